@@ -1,0 +1,73 @@
+# `make demo` and `make test` need python3 (3.10 or newer) with venv, and nothing else.
+# Each installs what it needs into .venv once; after that no target calls pip until
+# pyproject.toml or constraints.txt changes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
+TORCH := torch==2.13.0
+comma := ,
+
+DEMO := .venv/.installed-demo
+DEV := .venv/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo    train with 3 workers, kill one, add one"
+	@echo "make test    all tests"
+	@echo "make check   formatting, lint, types, import layers"
+	@echo "make format  format the code and fix what can be fixed"
+	@echo "make bench   benchmarks; results in build/bench.json"
+	@echo "make clean   remove what the other targets made, except .venv"
+
+demo: $(DEMO)
+	@$(BIN)/python examples/03-kill-and-join/demo.py
+
+# Both parts always run. Two test processes share the cores, hence one thread in each.
+test: $(DEV)
+	@status=0; \
+	export OMP_NUM_THREADS=1; \
+	$(BIN)/python -m pytest -n 2 -m "not processes" || status=$$?; \
+	$(BIN)/python -m pytest -m processes || status=$$?; \
+	exit $$status
+
+check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(DEV)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV)
+	@mkdir -p build
+	@$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis lightning_logs
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# torch comes first and by itself, so that no other package chooses its build.
+define install
+	@echo "Installing .[$(1)] into .venv (once; this can take minutes)"
+	@$(PIP) $(TORCH)
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable '.[$(1)]'
+endef
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,lightning$(comma)demo)
+	@touch $@
+
+# dev holds all that the demo needs.
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,dev)
+	@touch $@ $(DEMO)

@@ -1,0 +1,25 @@
+"""ElasticFlow: training that keeps its processes, its samples and its convergence while its workers change.
+
+Glossary
+    worker       one training process
+    member       a worker that is in the current view
+    view         (generation, members in rank order); everything is a function of it
+    generation   number of a view; generations only grow
+    coordinator  decides on views; holds soft state only, and no steady step asks it
+    boundary     the place between two steps where the view may change by plan
+    newcomer     a worker that does its slow work while the others train, and is admitted at a boundary
+    survivor     a member that goes on after a loss, in the same process
+    position     index of a sample in an epoch's order
+    window       the positions that one step deals to all members
+    commit       a gradient reduction has completed: its samples are used
+    returned     positions that were dealt to a worker which died before the commit; dealt again
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("elasticflow")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = ["__version__"]

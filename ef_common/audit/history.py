@@ -1,0 +1,226 @@
+"""The event log as facts that stand: records gathered by kind, without what a rollback made void.
+
+Records without a generation of their own (weights, epochs, evaluations) take that of their worker at the
+time, and the number of its last step: both follow from the order of the lines in its file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ef_common.audit.spans import Spans, normal
+from ef_common.events import EventLogError, Record, read
+
+__all__ = ["Epoch", "Evaluation", "History", "Rollback", "Step", "View", "Weights", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A worker's view."""
+
+    worker: str
+    generation: int
+    members: tuple[str, ...]
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A worker's record of one update; `after` is the step that its log says it stood at, if it says so."""
+
+    worker: str
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    committed: Spans
+    mine: Spans
+    returned: Spans
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A hash of the weights after a step."""
+
+    worker: str
+    step: int
+    hash: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The start (`exact` is None) or the end of an epoch."""
+
+    worker: str
+    epoch: int
+    length: int
+    exact: bool | None
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An evaluation pass, as one of its workers logged it: what each worker did."""
+
+    worker: str
+    stage: str
+    run: int
+    loader: int
+    length: int
+    exact: bool
+    shares: dict[str, Spans]
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """A start from an earlier step; `committed` is what its epoch already held there, if known."""
+
+    worker: str
+    generation: int
+    step: int
+    epoch: int
+    committed: Spans
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a worker stands in its file."""
+
+    generation: int = -1
+    step: int | None = None  # None: a founder, or a process that has not been admitted yet
+
+
+@dataclass(slots=True)
+class History:
+    """All facts of a run; every list is in file order, so in order for each worker."""
+
+    views: list[View] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    rollbacks: list[Rollback] = field(default_factory=list)
+
+    _limits: dict[int, float] = field(default_factory=dict)
+
+    def limit(self, generation: int) -> float:
+        """Return the last step of a generation that no later rollback made void; ask when all are loaded."""
+        if generation not in self._limits:
+            later = (back.step for back in self.rollbacks if back.generation > generation)
+            self._limits[generation] = min(later, default=math.inf)
+        return self._limits[generation]
+
+    def era(self, generation: int) -> int:
+        """Count the rollbacks up to a generation: pass numbers may begin again after each."""
+        return len({back.generation for back in self.rollbacks if back.generation <= generation})
+
+    def standing_steps(self) -> dict[int, list[Step]]:
+        """Return the records of each update that stands, in order of the steps."""
+        found: defaultdict[int, list[Step]] = defaultdict(list)
+        for step in self.steps:
+            if step.step <= self.limit(step.generation):
+                found[step.step].append(step)
+        return dict(sorted(found.items()))
+
+    def standing_rollbacks(self) -> list[Rollback]:
+        """Return the rollbacks that a later one did not go behind."""
+        return [back for back in self.rollbacks if back.step <= self.limit(back.generation)]
+
+
+def load(run_dir: Path) -> History:
+    """Read a run's history.
+
+    Raises:
+        EventLogError: If there are no events, or the log is malformed.
+    """
+    history, places, empty = History(), defaultdict[str, _Place](_Place), True
+    for record in read(run_dir):
+        _add(history, places[record["worker"]], record)
+        empty = False
+    if empty:
+        raise EventLogError(f"The event logs in {run_dir} hold no events")
+    return history
+
+
+def _add(history: History, place: _Place, record: Record) -> None:
+    kind = record["kind"]
+    if kind == "step":
+        history.steps.append(_step(record, place))
+        place.generation, place.step = record["generation"], record["step"]
+    elif kind == "weights":
+        history.weights.append(Weights(record["worker"], record["step"], record["hash"], place.generation))
+    elif kind == "view":
+        place.generation = record["generation"]
+        members = tuple(record["members"])
+        history.views.append(
+            View(record["worker"], place.generation, members, record["rank"], record["world_size"])
+        )
+    elif kind in ("epoch", "epoch_end"):
+        history.epochs.append(_epoch(record, place))
+    elif kind == "evaluation":
+        history.evaluations.append(_evaluation(record, place))
+    elif kind == "rollback":
+        history.rollbacks.append(_rollback(record))
+        place.generation, place.step = record["generation"], record["step"]
+    elif kind == "admitted":
+        place.generation, place.step = record["generation"], record["step"]
+    elif kind == "start":
+        place.generation, place.step = -1, None
+
+
+def _step(record: Record, place: _Place) -> Step:
+    return Step(
+        worker=record["worker"],
+        step=record["step"],
+        epoch=record["epoch"],
+        generation=record["generation"],
+        world_size=record["world_size"],
+        committed=normal(record["committed"]),
+        mine=normal(record["mine"]),
+        returned=normal(record["returned"]),
+        after=place.step,
+    )
+
+
+def _epoch(record: Record, place: _Place) -> Epoch:
+    return Epoch(
+        worker=record["worker"],
+        epoch=record["epoch"],
+        length=record["length"],
+        exact=record["exact"] if record["kind"] == "epoch_end" else None,
+        step=place.step or 0,
+        generation=place.generation,
+    )
+
+
+def _evaluation(record: Record, place: _Place) -> Evaluation:
+    return Evaluation(
+        worker=record["worker"],
+        stage=record["stage"],
+        run=record["run"],
+        loader=record["loader"],
+        length=record["length"],
+        exact=record["exact"],
+        shares={worker: normal(spans) for worker, spans in record["shares"].items()},
+        step=place.step or 0,
+        generation=place.generation,
+    )
+
+
+def _rollback(record: Record) -> Rollback:
+    return Rollback(
+        worker=record["worker"],
+        generation=record["generation"],
+        step=record["step"],
+        epoch=record["epoch"],
+        committed=normal(record.get("cursor_positions", ())),
+    )

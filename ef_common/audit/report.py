@@ -1,0 +1,64 @@
+"""What an audit finds: a property holds, or this is where it first fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Property", "Report", "Violation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The first place where a property fails; None for what does not apply."""
+
+    message: str
+    worker: str | None = None
+    epoch: int | None = None
+    step: int | None = None
+    position: int | None = None
+
+    def __str__(self) -> str:
+        places = {name: getattr(self, name) for name in ("worker", "epoch", "step", "position")}
+        where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
+        return f"{self.message} ({where})" if where else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One property of a run.
+
+    Attributes:
+        name: What was checked.
+        detail: What it was proved over, or the violation in words.
+        violation: Where it first fails, None if it holds.
+    """
+
+    name: str
+    detail: str
+    violation: Violation | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the property holds."""
+        return self.violation is None
+
+    @classmethod
+    def failed(cls, name: str, violation: Violation) -> Property:
+        """Return the property with its first violation."""
+        return cls(name, str(violation), violation)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All properties of one run."""
+
+    properties: tuple[Property, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every property holds."""
+        return all(found.ok for found in self.properties)
+
+    def __getitem__(self, name: str) -> Property:
+        """Return the property of this name."""
+        return {found.name: found for found in self.properties}[name]

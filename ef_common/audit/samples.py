@@ -1,0 +1,117 @@
+"""Samples: each position exactly once in an epoch that ended whole, at most once in any other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ef_common.audit.history import Epoch, History, Rollback, Step
+from ef_common.audit.report import Property, Violation
+from ef_common.audit.spans import contains, first_fault, normal, total
+
+__all__ = ["check"]
+
+NAME = "samples"
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """What one epoch committed."""
+
+    lengths: dict[int, Epoch] = field(default_factory=dict)
+    ends: dict[bool, Epoch] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    resumed: list[Rollback] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        return True in self.ends
+
+
+def check(history: History) -> Property:
+    """Check every epoch; the first violation is the one of the earliest epoch."""
+    ledgers = _ledgers(history)
+    for epoch, ledger in sorted(ledgers.items()):
+        if violation := _check_epoch(epoch, ledger):
+            return Property.failed(NAME, violation)
+    if not ledgers:
+        return Property(NAME, "no epochs recorded")
+    committed = sum(total(step.committed) for ledger in ledgers.values() for step in ledger.steps)
+    exact = sum(ledger.exact for ledger in ledgers.values())
+    rest = len(ledgers) - exact
+    others = f", at most once in {rest} cut short or unfinished" if rest else ""
+    return Property(NAME, f"each position exactly once in {exact} whole epochs{others} ({committed} commits)")
+
+
+def _ledgers(history: History) -> dict[int, _Ledger]:
+    found: defaultdict[int, _Ledger] = defaultdict(_Ledger)
+    for mark in history.epochs:
+        limit = history.limit(mark.generation)
+        if mark.exact is None and mark.step < limit:  # else all its steps are void, and it starts again
+            found[mark.epoch].lengths.setdefault(mark.length, mark)
+        elif mark.exact is not None and mark.step <= limit:
+            found[mark.epoch].lengths.setdefault(mark.length, mark)
+            found[mark.epoch].ends.setdefault(mark.exact, mark)
+    for records in history.standing_steps().values():
+        found[records[0].epoch].steps.append(records[0])
+    for back in history.standing_rollbacks():
+        if back.committed:
+            found[back.epoch].resumed.append(back)
+    return dict(found)
+
+
+def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
+    for marks in (list(ledger.lengths.values()), list(ledger.ends.values())):
+        if len(marks) > 1:
+            first, other = marks[0], marks[1]
+            message = f"length {other.length}, exact {other.exact} here, but length {first.length}, "
+            message += f"exact {first.exact} on worker {first.worker}"
+            return Violation(message, worker=other.worker, epoch=epoch, step=other.step)
+    if not ledger.lengths:
+        step = ledger.steps[0] if ledger.steps else ledger.resumed[0]
+        return Violation("no record of the epoch's length", worker=step.worker, epoch=epoch, step=step.step)
+    length = next(iter(ledger.lengths))
+    spans = [span for step in ledger.steps for span in step.committed]
+    if ledger.resumed:
+        spans += _unlogged(ledger)
+    fault = first_fault(spans, length=length, exact=ledger.exact)
+    return None if fault is None else _explain(epoch, ledger, length, fault)
+
+
+def _unlogged(ledger: _Ledger) -> list[tuple[int, int]]:
+    """Return what a resumed state held although this log has no step for it (a checkpoint of another run)."""
+    missing: list[tuple[int, int]] = []
+    for back in ledger.resumed:
+        before = [span for step in ledger.steps if step.step <= back.step for span in step.committed]
+        known = normal(before + missing)
+        edges = sorted({edge for span in (*known, *back.committed) for edge in span})
+        for start, stop in pairwise(edges):
+            if contains(back.committed, start) and not contains(known, start):
+                missing.append((start, stop))
+    return missing
+
+
+def _explain(epoch: int, ledger: _Ledger, length: int, fault: tuple[str, int]) -> Violation:
+    what, position = fault
+    if what == "never":
+        last = ledger.steps[-1].step if ledger.steps else None
+        message = "the epoch ended whole, but a position was never committed"
+        return Violation(message, worker=ledger.ends[True].worker, epoch=epoch, step=last, position=position)
+    holders = [
+        step for step in ledger.steps for start, stop in step.committed if start <= position < stop
+    ]  # a step that holds it twice is here twice
+    if not holders:
+        back = ledger.resumed[0]
+        message = f"the resumed state holds a position outside [0, {length})"
+        return Violation(message, worker=back.worker, epoch=epoch, step=back.step, position=position)
+    if what == "outside":
+        message = f"a position outside [0, {length}) was committed"
+    elif len(holders) == 1:
+        message = "a position was committed again that the resumed state already held"
+    elif holders[0] is holders[1]:
+        message = "a position was committed twice by one step"
+    else:
+        message = f"a position was committed twice, first by step {holders[0].step}"
+    again = holders[min(1, len(holders) - 1)]
+    return Violation(message, worker=again.worker, epoch=epoch, step=again.step, position=position)

@@ -1,0 +1,375 @@
+"""Gradient reduction in buckets, overlapping the backward pass, that can be run again after a loss.
+
+The local gradient of a parameter stays in `param.grad` until the reduction has completed; buckets hold scaled
+copies of it, which are summed in place. So a reduction that a loss interrupts is run again from the local
+gradients with the weights of the members that are left, without another forward or backward.
+
+A completed result must stay intact until every member has it (it may have to be handed on). The first bucket
+of the next reduction can only complete when every member has entered that reduction, so: the small first
+buckets have two buffers in turn, and every other bucket is overwritten only after the first bucket of its
+reduction has completed. That costs a little memory, and no message.
+
+The last bucket ends with flags, each summed over the members: "I know of a pending change", "a gradient was
+accumulated twice, so the overlapped copy is stale", and one per parameter, "it has a gradient here".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ef_common.collectives.base import Group, Pending
+from ef_common.core.view import View
+from ef_common.errors import GroupBroken
+from ef_common.session import Barrier, LoneGroup, Session
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+_NUM_FIXED_FLAGS = 2  # change pending, stale
+
+Weights = Callable[[View], Sequence[float]]
+"""Weight of each member's gradient in rank order; they sum to one."""
+
+
+class Bucket:
+    """A flat buffer, and the tensors whose copies it holds.
+
+    Args:
+        sources: Parameters or buffers, in the order in which they lie in the buffer.
+        num_flags: Room for so many flags at the end.
+        num_buffers: Two for the first bucket, which alternates.
+    """
+
+    def __init__(self, sources: Sequence[Tensor], *, num_flags: int, num_buffers: int, like: Tensor) -> None:
+        self.sources = list(sources)
+        numel = max(1, sum(source.numel() for source in sources) + num_flags)
+        self._buffers = [torch.zeros(numel, dtype=like.dtype, device=like.device) for _ in range(num_buffers)]
+        self._views = [self._split(buffer) for buffer in self._buffers]
+        self._num_flags = num_flags
+        self._turn = 0
+
+    def _split(self, buffer: Tensor) -> list[Tensor]:
+        views, offset = [], 0
+        for source in self.sources:
+            views.append(buffer[offset : offset + source.numel()].view(source.shape))
+            offset += source.numel()
+        return views
+
+    def next_turn(self) -> None:
+        """Go on to the other buffer, so that the last result stays intact."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+
+    @property
+    def buffer(self) -> Tensor:
+        """The buffer of this turn."""
+        return self._buffers[self._turn]
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Its parts, in the shapes of the sources."""
+        return self._views[self._turn]
+
+    @property
+    def flags(self) -> Tensor:
+        """The flags at its end."""
+        return self.buffer[self.buffer.numel() - self._num_flags :]
+
+    def fill_gradients(self, weight: float) -> None:
+        """Copy the weighted local gradients in; zeros where there is none."""
+        for source, view in zip(self.sources, self.views, strict=True):
+            # A weight of zero marks a padded batch, whose gradient may be anything, NaN too.
+            if source.grad is None or weight == 0.0:
+                view.zero_()
+            else:
+                torch.mul(source.grad, weight, out=view)
+
+    def fill_values(self, *, own: bool) -> None:
+        """Copy the values in on the rank whose values count, zeros elsewhere."""
+        for source, view in zip(self.sources, self.views, strict=True):
+            if own:
+                view.copy_(source)
+            else:
+                view.zero_()
+
+
+class Layout:
+    """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order."""
+
+    def __init__(self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor]) -> None:
+        self.parameters = list(parameters)
+        values: dict[Any, list[Tensor]] = {}
+        for buffer in module_buffers:
+            values.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        groups: list[list[Tensor]] = list(values.values())
+        gradients = _group_by_size(self.parameters)
+        if not groups and sum(p.numel() * p.element_size() for p in gradients[0]) > FIRST_BUCKET_BYTES:
+            groups.append([])  # a token: two buffers of a large first bucket would cost too much
+        self.num_value_buckets = len(groups)
+        groups += gradients
+        num_flags = _NUM_FIXED_FLAGS + len(self.parameters)
+        needs_own = len(groups) == self.num_value_buckets or groups[-1][0].dtype != torch.float32
+        if needs_own:
+            groups.append([])
+        self.buckets: list[Bucket] = []
+        for index, group in enumerate(groups):
+            like = group[0] if group else torch.empty(0, device=self.parameters[0].device)
+            if like.dtype == torch.bool:
+                like = like.to(torch.uint8)
+            last = index == len(groups) - 1
+            self.buckets.append(
+                Bucket(
+                    group,
+                    num_flags=num_flags * last,
+                    num_buffers=2 if index < max(1, self.num_value_buckets) else 1,
+                    like=like,
+                )
+            )
+        # Index of the bucket of each parameter.
+        self.bucket_of = {
+            id(source): index
+            for index in range(self.num_value_buckets, len(self.buckets))
+            for source in self.buckets[index].sources
+        }
+
+
+def _group_by_size(parameters: Sequence[Parameter]) -> list[list[Tensor]]:
+    """Gradients become ready from the last parameter to the first; a bucket holds one type on one device."""
+    groups: list[list[Tensor]] = []
+    room, key = 0, None
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if (parameter.dtype, parameter.device) != key or room < size:
+            key = (parameter.dtype, parameter.device)
+            room = BUCKET_BYTES if groups else FIRST_BUCKET_BYTES
+            groups.append([])
+        groups[-1].append(parameter)
+        room -= size
+    return groups
+
+
+class Reduction:
+    """One gradient reduction: an operation of the session. See the module for what it keeps and when."""
+
+    def __init__(self, layout: Layout, session: Session, weights: Weights) -> None:
+        self.layout = layout
+        self.stale = False
+        self._session = session
+        self._weights = weights
+        self._group: Group | None = None
+        self._pending: list[Pending] = []
+        self._missing = [len(bucket.sources) for bucket in layout.buckets]
+        self._fired: set[int] = set()
+        self._weight = 1.0
+        self._rank = 0
+        for bucket in layout.buckets:
+            bucket.next_turn()
+        self._tensors = [bucket.buffer for bucket in layout.buckets]
+
+    # ------------------------------------------------------------ during the backward pass
+
+    def start(self) -> None:
+        """Begin to reduce on the session's group what is ready: the module's buffers."""
+        self._bind(self._session.group, self._session.view)
+        self._try_issue(self.layout.num_value_buckets)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is complete (a hook during the backward pass; it must never raise)."""
+        if id(parameter) in self._fired:
+            # Once more (reentrant checkpointing): its bucket may be under way with half of the gradient.
+            self.stale = True
+            return
+        self._fired.add(id(parameter))
+        index = self.layout.bucket_of[id(parameter)]
+        self._missing[index] -= 1
+        if self._missing[index] == 0:
+            upto = len(self._pending)
+            while upto < len(self.layout.buckets) - 1 and self._missing[upto] <= 0:
+                upto += 1
+            self._try_issue(upto)
+
+    def _try_issue(self, upto: int) -> None:
+        if self._group is None:
+            return
+        try:
+            self._issue(upto)
+        except GroupBroken:
+            self._group = None  # `run` starts over, after recovery
+
+    # ------------------------------------------------------------ operation of the session
+
+    def run(self, group: Group, view: View) -> None:
+        """Reduce everything with the members of `view`; see :class:`~ef_common.session.Operation`."""
+        if isinstance(group, LoneGroup):
+            self._write_flags()
+            return
+        if self._group is not group:
+            self._bind(group, view)
+        self._finish()
+        if self.layout.buckets[-1].flags[1] > 0:
+            # Somebody's overlapped copies were stale: all reduce again, from the complete gradients.
+            self._bind(group, view)
+            self.stale = False
+            self._finish()
+
+    def describe(self) -> bytes:
+        """The layout is the same everywhere, so the buffers say it all."""
+        return b""
+
+    def result(self, header: bytes | None) -> Sequence[Tensor]:
+        """The buffers of this reduction."""
+        return self._tensors
+
+    def _bind(self, group: Group, view: View) -> None:
+        self._group = group
+        self._rank = view.rank_of(self._session.worker.id) or 0
+        self._weight = self._weights(view)[self._rank]
+        self._pending = []
+
+    def _finish(self) -> None:
+        self._write_flags()
+        self._issue(len(self.layout.buckets))
+        for pending in self._pending:
+            pending.wait()
+
+    def _write_flags(self) -> None:
+        flags = [float(self._session.change_pending), float(self.stale)]
+        flags += [float(p.grad is not None) for p in self.layout.parameters]
+        self.layout.buckets[-1].flags.copy_(torch.tensor(flags))
+
+    def _issue(self, upto: int) -> None:
+        if self._group is None:
+            raise GroupBroken("not bound to a group")
+        while len(self._pending) < upto:
+            index = len(self._pending)
+            bucket = self.layout.buckets[index]
+            if index == max(1, self.layout.num_value_buckets):
+                self._pending[0].wait()  # now everybody has the last result: its buffers may go
+            if index < self.layout.num_value_buckets:
+                bucket.fill_values(own=self._rank == 0)
+            else:
+                self._fill_gradients(bucket)
+            self._pending.append(self._group.all_reduce(bucket.buffer))
+
+    def _fill_gradients(self, bucket: Bucket) -> None:
+        if bucket is self.layout.buckets[-1]:
+            self._write_flags()
+        bucket.fill_gradients(self._weight)
+
+    # ------------------------------------------------------------ result
+
+    def apply(self) -> float:
+        """Put the reduced gradients into `param.grad` and the buffers into the module.
+
+        Returns:
+            Sum of the members' "I know of a pending change" flags.
+        """
+        flags = self.layout.buckets[-1].flags.tolist()
+        if self._session.completed_in.world_size == 1:
+            return float(flags[0])
+        used = dict(zip(map(id, self.layout.parameters), flags[_NUM_FIXED_FLAGS:], strict=True))
+        for index, bucket in enumerate(self.layout.buckets):
+            if index < self.layout.num_value_buckets:
+                torch._foreach_copy_(bucket.sources, bucket.views)
+            else:
+                _copy_gradients(bucket, used)
+        return float(flags[0])
+
+
+def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:
+    targets, values = [], []
+    for parameter, view in zip(bucket.sources, bucket.views, strict=True):
+        if parameter.grad is not None:
+            targets.append(parameter.grad)
+            values.append(view)
+        elif used[id(parameter)] > 0:
+            parameter.grad = view.clone()
+    if targets:
+        torch._foreach_copy_(targets, values)
+
+
+class GradientReducer:
+    """Keeps gradients, and the module's buffers, equal over the members of a session.
+
+    Args:
+        session: The worker's session.
+        module: Its parameters are reduced; one that begins to require a gradient later is taken in then.
+        weights: Weight of each member of a view, asked for at the start of each reduction and after a loss.
+    """
+
+    def __init__(self, session: Session, module: Module, *, weights: Weights) -> None:
+        self._session = session
+        self._module = module
+        self._weights = weights
+        self._layout: Layout | None = None
+        self._handles: list[Any] = []
+        self._reduction: Reduction | None = None
+
+    def attach(self, names: Sequence[str] | None = None) -> None:
+        """Hook into the parameters that require a gradient, or into those named; the same in every member."""
+        if names is None:
+            self._rebuild(p for p in self._module.parameters() if p.requires_grad)
+        elif list(names) != self.names():
+            chosen = set(names)
+            self._rebuild(p for name, p in self._module.named_parameters() if name in chosen)
+
+    def names(self) -> list[str]:
+        """Names of the parameters whose gradients are reduced."""
+        known = set() if self._layout is None else self._layout.bucket_of.keys()
+        return [name for name, p in self._module.named_parameters() if id(p) in known]
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._reduction = None
+
+    def _rebuild(self, parameters: Iterable[Parameter]) -> None:
+        self.detach()
+        chosen = list(parameters)
+        if not chosen:
+            self._layout = None
+            return
+        self._layout = Layout(chosen, list(self._module.buffers()))
+        self._handles = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in chosen]
+
+    def _gradient_ready(self, parameter: Tensor) -> None:
+        if self._reduction is not None:
+            self._reduction.gradient_ready(parameter)
+
+    def before_backward(self) -> None:
+        """Call before a backward pass whose gradients are to be reduced."""
+        self._take_in_new()
+        if self._layout is None:
+            return
+        self._reduction = Reduction(self._layout, self._session, self._weights)
+        if self._session.world_size > 1:
+            self._reduction.start()
+
+    def after_backward(self) -> View | None:
+        """Call after it. Gradients are then the weighted mean over the members.
+
+        Returns:
+            The view whose members contributed; None if there was nothing to reduce.
+        """
+        reduction, self._reduction = self._reduction, None
+        if reduction is None:
+            return None
+        contributors = self._session.run(reduction)
+        self._session.agree(reduction.apply())
+        return contributors
+
+    def _take_in_new(self) -> None:
+        known = set() if self._layout is None else self._layout.bucket_of
+        fresh = [p for p in self._module.parameters() if p.requires_grad and id(p) not in known]
+        if not fresh:
+            return
+        if self._layout is not None:
+            self._session.run(Barrier())  # the last result must not be needed any more
+        taken = {id(p) for p in fresh} | set(known)
+        self._rebuild(p for p in self._module.parameters() if id(p) in taken)
+

@@ -1,0 +1,286 @@
+"""The group of a view on `torch.distributed`'s Gloo, without the global default group.
+
+Three things make it elastic:
+
+* A group is built in milliseconds, its addresses travel over the coordinator (:class:`BootstrapStore`), and
+  building it can be abandoned when a newer view is known.
+* Gloo cannot interrupt an operation in flight, but the operation fails at once when its sockets do.
+  :meth:`TorchGroup.abort` shuts down the sockets of this group (never its listener: Gloo ends the process if
+  `accept` fails), so every blocked thread wakes, in the process that aborts and in its peers.
+* Only errors of communication become `GroupBroken`; every other error reaches the user.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ef_common.collectives.base import Bootstrap, Group
+from ef_common.core.view import View
+from ef_common.errors import GroupBroken
+
+logger = logging.getLogger(__name__)
+
+# A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator.
+OPERATION_TIMEOUT = timedelta(hours=6)
+_ABANDON_POLL_S = 0.02
+_FRAME_BYTES = 128
+_COMMUNICATION_ERROR = re.compile(
+    r"gloo/|connection|connect|timed out|timeout|socket|reset by peer|broken pipe|abort", re.IGNORECASE
+)
+
+
+class BootstrapStore(dist.Store):
+    """The part of a store that Gloo needs to exchange addresses, over the bootstrap of one view."""
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        super().__init__()
+        self._bootstrap = bootstrap
+
+    def set(self, key: str, value: Any) -> None:  # type: ignore[override]
+        """Publish an address."""
+        self._bootstrap.put(key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Wait for an address."""
+        return self._bootstrap.get(key)
+
+    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+        """Wait for several; `get` ends when the view is replaced, so no timeout is needed."""
+        for key in keys:
+            self._bootstrap.get(key)
+
+
+class TorchPending:
+    """A collective in flight."""
+
+    def __init__(self, work: Any, group: TorchGroup) -> None:
+        self._work = work
+        self._group = group  # the group must outlive its operations
+
+    def wait(self) -> None:
+        """Block until it is complete."""
+        self._group.guard(self._work.wait)
+
+
+class TorchGroup:
+    """Gloo group of one view; see :class:`~ef_common.collectives.base.Group` for the contract."""
+
+    def __init__(self, process_group: Any, world_size: int, sockets: Sequence[tuple[int, int]]) -> None:
+        self._process_group = process_group
+        self._world_size = world_size
+        self._sockets = list(sockets)
+        self._lock = threading.Lock()
+        self._aborted = False
+
+    def guard(self, act: Callable[[], Any]) -> Any:
+        """Run something that communicates; its communication errors become `GroupBroken`."""
+        if self._aborted:
+            raise GroupBroken("aborted")
+        try:
+            return act()
+        except RuntimeError as error:
+            if self._aborted or _COMMUNICATION_ERROR.search(str(error)):
+                raise GroupBroken(str(error).splitlines()[0][:200]) from None
+            raise
+
+    def all_reduce(self, tensor: Tensor) -> TorchPending:
+        """Start to sum a tensor over the members, in place."""
+        return TorchPending(self.guard(lambda: self._process_group.allreduce([tensor])), self)
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Exchange payloads: one round if all are small, else a second one with the largest size."""
+        frames = self._gather_frames(payload[: _FRAME_BYTES - 8], len(payload), _FRAME_BYTES)
+        largest = max(length for length, _ in frames)
+        if largest > _FRAME_BYTES - 8:
+            frames = self._gather_frames(payload, len(payload), largest + 8)
+        return [data for _, data in frames]
+
+    def _gather_frames(self, payload: bytes, length: int, size: int) -> list[tuple[int, bytes]]:
+        framed = length.to_bytes(8, "big") + payload
+        mine = torch.frombuffer(bytearray(framed.ljust(size, b"\0")), dtype=torch.uint8)
+        frames = [torch.empty(size, dtype=torch.uint8) for _ in range(self._world_size)]
+        TorchPending(self.guard(lambda: self._process_group.allgather([frames], [mine])), self).wait()
+        result = []
+        for frame in frames:
+            raw = frame.numpy().tobytes()
+            count = int.from_bytes(raw[:8], "big")
+            result.append((count, raw[8 : 8 + count]))
+        return result
+
+    def send(self, tensors: Sequence[Tensor], target: int) -> None:
+        """Send tensors to one rank."""
+        for tensor in tensors:
+            work = self.guard(lambda tensor=tensor: self._process_group.send([_flat(tensor)], target, 0))
+            self.guard(work.wait)
+
+    def receive(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Receive tensors from one rank, in place."""
+        for tensor in tensors:
+            work = self.guard(lambda tensor=tensor: self._process_group.recv([_flat(tensor)], source, 0))
+            self.guard(work.wait)
+
+    def abort(self) -> None:
+        """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once."""
+        with self._lock:
+            if self._aborted:
+                return
+            self._aborted = True
+        for descriptor, inode in self._sockets:
+            _shut_down(descriptor, inode)
+
+
+class TorchGroups:
+    """Builds Gloo groups.
+
+    Args:
+        address: Address of this worker that the others can reach; the interface with it is used, unless
+            GLOO_SOCKET_IFNAME names one.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
+        """Connect to the other members of the view; see the port for the contract."""
+        with _NewSockets() as listeners:
+            device = self._device()
+        outcome: list[Any] = []
+        finished = threading.Event()
+
+        def connect() -> None:
+            try:
+                outcome.append(_connect(view, rank, bootstrap, device, listeners.listening()))
+            except Exception as error:
+                outcome.append(error)
+            finally:
+                finished.set()
+
+        # In a thread, because Gloo waits without end for a member that died while it connected.
+        threading.Thread(target=connect, daemon=True, name=f"ef-connect-{view.generation}").start()
+        while not finished.wait(_ABANDON_POLL_S):
+            if bootstrap.replaced():
+                raise GroupBroken("replaced while it was built")
+        result = outcome[0]
+        if isinstance(result, RuntimeError | GroupBroken):
+            raise GroupBroken(f"could not connect: {str(result).splitlines()[0][:200]}")
+        if isinstance(result, Exception):
+            raise result
+        group: Group = result
+        return group
+
+    def _device(self) -> Any:
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        if interface:
+            return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
+        return dist.ProcessGroupGloo.create_device(hostname=self._address)
+
+    def empty_bytes(self, num_bytes: int) -> Tensor:
+        """A tensor of so many bytes."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def from_bytes(self, payload: bytes) -> Tensor:
+        """A tensor with a copy of these bytes."""
+        return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+
+    def to_bytes(self, tensor: Tensor) -> bytes:
+        """The bytes of such a tensor."""
+        return tensor.numpy().tobytes()
+
+
+def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int) -> TorchGroup:
+    bootstrap.put(f"port/{rank}", str(port).encode())
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [device]
+    options._timeout = OPERATION_TIMEOUT
+    options._threads = 2
+    with _NewSockets() as new:
+        process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
+    ports = {int(bootstrap.get(f"port/{other}")) for other in range(view.world_size)}
+    return TorchGroup(process_group, view.world_size, new.connected(port, ports))
+
+
+class _NewSockets:
+    """Finds the sockets that Gloo opens while the context is entered, by their inodes.
+
+    Other threads may open sockets meanwhile; `connected` keeps those that start or end at a listener of the group.
+    """
+
+    def __enter__(self) -> _NewSockets:
+        self._before = {inode for _, inode in _own_sockets()}
+        self._new: list[tuple[int, int]] = []
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._new = [(fd, inode) for fd, inode in _own_sockets() if inode not in self._before]
+
+    def listening(self) -> int:
+        """Port of the listener that was opened."""
+        for descriptor, _ in self._new:
+            with _duplicate(descriptor) as sock:
+                if _is_inet(sock) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    return int(sock.getsockname()[1])
+        return 0
+
+    def connected(self, own_port: int, ports: set[int]) -> list[tuple[int, int]]:
+        """(descriptor, inode) of the connections between this listener and the others."""
+        found = []
+        for descriptor, inode in self._new:
+            with _duplicate(descriptor) as sock:
+                if not _is_inet(sock) or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    continue
+                try:
+                    local, remote = sock.getsockname()[1], sock.getpeername()[1]
+                except OSError:
+                    continue
+            if local == own_port or remote in ports:
+                found.append((descriptor, inode))
+        return found
+
+
+def _own_sockets() -> list[tuple[int, int]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.append((int(name), int(target[8:-1])))
+    return found
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))
+
+
+def _is_inet(sock: socket.socket) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+
+
+def _shut_down(descriptor: int, inode: int) -> None:
+    try:
+        sock = _duplicate(descriptor)
+    except OSError:
+        return  # closed already
+    with sock:
+        if os.fstat(sock.fileno()).st_ino != inode:
+            return  # the number was used again for something else
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            logger.debug("socket %d was down already: %s", descriptor, error)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1)

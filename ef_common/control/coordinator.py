@@ -1,0 +1,225 @@
+"""The coordinator: a server in a thread of its own, for an agent or a worker to host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ef_common.control.auth import Token
+from ef_common.control.connection import Connection
+from ef_common.control.sockets import (
+    LOOPBACK,
+    Address,
+    call_in_forked_children,
+    format_address,
+    is_loopback,
+    listen,
+    raise_file_limit,
+    tune,
+)
+from ef_common.control.switchboard import Switchboard
+from ef_common.core.membership import Settings
+from ef_common.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_HEARTBEAT_TIMEOUT_S = 2.0
+_TIMEOUTS_TO_NOTICE = 1.25
+_ACCEPTS_AT_ONCE = 64
+_ACCEPT_PAUSE_S = 0.1
+_STOP_S = 10.0
+
+
+class Coordinator:
+    """Serves the membership of one job.
+
+    Without a token it listens on the loopback interface only, whatever address is asked for.
+
+    Args:
+        address: Host and port to listen on; an empty host means all interfaces, port 0 a free one.
+        token: The job token, or None.
+        settings: Settings of the membership. `loss_notice_s` is derived from the heartbeat timeout.
+        heartbeat_timeout_s: A worker that is silent for longer is evicted. All other times of the control
+            plane follow from it: workers send four heartbeats in it, and a loss is noticed for sure within
+            1.25 times as long.
+
+    Raises:
+        UsageError: The heartbeat timeout is not positive.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: Token | None = None,
+        settings: Settings | None = None,
+        heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S,
+    ) -> None:
+        if not 0.1 <= heartbeat_timeout_s <= 3600:
+            raise UsageError(
+                "the heartbeat timeout must be 0.1 to 3600 seconds. "
+                f"Received: heartbeat_timeout={heartbeat_timeout_s}"
+            )
+        self._wanted = address
+        self._bound: Address | None = None
+        self._token = token
+        loss_notice_s = _TIMEOUTS_TO_NOTICE * heartbeat_timeout_s
+        self._settings = replace(settings or Settings(), loss_notice_s=loss_notice_s)
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._listener: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._switchboard: Switchboard | None = None
+        self._adoptions: set[asyncio.Task[None]] = set()
+        self._population = 0
+        self._population_changed = threading.Condition()
+        self._faults_logged: set[str] = set()
+
+    @property
+    def address(self) -> Address:
+        """Host and port on which it listens.
+
+        Raises:
+            UsageError: It has not been started.
+        """
+        if self._bound is None:
+            raise UsageError("the coordinator listens nowhere before start()")
+        return self._bound
+
+    def start(self) -> None:
+        """Listen, and serve in a thread.
+
+        Raises:
+            OSError: The address cannot be bound (EADDRINUSE: another coordinator has it).
+        """
+        raise_file_limit()
+        self._listener = listen(self._address_to_bind())
+        host, port = self._listener.getsockname()[:2]
+        self._bound = (host, port)
+        self._loop = asyncio.SelectorEventLoop()
+        self._loop.set_exception_handler(self._log_fault)
+        self._switchboard = Switchboard(
+            self._loop,
+            token=self._token,
+            settings=self._settings,
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            on_population=self._note_population,
+        )
+        call_in_forked_children(self._close_in_child)
+        self._thread = threading.Thread(
+            target=self._serve,
+            args=(self._loop, self._listener, self._switchboard),
+            name="elasticflow-coordinator",
+            daemon=True,
+        )
+        self._thread.start()
+        logger.info("the coordinator listens on %s", format_address(self.address))
+
+    def stop(self) -> None:
+        """End all connections and the thread. May be repeated."""
+        if self._loop is None or self._thread is None:
+            return
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_S)
+        self._thread = None
+
+    def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until no worker is connected; False if some are after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._population_changed:
+            while self._population and (left := deadline - time.monotonic()) > 0:
+                self._population_changed.wait(min(left, 1.0))
+            return not self._population
+
+    def _address_to_bind(self) -> Address:
+        host, port = self._wanted
+        if self._token is not None or is_loopback(host):
+            return host, port
+        logger.warning(
+            "There is no job token, so the coordinator listens on %s only: workers on other machines cannot "
+            "join. Set ELASTICFLOW_TOKEN to the same secret on all nodes, or token_file in --rdzv-conf.",
+            LOOPBACK,
+        )
+        return LOOPBACK, port
+
+    def _note_population(self, number: int) -> None:
+        with self._population_changed:
+            self._population = number
+            self._population_changed.notify_all()
+
+    # ------------------------------------------------------------ in the thread
+
+    def _serve(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard
+    ) -> None:
+        try:
+            loop.call_soon(switchboard.start)
+            loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
+            loop.run_forever()
+        finally:
+            loop.remove_reader(listener.fileno())
+            listener.close()
+            switchboard.drop_all()
+            for task in self._adoptions:
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))  # the sockets are closed by callbacks
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            self._note_population(0)
+
+    def _accept(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard
+    ) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of files or memory
+                switchboard.make_room(_ACCEPTS_AT_ONCE, f"cannot accept more: {error.strerror}")
+                loop.remove_reader(listener.fileno())
+                loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, loop, listener, switchboard)
+                return
+            connection = Connection(switchboard, sock)
+            switchboard.adopt(connection)
+            task = loop.create_task(self._adopt(loop, connection, switchboard))
+            self._adoptions.add(task)
+            task.add_done_callback(self._adoptions.discard)
+
+    def _accept_again(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard
+    ) -> None:
+        loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
+
+    async def _adopt(
+        self, loop: asyncio.AbstractEventLoop, connection: Connection, switchboard: Switchboard
+    ) -> None:
+        sock = connection.socket
+        try:
+            sock.setblocking(False)
+            tune(sock)
+            await loop.connect_accepted_socket(lambda: connection, sock)
+        except (OSError, asyncio.CancelledError):  # it is gone already, or we stop
+            switchboard.on_closed(connection)
+            sock.close()
+
+    def _log_fault(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """Log a fault of our own code, each kind once; the coordinator goes on."""
+        error = context.get("exception")
+        kind = f"{type(error).__name__} {context.get('message')}"
+        if kind not in self._faults_logged:
+            self._faults_logged.add(kind)
+            logger.error("fault in the coordinator: %s", context.get("message"), exc_info=error)
+
+    def _close_in_child(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._switchboard is not None:
+            self._switchboard.close_in_child()

@@ -1,0 +1,107 @@
+"""What a worker knows from its coordinator, and how its threads wait for more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from ef_common.core.view import View
+from ef_common.errors import CoordinatorLost, GroupBroken
+
+T = TypeVar("T")
+_LOOK_AGAIN_S = 1.0  # waiting in slices lets Ctrl-C through on every platform
+
+
+class Inbox:
+    """The newest view, the values relayed in it, and the end. Written by the reader, read by all."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._view: View | None = None
+        self._values: dict[str, bytes] = {}
+        self._warm_up = False
+        self._end: Exception | None = None
+
+    @property
+    def generation(self) -> int:
+        """Generation of the newest view, 0 before the first."""
+        return 0 if self._view is None else self._view.generation
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come."""
+        return self._end is not None
+
+    # ------------------------------------------------------------ the reader's side
+
+    def put_view(self, view: View) -> None:
+        """Take a newer view; the values of the old one are dropped."""
+        with self._changed:
+            self._view = view
+            self._values = {}
+            self._changed.notify_all()
+
+    def put_value(self, generation: int, key: str, value: bytes) -> None:
+        """Take a value of the newest view; those of other views are dropped."""
+        with self._changed:
+            if generation == self.generation:
+                self._values[key] = value
+                self._changed.notify_all()
+
+    def put_warm_up(self) -> None:
+        """Take note that the job runs without this worker so far."""
+        with self._changed:
+            self._warm_up = True
+            self._changed.notify_all()
+
+    def put_end(self, end: Exception) -> None:
+        """Take note that nothing more will come; the first reason given is the one that counts."""
+        with self._changed:
+            self._end = self._end or end
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ the waiting side
+
+    def wait_start(self) -> bool:
+        """Wait until it is clear how the worker starts; True to warm up, False if the first view is there."""
+
+        def started() -> bool | None:
+            if self._warm_up:
+                return True
+            return None if self._view is None else False
+
+        return self._wait(started)
+
+    def wait_view(self, after: int) -> View:
+        """Wait for a view that is newer than generation `after`."""
+
+        def newer() -> View | None:
+            # A lost line harms nobody who has a view; every other end concerns this worker itself.
+            if self._end is not None and not isinstance(self._end, CoordinatorLost):
+                raise self._end
+            return self._view if self._view is not None and self._view.generation > after else None
+
+        return self._wait(newer)
+
+    def wait_value(self, generation: int, key: str) -> bytes:
+        """Wait for a value that a member of the view of `generation` publishes."""
+
+        def published() -> bytes | None:
+            if self.generation != generation:
+                raise GroupBroken(f"view {generation} has been replaced")
+            if key not in self._values and self._end is not None:
+                raise GroupBroken(f"no more values of view {generation} can come: {self._end}")
+            return self._values.get(key)
+
+        return self._wait(published)
+
+    def _wait(self, ready: Callable[[], T | None]) -> T:
+        with self._changed:
+            while True:
+                value = ready()
+                if value is not None:
+                    return value
+                if self._end is not None:
+                    raise self._end
+                self._changed.wait(_LOOK_AGAIN_S)

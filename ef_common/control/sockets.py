@@ -1,0 +1,114 @@
+"""What the control plane asks of the operating system: addresses, socket options, file limits, forks."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import resource
+import socket
+import weakref
+from collections.abc import Callable
+
+from ef_common.errors import UsageError
+
+Address = tuple[str, int]
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 1024
+
+
+def parse_address(text: str, *, what: str) -> Address:
+    """Parse ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
+
+    Raises:
+        UsageError: It is malformed; the message names `what`.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    valid = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
+    if not (colon and host and valid):
+        raise UsageError(f"{what} must be HOST:PORT, or [HOST]:PORT for IPv6. Received: {text!r}")
+    return host, int(port)
+
+
+def format_address(address: Address) -> str:
+    """Inverse of :func:`parse_address`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` names this machine's loopback interface."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def peer_address(sock: socket.socket) -> str:
+    """IP address of the peer; an IPv4 peer of a dual-stack socket is given as IPv4. Empty if it is gone."""
+    try:
+        host = str(sock.getpeername()[0])
+    except OSError:
+        return ""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def listen(address: Address) -> socket.socket:
+    """Listen on `address`; an empty host means all interfaces, IPv4 and IPv6.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    host, port = address
+    if host:
+        # IPv4 for "localhost": two hosts of one job must not find room on one port each.
+        host = LOOPBACK if host == "localhost" else host
+        family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.create_server(resolved[:2], family=family, backlog=_BACKLOG)
+    elif socket.has_dualstack_ipv6():
+        sock = socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    else:
+        sock = socket.create_server(("", port), backlog=_BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small messages; have the kernel probe an idle connection."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one: each worker is one connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            return  # an unlimited hard limit may be refused; the soft one is what we have
+
+
+def call_in_forked_children(method: Callable[[], None]) -> None:
+    """Call a bound method in every child that this process forks from now on, while its object lives.
+
+    A forked child (a data worker, say) holds duplicates of all sockets. As long as it lives, the peers of its
+    parent would not see the end of a connection when the parent is killed. So the owner of a socket closes
+    the duplicate in the child, by a method given here.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def act() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    os.register_at_fork(after_in_child=act)

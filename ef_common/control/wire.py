@@ -1,0 +1,394 @@
+"""Messages between the workers and the coordinator: JSON lines, with a version, validated in full.
+
+One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its
+dataclass below. Whatever else arrives raises `ProtocolError`, and nothing else. Texts are printable, so that
+they can be logged.
+
+::
+
+    worker                       coordinator
+      |  <---------------- challenge  |    at once after the connection
+      |  hello ---------------------> |    the worker's proof that it knows the token
+      |  <------- welcome | finish    |    the coordinator's proof; anything before it is not to be trusted
+      |  heartbeat, ready, ... -----> |
+      |  <------ view, announce, ...  |
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
+
+from ef_common.core.view import Member, View
+from ef_common.errors import ProtocolError
+
+VERSION = 1
+MAX_STRANGER_BYTES = 4 * 1024
+"""Longest line of a peer that has not proved that it knows the token."""
+MAX_LINE_BYTES = 1024 * 1024
+"""Longest line of any other."""
+MAX_NAME_CHARS = 128
+MAX_REASON_CHARS = 1000
+_MAX_COUNT = 2**53
+
+
+class _Codec(NamedTuple):
+    """How a field stands in JSON: `load` validates (ValueError otherwise), `dump` is its inverse."""
+
+    load: Callable[[Any], Any]
+    dump: Callable[[Any], Any] = lambda value: value
+
+
+# ---------------------------------------------------------------- fields
+
+
+def _text(max_chars: int, *, min_chars: int = 1) -> _Codec:
+    def load(value: Any) -> str:
+        if type(value) is not str or not min_chars <= len(value) <= max_chars or not value.isprintable():
+            raise ValueError(f"expected a printable text of {min_chars} to {max_chars} characters")
+        return value
+
+    return _Codec(load)
+
+
+def _integer(low: int, high: int = _MAX_COUNT) -> _Codec:
+    def load(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"expected an integer from {low} to {high}")
+        return value
+
+    return _Codec(load)
+
+
+def _load_flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("expected true or false")
+    return value
+
+
+def _load_duration(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError("expected a positive number of seconds")
+    return float(value)
+
+
+def _hex(num_chars: int, *, or_empty: bool = False) -> _Codec:
+    def load(value: Any) -> str:
+        if type(value) is str and or_empty and not value:
+            return value
+        if type(value) is not str or len(value) != num_chars or not set(value) <= set("0123456789abcdef"):
+            raise ValueError(f"expected {num_chars} hexadecimal digits")
+        return value
+
+    return _Codec(load)
+
+
+def _load_bytes(value: Any) -> bytes:
+    if type(value) is not str:
+        raise ValueError("expected base64")
+    try:
+        return base64.b64decode(value.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise ValueError("expected base64") from None
+
+
+def _dump_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _one_of(*choices: str) -> _Codec:
+    def load(value: Any) -> str:
+        if type(value) is not str or value not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return value
+
+    return _Codec(load)
+
+
+_NAME = _text(MAX_NAME_CHARS)
+_ADDRESS = _text(255, min_chars=0)
+_COUNT = _integer(0)
+_REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
+
+
+def _load_member(value: Any) -> Member:
+    if type(value) is not list or len(value) != 5:
+        raise ValueError("expected [id, node, address, local_rank, local_world_size]")
+    local_rank, local_world_size = _COUNT.load(value[3]), _integer(1).load(value[4])
+    if local_rank >= local_world_size:
+        raise ValueError("expected a local rank below the local world size")
+    return Member(
+        _NAME.load(value[0]), _NAME.load(value[1]), _ADDRESS.load(value[2]), local_rank, local_world_size
+    )
+
+
+def _dump_member(member: Member) -> list[Any]:
+    return [member.id, member.node, member.address, member.local_rank, member.local_world_size]
+
+
+def _load_view(value: Any) -> View:
+    if type(value) is not list or len(value) != 6 or type(value[1]) is not list:
+        raise ValueError("expected [generation, members, admitted_at, pending, hold, reason]")
+    generation = _COUNT.load(value[0])
+    members = tuple(_load_member(member) for member in value[1])
+    if len({member.id for member in members}) != len(members):
+        raise ValueError("expected different ids")
+    admitted_at = _integer(0, generation).load(value[2])
+    pending, hold = _load_flag(value[3]), _load_flag(value[4])
+    return View(generation, members, admitted_at, pending, hold, _REASON.load(value[5]))
+
+
+def _dump_view(view: View) -> list[Any]:
+    members = [_dump_member(member) for member in view.members]
+    return [view.generation, members, view.admitted_at, view.pending, view.hold, _REASON.dump(view.reason)]
+
+
+Count = Annotated[int, _COUNT]
+Flag = Annotated[bool, _Codec(_load_flag)]
+Duration = Annotated[float, _Codec(_load_duration)]
+Nonce = Annotated[str, _hex(32)]
+Proof = Annotated[str, _hex(64)]
+Reason = Annotated[str, _REASON]
+
+# ---------------------------------------------------------------- messages of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Introduction of a worker; with an empty address the coordinator fills in the one that it sees."""
+
+    member: Annotated[Member, _Codec(_load_member, _dump_member)]
+    nonce: Nonce
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """This worker lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """This newcomer is warm and stands at its first boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtBoundary:
+    """This member stands at the boundary that the members of the view agreed on."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """This member's group broke."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """This member wants to leave at a boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """This member has trained to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """This worker closes the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A value for the other members of the view (in both directions)."""
+
+    generation: Count
+    key: Annotated[str, _NAME]
+    value: Annotated[bytes, _Codec(_load_bytes, _dump_bytes)]
+
+
+# ---------------------------------------------------------------- messages of the coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """First message on a connection."""
+
+    nonce: Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare."""
+
+    warm_up: Flag
+    heartbeat_timeout_s: Duration
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class NewView:
+    """The newest view, for its members and for those that it drops."""
+
+    view: Annotated[View, _Codec(_load_view, _dump_view)]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """A change of this view is pending."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job has ended. It may stand in place of the welcome, so it carries the same proof."""
+
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The others go on without this worker."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The coordinator closes the connection because of what the worker did."""
+
+    code: Annotated[str, _one_of("authentication", "protocol")]
+    reason: Reason
+
+
+FromWorker = Hello | Heartbeat | Ready | AtBoundary | Suspect | Leave | Close | Bye | Relay
+FromCoordinator = Challenge | Welcome | NewView | Announce | Finish | Evicted | Relay | Error
+
+_FROM_WORKER: Mapping[str, type[FromWorker]] = {
+    "hello": Hello,
+    "heartbeat": Heartbeat,
+    "ready": Ready,
+    "at_boundary": AtBoundary,
+    "suspect": Suspect,
+    "leave": Leave,
+    "close": Close,
+    "bye": Bye,
+    "relay": Relay,
+}
+_FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
+    "challenge": Challenge,
+    "welcome": Welcome,
+    "view": NewView,
+    "announce": Announce,
+    "finish": Finish,
+    "evicted": Evicted,
+    "relay": Relay,
+    "error": Error,
+}
+_NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
+_FIELDS: Mapping[type, Mapping[str, _Codec]] = {
+    kind: {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
+    for kind in _NAMES
+}
+
+# ---------------------------------------------------------------- lines
+
+
+def encode(message: FromWorker | FromCoordinator) -> bytes:
+    """Encode a message as one line, with its newline.
+
+    Raises:
+        ProtocolError: The line would be too long.
+    """
+    kind = type(message)
+    fields = {name: codec.dump(getattr(message, name)) for name, codec in _FIELDS[kind].items()}
+    record = {"v": VERSION, "t": _NAMES[kind], **fields}
+    line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
+    return line
+
+
+def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
+    """Decode a line that a worker sent (without its newline).
+
+    Raises:
+        ProtocolError: It is none of the messages of a worker.
+    """
+    message: FromWorker = _decode(line, _FROM_WORKER, max_bytes)
+    return message
+
+
+def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromCoordinator:
+    """Decode a line that the coordinator sent (without its newline).
+
+    Raises:
+        ProtocolError: It is none of the messages of a coordinator.
+    """
+    message: FromCoordinator = _decode(line, _FROM_COORDINATOR, max_bytes)
+    return message
+
+
+def _decode(line: bytes, table: Mapping[str, type], max_bytes: int) -> Any:
+    if len(line) >= max_bytes:
+        raise ProtocolError(f"a line must have less than {max_bytes} bytes. Received: {len(line)} bytes")
+    record = _parse(line)
+    version, name = record.pop("v", None), record.pop("t", None)
+    if type(version) is not int or version != VERSION:
+        raise ProtocolError(
+            f"expected version {VERSION} of the protocol: use the same elasticflow everywhere. "
+            f"Received: v={_brief(version)}"
+        )
+    kind = table.get(name) if type(name) is str else None
+    if kind is None:
+        raise ProtocolError(f"expected one of {', '.join(table)}. Received: t={_brief(name)}")
+    codecs = _FIELDS[kind]
+    if record.keys() != codecs.keys():
+        raise ProtocolError(
+            f"{name} must have the fields ({', '.join(codecs)}). Received: {_brief(list(record))}"
+        )
+    return kind(**{field: _load(codec, record[field], f"{name}.{field}") for field, codec in codecs.items()})
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(
+            line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
+        )
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"expected a line of JSON: {_brief(str(error))}") from None
+    if type(record) is not dict:
+        raise ProtocolError(f"expected a JSON object. Received: {type(record).__name__}")
+    return record
+
+
+def _load(codec: _Codec, value: Any, where: str) -> Any:
+    try:
+        return codec.load(value)
+    except ValueError as error:
+        raise ProtocolError(f"{where}: {error}. Received: {_brief(value)}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a field stands twice")
+    return record
+
+
+def _brief(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:80] + "..."

@@ -1,0 +1,452 @@
+"""Membership: who is in the view, decided from events alone.
+
+The coordinator runs :func:`decide` on every event. Rules:
+
+1. Before the first view, workers are *early*: they wait in their set-up. The first view is issued when every
+   node seen is complete, at least ``min_nodes`` are there, and either ``max_nodes`` are or nobody has arrived
+   for ``last_call_s``.
+2. After it, a worker that arrives *warms up* (imports, model, data workers) and then says that it is ready.
+   Ready workers wait; the members learn that a change is pending, agree on a step boundary among themselves,
+   and report it. When all have, the next view holds the members that stay and the workers that are ready.
+3. A member that is gone makes a new view of the remaining members at once, without newcomers: they may be
+   anywhere in a step, and only a boundary is a place to receive a newcomer.
+4. If no member is left, the state is lost. The ready workers form a new view as in rule 1.
+5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
+6. A member that suspects its group (a broken connection that the coordinator does not see) gets a new view
+   with the same members when everyone suspects it, or when the time in which a loss would have been noticed
+   has passed.
+7. Once the job is closed, whoever is not a member is told that it has finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from ef_common.core.view import Member, View
+from ef_common.errors import ProtocolError
+
+
+class Phase(Enum):
+    """Where a connected worker stands."""
+
+    EARLY = "early"  # waits in its set-up for the first view
+    WARMING = "warming"  # arrived after the first view, does its slow work
+    READY = "ready"  # warm, waits at its first boundary
+    MEMBER = "member"  # in the view
+    LEAVING = "leaving"  # in the view, asked to leave at the next boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the membership; durations in seconds.
+
+    Args:
+        min_nodes: Fewer nodes than this do not train.
+        max_nodes: More nodes than this wait as spares.
+        last_call_s: How long the first view waits for more nodes after the last arrival.
+        loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout plus slack).
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1_000_000
+    last_call_s: float = 1.0
+    loss_notice_s: float = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """State of the coordinator. ``view`` is None before the first view and after the loss of all members."""
+
+    generation: int = 0
+    admitted_at: int = 0
+    view: View | None = None
+    workers: Mapping[str, tuple[Member, Phase]] = field(default_factory=lambda: MappingProxyType({}))
+    at_boundary: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
+    suspected_at: float | None = None
+    last_arrival: float = 0.0
+    announced: bool = False
+    closed: bool = False
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A worker has connected and proved that it knows the token."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has done its slow work and stands at its first boundary."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtBoundary:
+    """A member stands at the boundary that all members agreed on in the view of `generation`."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A member's group of `generation` broke."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A member wants to leave at a boundary."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A member has trained to the end; nobody can join any more."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker's connection ended, or it was silent for too long, or it said goodbye."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Arrived | Ready | AtBoundary | Suspected | Leaving | Closed | Gone | Tick
+
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Tell a worker how to start: `warm_up` first (the job runs already), or wait for the first view."""
+
+    worker: str
+    warm_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Send the view to its members, and to those that it drops (they leave, or are evicted)."""
+
+    view: View
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the members of this view that a change is pending."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Tell a worker that the job has ended."""
+
+    worker: str
+
+
+Action = Welcome | Install | Announce | Finish
+Decision = tuple[Membership, tuple[Action, ...], str]
+
+
+def decide(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
+    """Decide what follows from an event.
+
+    Args:
+        state: The state before.
+        event: What happened.
+        now: Time of a monotonic clock, in seconds.
+        settings: Settings of the job.
+
+    Returns:
+        The state after, the actions to carry out in order, and the reason in one line ("" if nothing changed).
+
+    Raises:
+        ProtocolError: The event is not possible in this state; the state is as it was.
+    """
+    match event:
+        case Arrived(member):
+            state, actions, reason = _arrived(state, member, now)
+        case Ready(worker):
+            state, actions, reason = _ready(state, worker, now, settings)
+            if state.view is not None:
+                return _plan_or(state, actions, reason, settings)
+        case AtBoundary(worker, generation):
+            return _at_boundary(state, worker, generation, settings)
+        case Suspected(worker, generation):
+            return _suspected(state, worker, generation, now, settings)
+        case Leaving(worker):
+            return _plan_or(*_leaving(state, worker), settings)
+        case Closed(worker):
+            return _closed(state, worker)
+        case Gone(worker, why):
+            state, actions, reason = _gone(state, worker, why, settings)
+        case Tick():
+            state, actions, reason = _overdue(state, now, settings)
+    if state.view is None and not actions:
+        return _form(state, now, settings) or (state, actions, reason)
+    return state, actions, reason
+
+
+def next_deadline(state: Membership, settings: Settings) -> float | None:
+    """Time at which :class:`Tick` may change something, or None."""
+    if state.suspected_at is not None:
+        return state.suspected_at + settings.loss_notice_s
+    if state.view is None and _founders(state, settings):
+        return state.last_arrival + settings.last_call_s
+    return None
+
+
+def phase_of(state: Membership, worker: str) -> Phase:
+    """Phase of a worker; raises ProtocolError for a stranger."""
+    try:
+        return state.workers[worker][1]
+    except KeyError:
+        raise ProtocolError(f"worker {worker} is not connected") from None
+
+
+def _with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, tuple[Member, Phase]]:
+    workers = dict(state.workers)
+    for worker, phase in phases.items():
+        workers[worker] = (workers[worker][0], phase)
+    return MappingProxyType(workers)
+
+
+def _arrived(state: Membership, member: Member, now: float) -> Decision:
+    if member.id in state.workers:
+        raise ProtocolError(f"worker {member.id} has arrived twice")
+    if state.closed:
+        return state, (Finish(member.id),), f"{member.id} came after the end"
+    warm_up = state.generation > 0
+    phase = Phase.WARMING if warm_up else Phase.EARLY
+    workers = MappingProxyType({**state.workers, member.id: (member, phase)})
+    # A warming worker does not delay the next view: only `Ready` counts as its arrival.
+    arrival = state.last_arrival if warm_up else now
+    welcome = Welcome(member.id, warm_up)
+    after = replace(state, workers=workers, last_arrival=arrival)
+    return after, (welcome,), f"{member.id} arrived, {phase.value}"
+
+
+def _ready(state: Membership, worker: str, now: float, settings: Settings) -> Decision:
+    phase = phase_of(state, worker)
+    if phase is not Phase.WARMING:
+        raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
+    if state.closed:
+        return state, (Finish(worker),), f"{worker} was ready after the end"
+    state = replace(state, workers=_with_phase(state, {worker: Phase.READY}), last_arrival=now)
+    if state.view is not None and not _admissible(state, _staying(state, state.view), settings):
+        return state, (), f"{worker} is ready, and a spare"
+    return _announce(state, f"{worker} is ready to join")
+
+
+def _leaving(state: Membership, worker: str) -> Decision:
+    phase = phase_of(state, worker)
+    if phase not in (Phase.MEMBER, Phase.LEAVING):
+        raise ProtocolError(f"worker {worker} wants to leave, but it is {phase.value}")
+    state = replace(state, workers=_with_phase(state, {worker: Phase.LEAVING}))
+    return _announce(state, f"{worker} wants to leave")
+
+
+def _announce(state: Membership, reason: str) -> Decision:
+    if state.view is None or state.announced:
+        return state, (), reason
+    return replace(state, announced=True), (Announce(state.view),), reason
+
+
+def _closed(state: Membership, worker: str) -> Decision:
+    phase = phase_of(state, worker)
+    if phase not in (Phase.MEMBER, Phase.LEAVING):
+        raise ProtocolError(f"worker {worker} closes the job, but it is {phase.value}")
+    waiting = tuple(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY))
+    if state.closed:
+        return state, (), ""
+    return replace(state, closed=True), waiting, f"{worker} has finished the training"
+
+
+def _at_boundary(state: Membership, worker: str, generation: int, settings: Settings) -> Decision:
+    view = state.view
+    if view is None or view.rank_of(worker) is None:
+        raise ProtocolError(f"worker {worker} is at a boundary, but it is {phase_of(state, worker).value}")
+    if generation != view.generation:
+        return state, (), ""  # sent before the newest view reached it; it will ask again
+    state = replace(state, at_boundary=state.at_boundary | {worker})
+    return _plan(state, settings)
+
+
+def _plan_or(state: Membership, actions: tuple[Action, ...], reason: str, settings: Settings) -> Decision:
+    """Issue a planned view if all wait for one already; else what was decided stands."""
+    planned, install, why = _plan(state, settings)
+    return (planned, install, why) if install else (state, actions, reason)
+
+
+def _plan(state: Membership, settings: Settings) -> Decision:
+    """Issue a planned view if every member stands at the boundary."""
+    view = state.view
+    if view is None or not state.at_boundary.issuperset(view.ids):
+        return state, (), ""
+    staying = _staying(state, view)
+    joining = _admissible(state, staying, settings)
+    members = (*staying, *joining)
+    leave = len(view.members) - len(staying)
+    if len({m.node for m in members}) < settings.min_nodes and staying and not leave:
+        return state, (), ""  # rule 5: hold here until enough are ready
+    reason = f"planned: {len(joining)} join, {leave} leave"
+    dropped = tuple(m.id for m in view.members if state.workers[m.id][1] is Phase.LEAVING)
+    if not members:
+        workers = MappingProxyType({w: v for w, v in state.workers.items() if w not in dropped})
+        empty = replace(_without_view(state), workers=workers, generation=state.generation + 1)
+        return empty, (Install(View(empty.generation, (), reason=reason), dropped),), reason
+    return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
+
+
+def _staying(state: Membership, view: View) -> list[Member]:
+    return [m for m in view.members if state.workers[m.id][1] is Phase.MEMBER]
+
+
+def _admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
+    """Ready workers, as far as `max_nodes` allows, in the order in which they arrived."""
+    if state.closed:
+        return []
+    nodes = {m.node for m in staying}
+    joining = []
+    for member, phase in state.workers.values():
+        if phase is Phase.READY and (member.node in nodes or len(nodes) < settings.max_nodes):
+            nodes.add(member.node)
+            joining.append(member)
+    return joining
+
+
+def _gone(state: Membership, worker: str, why: str, settings: Settings) -> Decision:
+    if worker not in state.workers:
+        return state, (), ""
+    workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
+    state = replace(state, workers=workers, at_boundary=state.at_boundary - {worker})
+    view = state.view
+    if view is None or view.rank_of(worker) is None:
+        return state, (), f"{worker} gone ({why}), it was not in the view"
+    members = tuple(m for m in view.members if m.id != worker)
+    if not members:
+        return _without_view(state), (), f"{worker} gone ({why}), no member is left"
+    return _install(state, members, settings, planned=False, dropped=(), reason=f"{worker} gone ({why})")
+
+
+def _suspected(state: Membership, worker: str, generation: int, now: float, settings: Settings) -> Decision:
+    view = state.view
+    if view is None or view.generation != generation or view.rank_of(worker) is None:
+        return state, (), ""  # a newer view is on its way to it
+    suspects = state.suspects | {worker}
+    since = now if state.suspected_at is None else state.suspected_at
+    state = replace(state, suspects=suspects, suspected_at=since)
+    if suspects.issuperset(view.ids):
+        return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")
+    return state, (), f"{worker} suspects the group of view {generation}"
+
+
+def _overdue(state: Membership, now: float, settings: Settings) -> Decision:
+    view, since = state.view, state.suspected_at
+    if view is None or since is None or now < since + settings.loss_notice_s:
+        return state, (), ""
+    reason = f"the group broke for {', '.join(sorted(state.suspects))}, and nobody is lost"
+    return _install(state, view.members, settings, planned=False, dropped=(), reason=reason)
+
+
+def _without_view(state: Membership) -> Membership:
+    """No member is left."""
+    nobody: frozenset[str] = frozenset()
+    return replace(
+        state, view=None, at_boundary=nobody, suspects=nobody, suspected_at=None, announced=False
+    )
+
+
+def _founders(state: Membership, settings: Settings) -> list[Member]:
+    """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
+    if state.closed:
+        return []
+    waiting = Phase.READY if state.generation else Phase.EARLY
+    members = [m for m, phase in state.workers.values() if phase is waiting]
+    nodes: dict[str, int] = {}
+    for member in members:
+        nodes[member.node] = nodes.get(member.node, 0) + 1
+    complete = state.generation > 0 or all(nodes[m.node] >= m.local_world_size for m in members)
+    return members if complete and len(nodes) >= settings.min_nodes else []
+
+
+def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
+    """Rules 1 and 4: a view out of nothing."""
+    members = _founders(state, settings)
+    nodes = list(dict.fromkeys(m.node for m in members))
+    called = len(nodes) >= settings.max_nodes or now >= state.last_arrival + settings.last_call_s
+    if not members or not called:
+        return None
+    waiting = state.workers[members[0].id][1]
+    taken = nodes[: settings.max_nodes]
+    chosen = tuple(m for m in members if m.node in taken)
+    state, actions, reason = _install(
+        state, chosen, settings, planned=True, dropped=(), reason=f"{len(chosen)} workers start"
+    )
+    # Whoever found no room waits as a spare; it must do its slow work meanwhile.
+    spare = tuple(m.id for m in members if m.node not in taken and waiting is Phase.EARLY)
+    state = replace(state, workers=_with_phase(state, dict.fromkeys(spare, Phase.WARMING)))
+    return state, (*actions, *(Welcome(w, warm_up=True) for w in spare)), reason
+
+
+def _install(
+    state: Membership,
+    members: tuple[Member, ...],
+    settings: Settings,
+    *,
+    planned: bool,
+    dropped: tuple[str, ...],
+    reason: str,
+) -> Decision:
+    generation = state.generation + 1
+    ids = {m.id for m in members}
+    workers = {
+        w: (m, Phase.MEMBER if w in ids and phase is not Phase.LEAVING else phase)
+        for w, (m, phase) in state.workers.items()
+        if w not in dropped
+    }
+    phases = [phase for _, phase in workers.values()]
+    after = replace(
+        state,
+        generation=generation,
+        admitted_at=generation if planned else state.admitted_at,
+        workers=MappingProxyType(workers),
+        at_boundary=frozenset(),
+        suspects=frozenset(),
+        suspected_at=None,
+    )
+    joiners = not state.closed and bool(_admissible(after, list(members), settings))
+    pending = joiners or Phase.LEAVING in phases
+    view = View(
+        generation=generation,
+        members=members,
+        admitted_at=after.admitted_at,
+        pending=pending,
+        hold=len({m.node for m in members}) < settings.min_nodes,
+        reason=reason,
+    )
+    return replace(after, view=view, announced=pending), (Install(view, dropped),), reason

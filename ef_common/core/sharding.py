@@ -1,0 +1,202 @@
+"""Sharding: which worker trains on which sample, as a function of the view.
+
+An epoch is a sequence of positions 0 … length-1 (a position is an index in the epoch's order, not in the
+dataset). Positions are dealt in windows: a step of a world of W workers with local batch B takes the next
+W·B positions, and each member its slice. A window stays *uncommitted* until a gradient reduction has
+completed; then the slices of the members that contributed are committed, and the slices of those that did
+not (they died) are *returned*: they are appended to the sequence and dealt again. So in each epoch every
+position is committed exactly once, whatever the history of views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+Range = tuple[int, int]
+"""Half-open range of positions."""
+
+MIN_SHARE = 2
+"""No share of a training step is a single sample, if the user's batches are not: BatchNorm, for one, cannot be
+trained on it, and a changing world leaves remainders of every size. (With batches of 2, one share of an epoch
+may hold 3.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The places `start` … `stop` of the sequence, dealt to `members` (ids in rank order).
+
+    Shares below `min_share` are not dealt: the last ranks then have none.
+    """
+
+    start: int
+    stop: int
+    members: tuple[str, ...]
+    min_share: int = 1
+
+    def slice_of(self, worker: str) -> Range:
+        """Places of one member; an empty range for a stranger."""
+        if worker not in self.members:
+            return (self.start, self.start)
+        rank = self.members.index(worker)
+        low, high = share(self.stop - self.start, len(self.members), rank, min_share=self.min_share)
+        return (self.start + low, self.start + high)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochProgress:
+    """How far an epoch is.
+
+    Args:
+        epoch: Index of the epoch.
+        length: Number of positions in it.
+        cursor: Places dealt so far.
+        returned: Positions that stand behind the first `length` places, because they were dealt in vain.
+        uncommitted: Windows dealt since the last gradient reduction.
+        steps: Windows dealt so far (batches, as the host framework counts them).
+    """
+
+    epoch: int
+    length: int
+    cursor: int = 0
+    returned: tuple[int, ...] = ()
+    uncommitted: tuple[Window, ...] = ()
+    steps: int = 0
+
+    @property
+    def places(self) -> int:
+        """Length of the sequence, with what was returned."""
+        return self.length + len(self.returned)
+
+    @property
+    def remaining(self) -> int:
+        """Places not dealt yet."""
+        return self.places - self.cursor
+
+    def ranges(self, places: Range) -> list[Range]:
+        """Positions that stand at these places, as half-open ranges."""
+        start, stop = places
+        ranges = [(start, min(stop, self.length))] if start < min(stop, self.length) else []
+        tail = self.returned[max(0, start - self.length) : max(0, stop - self.length)]
+        return ranges + [(position, position + 1) for position in tail]
+
+    def positions(self, places: Range) -> list[int]:
+        """Positions that stand at these places."""
+        return [position for start, stop in self.ranges(places) for position in range(start, stop)]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one gradient reduction made final, as ranges of positions."""
+
+    committed: tuple[Range, ...]
+    returned: tuple[Range, ...]
+
+
+def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> Range:
+    """Balanced contiguous share of a rank: shares differ by at most one item, the first ones are larger.
+
+    >>> [share(10, 4, rank) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+    >>> [share(5, 4, rank, min_share=2) for rank in range(4)]
+    [(0, 3), (3, 5), (5, 5), (5, 5)]
+    """
+    num_shares = max(1, min(world_size, num_items // min_share))
+    if rank >= num_shares:
+        return (num_items, num_items)
+    base, extra = divmod(num_items, num_shares)
+    start = rank * base + min(rank, extra)
+    return (start, start + base + (rank < extra))
+
+
+def deal(progress: EpochProgress, members: Sequence[str], *, batch_size: int) -> tuple[EpochProgress, Window]:
+    """Deal the next window: up to `batch_size` positions for each member.
+
+    Raises:
+        ValueError: Nothing is left to deal.
+    """
+    if progress.remaining <= 0:
+        raise ValueError(f"the epoch is over. Received: cursor={progress.cursor}, places={progress.places}")
+    stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), batch_size)
+    window = Window(progress.cursor, stop, tuple(members), min_share=min(MIN_SHARE, batch_size))
+    dealt = replace(
+        progress, cursor=stop, uncommitted=(*progress.uncommitted, window), steps=progress.steps + 1
+    )
+    return dealt, window
+
+
+def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochProgress, Commit]:
+    """Commit the uncommitted windows: a gradient reduction of `contributors` has completed."""
+    present = set(contributors)
+    committed: list[Range] = []
+    returned: list[Range] = []
+    for window in progress.uncommitted:
+        if present.issuperset(window.members):
+            committed += progress.ranges((window.start, window.stop))
+            continue
+        for member in window.members:
+            ranges = progress.ranges(window.slice_of(member))
+            (committed if member in present else returned).extend(ranges)
+    positions = (position for start, stop in returned for position in range(start, stop))
+    after = replace(progress, uncommitted=(), returned=(*progress.returned, *positions))
+    return after, Commit(tuple(committed), tuple(returned))
+
+
+def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float]:
+    """Weight of each member's mean gradient, so that their sum is the mean over all samples.
+
+    Args:
+        uncommitted: Windows whose gradients are reduced together.
+        members: Ids of the contributors in rank order.
+
+    Returns:
+        One weight per member; they sum to one. Without samples (a reduction that no window belongs to)
+        all weigh the same.
+    """
+    counts = [0] * len(members)
+    for window in uncommitted:
+        for rank, member in enumerate(members):
+            start, stop = window.slice_of(member)
+            counts[rank] += stop - start
+    total = sum(counts)
+    if total == 0:
+        return [1.0 / len(members)] * len(members)
+    return [count / total for count in counts]
+
+
+def num_steps(progress: EpochProgress, world_size: int, *, batch_size: int) -> int:
+    """Steps of the whole epoch, if the world stays as it is from here on."""
+    window, remaining = batch_size * world_size, progress.remaining
+    whole = max(0, remaining // window - 1)  # the rule for the last ones can only concern what comes after
+    remaining -= whole * window
+    steps = progress.steps + whole
+    while remaining > 0:
+        remaining -= _window_size(remaining, window, batch_size)
+        steps += 1
+    return steps
+
+
+def _window_size(remaining: int, window: int, batch_size: int) -> int:
+    """Places of the next window; a single one never remains, nor does a share of one (see MIN_SHARE)."""
+    size = min(window, remaining)
+    if remaining - size == 1 and batch_size >= MIN_SHARE:
+        return size - 1 if size > MIN_SHARE else size + 1
+    return size
+
+
+def shuffled(length: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Order of a shuffled epoch: a pure function of its arguments, the same on every platform.
+
+    Args:
+        length: Number of samples.
+        seed: Seed of the run.
+        epoch: Index of the epoch.
+
+    Returns:
+        Indices of samples, shape (length,), int64. Sorted by the raw output of PCG64, whose stream NumPy keeps
+        fixed (unlike that of its shuffle).
+    """
+    keys = np.random.PCG64([seed, epoch, length]).random_raw(length)
+    return np.argsort(keys, kind="stable")

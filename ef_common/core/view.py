@@ -1,0 +1,71 @@
+"""The view: who takes part, in which order.
+
+Everything that a worker computes from its peers (rank, world size, shard, gradient weight) is a function
+of the view. Generations only grow; two views never share one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker, as the others know it.
+
+    Args:
+        id: Unique name of the process; a restarted worker has a new one.
+        node: Name of the node (one torchrun agent, one host).
+        address: IP address or host name at which the others reach its data plane.
+        local_rank: Index on its node.
+        local_world_size: Number of workers that its node starts.
+    """
+
+    id: str
+    node: str
+    address: str
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """(generation, ordered members), as the coordinator issued it.
+
+    Args:
+        generation: Grows by one with each view of the job; the first is 1.
+        members: In rank order. Members keep their order from view to view, joiners come last.
+        admitted_at: Generation of the newest view that was issued at a step boundary (a planned change).
+            A worker that waits for a planned change has seen it when this number has grown.
+        pending: More changes wait (joiners, leavers): workers agree on a boundary for the next view.
+        hold: Too few nodes: train no further, wait at the next boundary for joiners.
+        reason: One line, for people.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+    admitted_at: int = 0
+    pending: bool = False
+    hold: bool = False
+    reason: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of the members in rank order."""
+        return tuple(member.id for member in self.members)
+
+    def rank_of(self, worker: str) -> int | None:
+        """Rank of a worker, or None if the view is without it."""
+        for rank, member in enumerate(self.members):
+            if member.id == worker:
+                return rank
+        return None
+
+
+SOLO = View(generation=0, members=(Member(id="solo", node="solo", address="127.0.0.1"),), reason="no coordinator")
+"""The view of a job of one process, which has no coordinator."""

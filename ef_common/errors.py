@@ -1,0 +1,68 @@
+"""The error tree of ElasticFlow.
+
+::
+
+    ElasticFlowError
+    ├── UsageError                  you can mend it: a setting, an unsupported feature, bad input
+    │   ├── UnsupportedError        a feature of the host framework that elastic training cannot keep
+    │   └── MixedImportsError       objects of `lightning.pytorch` and `pytorch_lightning` in one run
+    ├── MembershipError             a peer, the coordinator or the network failed for good
+    │   ├── CoordinatorLost         the coordinator is gone and a new view is needed
+    │   ├── Evicted                 the others went on without this worker
+    │   └── AuthenticationError     the token is missing or differs
+    └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
+
+    GroupBroken                     internal: the group of this view is dead; recovery handles it
+    JobFinished                     internal: the job has ended; a late joiner exits with status 0
+    Left                            internal: this worker asked to leave and is out of the view
+"""
+
+from __future__ import annotations
+
+
+class ElasticFlowError(Exception):
+    """Base class of every error that a user may see."""
+
+
+class UsageError(ElasticFlowError, ValueError):
+    """A setting or an input is wrong; the message says what was expected."""
+
+
+class UnsupportedError(UsageError):
+    """A feature of the host framework that cannot be kept elastic; the message names what to use instead."""
+
+
+class MixedImportsError(UsageError):
+    """`lightning.pytorch` and `pytorch_lightning` are two class trees; one run may use only one of them."""
+
+
+class MembershipError(ElasticFlowError):
+    """A peer, the coordinator or the network failed, and recovery is not possible."""
+
+
+class CoordinatorLost(MembershipError):
+    """The connection to the coordinator ended while a new view was needed."""
+
+
+class Evicted(MembershipError):
+    """The coordinator removed this worker (it was silent for too long); the others went on without it."""
+
+
+class AuthenticationError(MembershipError):
+    """The job token is missing, or differs from the coordinator's."""
+
+
+class ProtocolError(ElasticFlowError):
+    """A message or an event that the protocol does not allow in this state."""
+
+
+class GroupBroken(Exception):
+    """The process group of the current view is dead. Only `Session` catches this."""
+
+
+class JobFinished(Exception):
+    """The job has ended, so there is nothing to join."""
+
+
+class Left(Exception):
+    """This worker asked to leave, and the new view is without it."""

@@ -1,0 +1,383 @@
+"""The event log: what each worker saw and did, one JSON line per event.
+
+A run directory holds ``events/<worker>.jsonl``, one file per worker and one writer per file. A line is one
+``write(2)`` to an append-only descriptor: what was written before a SIGKILL stays, and only the last line of
+a file can be torn. `ef_common.audit` proves the guarantees of a run from these files alone.
+
+Position lists are half-open ranges, ``[[start, stop], ...]``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+from ef_common.errors import UsageError
+
+__all__ = ["MAX_LINE_BYTES", "VERSION", "EventLog", "EventLogError", "Record", "expand", "ranges", "read"]
+
+VERSION = 1
+MAX_LINE_BYTES = 1 << 20
+
+Record = dict[str, Any]
+
+_ENVELOPE = frozenset({"v", "time", "worker", "kind"})
+_INT_LIMIT = 1 << 62  # the audit computes in int64
+_logger = logging.getLogger(__name__)
+
+
+class EventLogError(UsageError):
+    """An event log that cannot be written as asked, or cannot be read."""
+
+
+def ranges(positions: Iterable[int]) -> list[list[int]]:
+    """Compress positions into half-open ranges, keeping their order.
+
+    Args:
+        positions: Integers in any order; a numpy array or a tensor will do.
+
+    Returns:
+        ``[[start, stop], ...]`` such that ``expand`` gives the positions back.
+
+    Example:
+        >>> ranges([4, 5, 6, 2, 9])
+        [[4, 7], [2, 3], [9, 10]]
+    """
+    if isinstance(positions, range) and positions.step == 1:
+        return [[positions.start, positions.stop]] if positions else []
+    if hasattr(positions, "tolist"):  # arrays: python integers, which are what JSON takes, and much faster
+        positions = positions.tolist()
+    found: list[list[int]] = []
+    stop: int | None = None
+    for position in positions:
+        if position == stop:
+            stop += 1
+            found[-1][1] = stop
+        else:
+            stop = position + 1
+            found.append([position, stop])
+    return found
+
+
+def expand(spans: Iterable[Sequence[int]]) -> list[int]:
+    """Return the positions of half-open ranges, in order: the inverse of `ranges`.
+
+    Example:
+        >>> expand([[4, 7], [2, 3]])
+        [4, 5, 6, 2]
+    """
+    return [position for start, stop in spans for position in range(start, stop)]
+
+
+class EventLog:
+    """Append-only log of one worker.
+
+    Training never dies of its log: at the first ``OSError`` (a full disk, a lost mount) it warns once and
+    drops every later event. It does not try again, so that a half-written line remains the last of its file.
+
+    Args:
+        run_dir: Directory of the run, or None for a log that keeps nothing.
+        worker: Id of this worker, unique in the run directory while it is alive.
+
+    Example:
+        >>> with EventLog(None, "a") as log:
+        ...     log.write("end", reason="done")
+    """
+
+    def __init__(self, run_dir: Path | None, worker: str) -> None:
+        if not worker:
+            raise EventLogError(f"A worker id is a non-empty string. Received: worker={worker!r}")
+        self.worker = worker
+        self.path = None if run_dir is None else _path_of(Path(run_dir), worker)
+        self._fd: int | None = None
+        self._dropping = run_dir is None
+        self._oversized = False
+        self._lock = threading.Lock()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether events are kept: lets a caller skip preparing them."""
+        return not self._dropping
+
+    def write(self, kind: str, /, **fields: Any) -> None:
+        """Append one event; its time and worker are added.
+
+        Floats that are not finite become null, as JSON has none.
+
+        Raises:
+            EventLogError: If a field has a name of the envelope (v, time, worker, kind).
+            TypeError: If a field is not JSON.
+        """
+        if self._dropping:
+            return
+        if not _ENVELOPE.isdisjoint(fields):
+            raise EventLogError(f"The log itself sets {sorted(_ENVELOPE)}. Received: {sorted(fields)}")
+        record = {"v": VERSION, "time": time.time(), "worker": self.worker, "kind": kind, **fields}
+        try:
+            line = _encode(record)
+        except ValueError:
+            line = _encode(_finite(record))
+        data = f"{line}\n".encode()
+        if len(data) > MAX_LINE_BYTES:
+            self._drop_oversized(kind, len(data))
+            return
+        try:
+            written = os.write(self._open() if self._fd is None else self._fd, data)
+            if written != len(data):
+                raise OSError(f"only {written} of {len(data)} bytes were written")
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the file; later events are dropped."""
+        with self._lock:
+            self._dropping = True
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        with self._lock:
+            if self._fd is None:
+                if self.path is None or self._dropping:
+                    raise OSError("the log is closed")
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+                try:
+                    _cut_torn_line(fd)
+                except OSError:
+                    os.close(fd)
+                    raise
+                self._fd = fd
+            return self._fd
+
+    def _give_up(self, error: OSError) -> None:
+        if self._dropping:  # closed by another thread meanwhile: nothing is wrong
+            return
+        _logger.warning("Event log %s: %s. Training goes on; events are no longer logged.", self.path, error)
+        self.close()
+
+    def _drop_oversized(self, kind: str, size: int) -> None:
+        if not self._oversized:
+            self._oversized = True
+            message = "Event log %s: dropped a %r event of %d bytes (the limit is %d); said once."
+            _logger.warning(message, self.path, kind, size, MAX_LINE_BYTES)
+
+
+def read(run_dir: Path, *, merged: bool = False) -> Iterator[Record]:
+    """Yield the events of a run, checked field by field.
+
+    The last line of a file may be torn (its worker was killed while writing) and is then left out. Kinds
+    that this version does not know are yielded with only their envelope checked.
+
+    Args:
+        run_dir: Directory of the run.
+        merged: Order all workers' events by time, instead of one worker after the other.
+
+    Raises:
+        EventLogError: If there is no event log, or a line is malformed; names file and line.
+    """
+    files = sorted((Path(run_dir) / "events").glob("*.jsonl"))
+    if not files:
+        raise EventLogError(
+            f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
+            "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
+        )
+    streams = [_read_file(file) for file in files]
+    if merged:
+        yield from heapq.merge(*streams, key=lambda record: float(record["time"]))
+    else:
+        for stream in streams:
+            yield from stream
+
+
+def _path_of(run_dir: Path, worker: str) -> Path:
+    # Ids may hold ':' or '/': quoting keeps one file per id, inside the directory.
+    return run_dir / "events" / f"{quote(worker, safe='')}.jsonl"
+
+
+def _cut_torn_line(fd: int) -> None:
+    """Drop what a killed predecessor of the same id left unfinished, so that only last lines are torn."""
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, MAX_LINE_BYTES, max(0, size - MAX_LINE_BYTES))
+    torn = len(tail) - (tail.rfind(b"\n") + 1)
+    if torn:
+        os.ftruncate(fd, size - torn)
+
+
+def _plain(value: object) -> object:
+    """Turn an array or a scalar of numpy or torch into plain numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"An event holds only JSON. Received: {value!r} of type {type(value).__name__}")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False, default=_plain)
+_encode = _ENCODER.encode
+
+
+def _finite(value: Any) -> Any:
+    """Copy a record with null for every float that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _finite(value.tolist())
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def _read_file(file: Path) -> Iterator[Record]:
+    with file.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise EventLogError(f"{file}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
+            if not line.endswith(b"\n"):
+                return  # torn: only the last line of a file can lack its end
+            try:
+                yield _parse(line, file)
+            except (ValueError, RecursionError) as error:
+                raise EventLogError(f"{file}:{number}: {error}") from error
+
+
+def _parse(line: bytes, file: Path) -> Record:
+    record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object. Received: {type(record).__name__}")
+    if record.get("v") != VERSION or type(record["v"]) is not int:
+        raise ValueError(f"expected version v={VERSION}. Received: v={record.get('v')!r}")
+    _require(record, _ENVELOPE_FIELDS)
+    _require(record, _FIELDS.get(record["kind"], {}))
+    if _path_of(Path(), record["worker"]).name != file.name:
+        raise ValueError(f"a file holds the events of one worker. Received: worker={record['worker']!r}")
+    if "cursor_positions" in record and not _spans(record["cursor_positions"]):
+        raise ValueError("field 'cursor_positions' must be ranges [[start, stop], ...]")
+    return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _require(record: Record, fields: Mapping[str, Check]) -> None:
+    for name, check in fields.items():
+        if name not in record:
+            raise ValueError(f"a {record.get('kind')!r} event needs the field {name!r}")
+        if not check(record[name]):
+            raise ValueError(
+                f"field {name!r} of a {record.get('kind')!r} event is malformed. "
+                f"Received: {name}={str(record[name])[:100]}"
+            )
+
+
+Check = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _INT_LIMIT
+
+
+def _integer(value: Any) -> bool:
+    return type(value) is int and -_INT_LIMIT < value < _INT_LIMIT
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _number_or_null(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _spans(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(span, list)
+        and len(span) == 2
+        and _integer(span[0])
+        and _integer(span[1])
+        and span[0] < span[1]
+        for span in value
+    )
+
+
+def _shares(value: Any) -> bool:
+    return isinstance(value, dict) and all(_spans(spans) for spans in value.values())
+
+
+_ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": _text}
+_FIELDS: dict[str, dict[str, Check]] = {
+    "start": {"pid": _count, "host": _text},
+    # This worker is in a new view; pause_s is how long its training stood still for it.
+    "view": {
+        "generation": _count,
+        "members": _ids,
+        "rank": _integer,
+        "world_size": _count,
+        "reason": _text,
+        "pause_s": _number_or_null,
+    },
+    # A joiner has received the state; its next step is step + 1.
+    "admitted": {"generation": _count, "step": _count, "epoch": _count},
+    "epoch": {"epoch": _count, "length": _count},
+    # exact is false where a user's limit (max_steps, limit_train_batches, drop_last) cut the epoch short.
+    "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
+    # One committed reduction: all its positions, this worker's part, and those of workers lost before it.
+    "step": {
+        "step": _count,
+        "epoch": _count,
+        "generation": _count,
+        "world_size": _count,
+        "committed": _spans,
+        "mine": _spans,
+        "returned": _spans,
+        "loss": _number_or_null,
+    },
+    "weights": {"step": _count, "hash": _text},
+    # A pass over a dataloader is complete: what each worker did, equal in the records of all of them.
+    "evaluation": {
+        "stage": _text,
+        "run": _count,
+        "loader": _count,
+        "length": _count,
+        "shares": _shares,
+        "exact": _flag,
+    },
+    # Steps after `step` in generations before `generation` are void: the job started again from there.
+    "rollback": {"generation": _count, "step": _count, "epoch": _count},
+    "fault": {"what": _text},
+    "checkpoint": {},
+    "end": {"reason": _text},
+}

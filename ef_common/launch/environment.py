@@ -1,0 +1,116 @@
+"""The environment of a worker or an agent, read in one place.
+
+=========================  ==================================================================================
+ELASTICFLOW_COORDINATOR    HOST:PORT of the coordinator; without it the worker is a world of one
+ELASTICFLOW_TOKEN          the job token, the same secret on all nodes
+ELASTICFLOW_NODE           name of this node (default: the host name); its workers are admitted together
+ELASTICFLOW_ADDRESS        address at which the others reach this worker (default: as the coordinator sees it)
+ELASTICFLOW_RUN_DIR        directory of the run (event log, checkpoints)
+ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
+LOCAL_RANK                 index of the worker on its node, from 0
+LOCAL_WORLD_SIZE           number of workers that the node starts
+=========================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ef_common.control.auth import Token
+from ef_common.control.sockets import Address, parse_address
+from ef_common.core.view import Member
+from ef_common.errors import UsageError
+
+COORDINATOR = "ELASTICFLOW_COORDINATOR"
+TOKEN = "ELASTICFLOW_TOKEN"
+NODE = "ELASTICFLOW_NODE"
+ADDRESS = "ELASTICFLOW_ADDRESS"
+RUN_DIR = "ELASTICFLOW_RUN_DIR"
+AUDIT = "ELASTICFLOW_AUDIT"
+_MAX_NODE_CHARS = 100
+_FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What a worker's environment says.
+
+    Args:
+        coordinator: Address of the coordinator, or None for a world of one.
+        token: The job token, or None.
+        node: Name of the node.
+        address: Address at which the others reach this worker; empty if the coordinator shall find out.
+        local_rank: Index on the node.
+        local_world_size: Number of workers of the node.
+        run_dir: Directory of the run, or None.
+        audit: Whether to log a hash of the weights after each step.
+    """
+
+    coordinator: Address | None
+    token: Token | None
+    node: str
+    address: str = ""
+    local_rank: int = 0
+    local_world_size: int = 1
+    run_dir: Path | None = None
+    audit: bool = False
+
+    def member(self) -> Member:
+        """Make this process a member, with an id that no other process has."""
+        worker = f"{self.node}-{os.getpid()}-{secrets.token_hex(2)}"
+        return Member(worker, self.node, self.address, self.local_rank, self.local_world_size)
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
+    """Read the environment (by default the process's own).
+
+    Raises:
+        UsageError: A variable is malformed.
+    """
+    env = os.environ if environ is None else environ
+    coordinator = env.get(COORDINATOR)
+    local_world_size = _integer(env, "LOCAL_WORLD_SIZE", default=1, low=1)
+    return WorkerEnvironment(
+        coordinator=None if coordinator is None else parse_address(coordinator, what=COORDINATOR),
+        token=Token(env[TOKEN], source=TOKEN) if TOKEN in env else None,
+        node=_node(env),
+        address=env.get(ADDRESS, "").strip(),
+        local_rank=_integer(env, "LOCAL_RANK", default=0, low=0, high=local_world_size - 1),
+        local_world_size=local_world_size,
+        run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
+        audit=_flag(env, AUDIT),
+    )
+
+
+def _integer(env: Mapping[str, str], name: str, *, default: int, low: int, high: int = 2**31) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise UsageError(f"{name} must be an integer from {low} to {high}. Received: {text!r}")
+    return value
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text not in _FLAGS:
+        raise UsageError(f"{name} must be 0 or 1. Received: {env[name]!r}")
+    return _FLAGS[text]
+
+
+def _node(env: Mapping[str, str]) -> str:
+    node = env.get(NODE, "").strip() or socket.gethostname()
+    if len(node) > _MAX_NODE_CHARS or not node.isprintable():
+        raise UsageError(
+            f"{NODE} must be a printable name of at most {_MAX_NODE_CHARS} characters. Received: {node!r}"
+        )
+    return node

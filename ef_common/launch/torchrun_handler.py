@@ -1,0 +1,236 @@
+"""torchrun's rendezvous "elasticflow": agents supervise their own workers, membership is the coordinator's.
+
+::
+
+    torchrun --nnodes=1:8 --rdzv-backend=elasticflow --rdzv-endpoint=HOST:PORT train.py
+
+Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy
+workers; it restarts those that crash, as ``--max-restarts`` says. The agent that can bind the endpoint hosts
+the coordinator. The workers learn all they need from the environment.
+
+Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds, default 2),
+``last_call_timeout`` (seconds that the first view waits for more nodes, default 1) and ``is_host`` (as in
+c10d). Others are ignored, as c10d does.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+
+from ef_common.control.auth import Token
+from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
+from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback
+from ef_common.core.membership import Settings
+from ef_common.errors import UsageError
+from ef_common.launch import environment
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "elasticflow"
+DEFAULT_PORT = 29400
+LINGER_S = 300.0
+"""So long a hosting agent whose own workers have ended waits for those of other nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the rendezvous.
+
+    Args:
+        endpoint: Host and port of the coordinator, as all agents were told.
+        token: The job token, or None.
+        is_host: Whether this agent hosts the coordinator; None to find out.
+        heartbeat_timeout_s: A worker that is silent for longer is evicted.
+        settings: Settings of the membership.
+    """
+
+    endpoint: Address
+    token: Token | None
+    is_host: bool | None
+    heartbeat_timeout_s: float
+    settings: Settings
+
+    @classmethod
+    def parse(cls, params: RendezvousParameters) -> Options:
+        """Read them from torchrun's parameters, and the token from the environment.
+
+        Raises:
+            UsageError: An option is malformed; the message names it.
+        """
+        try:
+            endpoint = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+            is_host = params.get_as_bool("is_host")
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        token_file = params.get("token_file")
+        return cls(
+            endpoint=endpoint,
+            token=Token.from_file(token_file) if token_file else environment.read_environment().token,
+            is_host=is_host,
+            heartbeat_timeout_s=_seconds(
+                params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1
+            ),
+            settings=Settings(
+                min_nodes=params.min_nodes,
+                max_nodes=params.max_nodes,
+                last_call_s=_seconds(params, "last_call_timeout", default=1.0, low=0.0),
+            ),
+        )
+
+
+def _seconds(params: RendezvousParameters, key: str, *, default: float, low: float) -> float:
+    text = params.get(key, default)
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = -1.0
+    if not low <= value <= 3600:
+        raise UsageError(f"{key} in --rdzv-conf must be {low:g} to 3600 seconds. Received: {key}={text}")
+    return value
+
+
+class ElasticFlowRendezvous(RendezvousHandler):
+    """An agent's part: hosts the coordinator if it is the one to do so, and keeps torchrun out of membership.
+
+    Args:
+        options: Options of the rendezvous.
+        run_id: torchrun's id of the job.
+        local_addr: torchrun's ``--local-addr``: address at which others reach this node.
+    """
+
+    def __init__(self, options: Options, *, run_id: str, local_addr: str | None = None) -> None:
+        self._options = options
+        self._run_id = run_id
+        self._local_addr = local_addr
+        self._coordinator: Coordinator | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Host the coordinator if it is ours to host, and prepare the environment that workers inherit.
+
+        Raises:
+            UsageError: This agent must host (`is_host`), but cannot bind the endpoint.
+        """
+        host, _ = self._options.endpoint
+        is_here = _matches_machine_hostname(host) if self._options.is_host is None else self._options.is_host
+        if is_here:
+            self._host()
+        os.environ.update(self._variables(self._coordinator_address(is_here), is_here=is_here))
+
+    def _coordinator_address(self, is_here: bool) -> Address:
+        """Where the workers of this agent find the coordinator."""
+        host, port = self._options.endpoint
+        if self._coordinator is not None:
+            bound, port = self._coordinator.address
+            return (bound if is_loopback(bound) else host, port)
+        if is_here and self._options.token is None and not is_loopback(host):
+            return (LOOPBACK, port)  # another agent of this machine hosts it, on its loopback interface
+        return (host, port)
+
+    def _host(self) -> None:
+        host, port = self._options.endpoint
+        coordinator = Coordinator(
+            # A name of this machine may resolve to something that others don't reach: listen everywhere.
+            (host if is_loopback(host) else "", port),
+            token=self._options.token,
+            settings=self._options.settings,
+            heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+        )
+        try:
+            coordinator.start()
+        except OSError as error:
+            if self._options.is_host or error.errno != errno.EADDRINUSE:
+                raise UsageError(
+                    f"cannot host the coordinator: {error.strerror}. "
+                    f"Received: endpoint={format_address(self._options.endpoint)}"
+                ) from error
+            logger.info("another process of this machine has port %d: it hosts the coordinator", port)
+            return
+        self._coordinator = coordinator
+
+    def _variables(self, coordinator: Address, *, is_here: bool) -> dict[str, str]:
+        host, _ = self._options.endpoint
+        # The name of the host that hosts is by definition one under which all others reach it.
+        reachable_as = self._local_addr or (host if is_here and not is_loopback(host) else "")
+        variables = {
+            environment.COORDINATOR: format_address(coordinator),
+            environment.NODE: f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}",
+            environment.ADDRESS: reachable_as,
+        }
+        if self._options.token is not None:
+            variables[environment.TOKEN] = self._options.token.secret
+        return variables
+
+    # ------------------------------------------------------------ torchrun's interface
+
+    def get_backend(self) -> str:
+        """Name of the backend."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers have no use for the agent's store."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return a world of this node alone, at once."""
+        store = HashStore()
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK))
+
+    def is_closed(self) -> bool:
+        """Whether `set_closed` was called."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Take note that torchrun closes the rendezvous; the job itself is closed by its workers."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: newcomers are the coordinator's business."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Id of the job, as torchrun was told."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """End; a hosting agent first waits for the workers of other nodes."""
+        if self._coordinator is None:
+            return True
+        if not self._coordinator.wait_until_idle(0):
+            logger.warning("waiting up to %g s for the workers of other nodes to end", LINGER_S)
+            self._coordinator.wait_until_idle(LINGER_S)
+        self._coordinator.stop()
+        self._coordinator = None
+        return True
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Create the handler of one agent, and start it.
+
+    Raises:
+        UsageError: An option is malformed, or this agent must host and cannot.
+    """
+    handler = ElasticFlowRendezvous(Options.parse(params), run_id=params.run_id, local_addr=params.local_addr)
+    handler.start()
+    return handler
+
+
+def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """Entry point of the group ``torchrun.handlers``."""
+    return create_handler

@@ -1,0 +1,462 @@
+"""The session: one worker's side of the protocol.
+
+A worker runs *logical collectives* through :meth:`Session.run`. Each has a sequence number and is carried to
+its end over any number of view changes (see :mod:`ef_common.core.replay`). At a step boundary on which all
+members have agreed, :meth:`Session.boundary` lets newcomers in. Nothing here knows a framework: gradients,
+metrics and states are tensors of whoever calls.
+
+The rules that keep the promises:
+
+* Nobody completes collective n+1 before everybody has completed n. So one cached result is enough to bring
+  those behind up to date, and a result is *confirmed* (it survives any loss) as soon as the next collective
+  has completed.
+* The view in which a collective completed names its contributors. It is part of the result, so that all
+  survivors agree on whose samples an update contains.
+* `view` is what this worker knows, and it may be ahead of the others or behind them. What must be equal in all
+  of them (whose samples come next, how many there are to divide by) is a function of `completed_in`, the view
+  in which the newest collective completed. After a planned change a barrier moves it on.
+* A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every
+  newcomer in it has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ef_common.collectives.base import Bootstrap, Group, GroupFactory
+from ef_common.core.replay import FRESH, Replay, plan_replay
+from ef_common.core.view import SOLO, Member, View
+from ef_common.errors import GroupBroken, Left, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+
+class ControlChannel(Protocol):
+    """A worker's line to the coordinator. Sends never raise: a lost line is told by `next_view`."""
+
+    change_pending: bool
+
+    def start(self, on_view: Callable[[int], None]) -> bool:
+        """Connect and introduce this worker.
+
+        `on_view(generation)` is called as soon as a newer view is known, and with a generation above all when
+        this worker is evicted: a world of one has no peer whose loss would tell it.
+
+        Returns:
+            True if the job runs already: warm up, then call `ready`. False if the first view is to come.
+        """
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `leave`, `close`, `bye`."""
+
+    def next_view(self, after: int) -> View:
+        """Wait for the newest view with a generation above `after`.
+
+        Raises:
+            CoordinatorLost, Evicted, JobFinished, Left: As their names say.
+        """
+
+    def bootstrap(self, generation: int) -> Bootstrap:
+        """Exchange of values among the members of one view, relayed by the coordinator."""
+
+    def stop(self) -> None:
+        """Close the line."""
+
+
+class Operation(Protocol):
+    """One logical collective, which can be run again and whose result can be handed on."""
+
+    def run(self, group: Group, view: View) -> None:
+        """Run it from the start with these members. Its inputs must have been kept.
+
+        Raises:
+            GroupBroken: A member is gone.
+        """
+
+    def describe(self) -> bytes:
+        """Header of the result, for one who lacks it."""
+
+    def result(self, header: bytes | None) -> Sequence[Any]:
+        """Tensors that hold the result; with a header, room for the result which it describes."""
+
+
+class State(Protocol):
+    """Everything that a newcomer needs, as the host framework's plugin collects it."""
+
+    def describe(self) -> bytes:
+        """Header of the state of this worker."""
+
+    def tensors(self, header: bytes | None) -> Sequence[Any]:
+        """Tensors of this worker's state; with a header, room for the state which it describes."""
+
+    def adopt(self, header: bytes) -> None:
+        """Make the state that was received into the tensors of `header` this worker's own."""
+
+
+class Barrier:
+    """An operation without a result. It settles that everybody has come here, and which view counts from here."""
+
+    def run(self, group: Group, view: View) -> None:
+        """Wait for everybody."""
+        group.all_gather(b"")
+
+    def describe(self) -> bytes:
+        """Nothing to describe."""
+        return b""
+
+    def result(self, header: bytes | None) -> Sequence[Any]:
+        """No tensors."""
+        return ()
+
+
+class LoneGroup:
+    """Group of a world of one: everything is complete at once."""
+
+    def all_reduce(self, tensor: Any) -> LoneGroup:
+        return self
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        return [payload]
+
+    def send(self, tensors: Sequence[Any], target: int) -> None:
+        raise ProtocolError("a world of one has nobody to send to")
+
+    def receive(self, tensors: Sequence[Any], source: int) -> None:
+        raise ProtocolError("a world of one has nobody to receive from")
+
+    def abort(self) -> None:
+        """Nothing to end."""
+
+
+class Session:
+    """One worker's membership in a job.
+
+    Args:
+        worker: This worker.
+        channel: Line to the coordinator, or None for a world of one without a coordinator.
+        groups: Builds the process group of each view.
+        on_event: Called with (kind, fields) for the event log.
+        clock: Monotonic time in seconds, for the durations in the events.
+    """
+
+    def __init__(
+        self,
+        worker: Member,
+        *,
+        channel: ControlChannel | None,
+        groups: GroupFactory,
+        on_event: Callable[..., None] = lambda kind, **fields: None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.worker = worker
+        self.view = SOLO if channel is None else View(0, (worker,))
+        self.completed = FRESH if channel is not None else 0
+        self.completed_in = self.view
+        self.state: State | None = None
+        self.newcomer = False
+        self._channel = channel
+        self._groups = groups
+        self._group: Group = LoneGroup()
+        self._group_lock = threading.Lock()
+        self._last: Operation | None = None
+        self._change_agreed_in: int | None = None
+        self._on_event = on_event
+        self._clock = clock
+        self._troubled_since: float | None = None
+        self._newest_known = 0
+        self._unconfirmed: list[Callable[[], None]] = []
+        self.on_view: Callable[[View], None] = lambda view: None
+
+    # ------------------------------------------------------------ the view
+
+    @property
+    def rank(self) -> int:
+        """Rank in the current view. A newcomer that is not admitted yet counts as the next one."""
+        if self.newcomer:
+            return max(1, self.view.world_size)
+        return self.view.rank_of(self.worker.id) or 0
+
+    @property
+    def world_size(self) -> int:
+        """World size of the current view."""
+        return self.view.world_size
+
+    @property
+    def group(self) -> Group:
+        """The current group, for operations that start before :meth:`run` is called."""
+        return self._group
+
+    @property
+    def change_pending(self) -> bool:
+        """This worker knows of a change that waits for a boundary."""
+        if self._channel is None:
+            return False
+        return self.view.pending or self.view.hold or self._channel.change_pending
+
+    @property
+    def change_agreed(self) -> bool:
+        """All members know of it, and go for it at the next boundary.
+
+        What one member knows alone (its view, say) must never decide this: another may be a view behind, pass
+        the boundary, and wait in the next collective for ever.
+        """
+        return self._change_agreed_in is not None
+
+    # ------------------------------------------------------------ joining and leaving
+
+    def start(self) -> bool:
+        """Connect to the coordinator; wait for the first view, or learn that the job runs already.
+
+        Returns:
+            True for a newcomer: it warms up and then calls :meth:`join`.
+        """
+        if self._channel is None:
+            return False
+        self.newcomer = self._channel.start(self._view_replaced)
+        if not self.newcomer:
+            self._recover()
+            self.run(Barrier())
+        return self.newcomer
+
+    def join(self) -> None:
+        """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done."""
+        if self._channel is None or not self.newcomer:
+            return
+        self._channel.send("ready")
+        self._recover()
+        self.newcomer = False
+        self.run(Barrier())
+
+    def leave(self) -> None:
+        """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`."""
+        if self._channel is not None:
+            self._channel.send("leave")
+
+    def close(self) -> None:
+        """Tell that the training is complete: nobody can join any more."""
+        if self._channel is not None and not self.newcomer:
+            self._channel.send("close")
+
+    def stop(self) -> None:
+        """Say goodbye and end the group. May be repeated."""
+        if self._channel is not None:
+            self._channel.send("bye")
+            self._channel.stop()
+        self._group.abort()
+
+    # ------------------------------------------------------------ collectives
+
+    def run(self, operation: Operation) -> View:
+        """Carry one logical collective to its end.
+
+        Returns:
+            The view whose members contributed to the result.
+        """
+        if self.newcomer:
+            operation.run(LoneGroup(), View(0, (self.worker,)))
+            return self.view
+        while True:
+            number = self.completed
+            try:
+                operation.run(self._group, self.view)
+                self._check_alone()
+            except GroupBroken:
+                self._recover(operation)
+                if self.completed == number:
+                    continue  # nobody had the result: run it again among those that are left
+            else:
+                self.completed += 1
+                self.completed_in = self.view
+            self._last = operation
+            self._confirm()
+            return self.completed_in
+
+    def _check_alone(self) -> None:
+        """A world of one has no group that could break when this worker is out."""
+        if self.world_size == 1 and self._newest_known > self.view.generation:
+            raise GroupBroken("this worker has lost its place in the view")
+
+    def when_confirmed(self, act: Callable[[], None]) -> None:
+        """Call `act` once the result of the newest collective is sure to survive any loss."""
+        self._unconfirmed.append(act)
+        if self.completed_in.world_size == 1:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """A collective has completed, so everybody has completed those before it."""
+        acts, self._unconfirmed = self._unconfirmed, []
+        for act in acts:
+            act()
+
+    def agree(self, num_flags: float) -> None:
+        """Settle whether a change is agreed, from the sum of the members' `change_pending` flags."""
+        if num_flags >= self.completed_in.world_size and self._change_agreed_in is None:
+            self._change_agreed_in = self.completed_in.generation
+
+    def boundary(self) -> bool:
+        """At a step boundary: let a change happen if all have agreed on one.
+
+        Returns:
+            True if the view has changed.
+
+        Raises:
+            Left: This worker asked to leave, and the new view is without it.
+        """
+        if self._channel is None or self.newcomer:
+            return False
+        if self.world_size == 1 and self.change_pending:
+            self._change_agreed_in = self.view.generation
+        changed = False
+        while self.change_agreed:
+            agreed_in = self._change_agreed_in or 0
+            self._begin_trouble()
+            self._channel.send("at_boundary", self.view.generation)
+            self._recover(suspect=False)
+            changed = True
+            if self.view.admitted_at > agreed_in:
+                self._change_agreed_in = None
+        if changed:
+            self.run(Barrier())
+        return changed
+
+    # ------------------------------------------------------------ recovery
+
+    def _view_replaced(self, generation: int) -> None:
+        """A newer view is known (called from the channel's thread): whoever waits in the old group must wake."""
+        with self._group_lock:
+            self._newest_known = max(self._newest_known, generation)
+            if generation > self.view.generation:
+                self._group.abort()
+
+    def _begin_trouble(self) -> None:
+        if self._troubled_since is None:
+            self._troubled_since = self._clock()
+
+    def _recover(self, operation: Operation | None = None, *, suspect: bool = True) -> None:
+        """Take the next view and settle with its members what is owed, until one view holds."""
+        channel = self._channel
+        if channel is None:
+            raise ProtocolError("a group broke, but there is no coordinator")
+        self._begin_trouble()
+        if suspect:
+            self._group.abort()  # at a boundary the others may still need it
+        while True:
+            if suspect and self.view.generation > 0:
+                channel.send("suspect", self.view.generation)
+            view = channel.next_view(self.view.generation)
+            self._group.abort()
+            suspect = True
+            try:
+                self._enter(view, channel.bootstrap(view.generation), operation)
+            except GroupBroken as broken:
+                logger.debug("view %d did not hold: %s", view.generation, broken)
+                self._group.abort()
+                continue
+            return
+
+    def _enter(self, view: View, bootstrap: Bootstrap, operation: Operation | None) -> None:
+        rank = view.rank_of(self.worker.id)
+        if rank is None:
+            raise Left(view.reason)
+        self.view = view
+        group: Group
+        if view.world_size == 1:
+            group = LoneGroup()
+        else:
+            group = self._groups.build(view, rank=rank, bootstrap=bootstrap)
+        with self._group_lock:
+            self._group = group
+            replaced = self._newest_known > view.generation
+        if replaced:  # the notice of the newer view came while the group was being built, and missed it
+            raise GroupBroken("replaced while it was built")
+        numbers = [int(payload) for payload in group.all_gather(b"%d" % self.completed)]
+        replay = plan_replay(numbers)
+        if not replay.results:
+            self._confirm()  # nobody is behind: so it is with what a newcomer is about to receive
+        self._settle(replay, group, rank, operation)
+        pause = None if self._troubled_since is None else self._clock() - self._troubled_since
+        self._troubled_since = None
+        self._on_event(
+            "view",
+            generation=view.generation,
+            members=list(view.ids),
+            rank=rank,
+            world_size=view.world_size,
+            reason=view.reason,
+            pause_s=pause,
+        )
+        self.on_view(view)
+        logger.info("view %d: rank %d of %d (%s)", view.generation, rank, view.world_size, view.reason)
+
+    def _settle(self, replay: Replay, group: Group, rank: int, operation: Operation | None) -> None:
+        """Hand on results and states; nobody leaves before everybody has what it lacks."""
+        for source, target in replay.results:
+            if rank == source:
+                self._send_result(group, target)
+            elif rank == target:
+                self._receive_result(group, source, operation)
+        for source, target in replay.states:
+            if rank == source:
+                self._send_state(group, target)
+            elif rank == target:
+                self._receive_state(group, source)
+        if replay.restart and self.view.generation > 1:
+            self._on_event("rollback", generation=self.view.generation, step=0, epoch=0)
+        self.completed = max(self.completed, replay.newest)  # a newcomer holds the state from here on
+        if replay.states:
+            group.all_gather(b"")
+
+    def _send_result(self, group: Group, target: int) -> None:
+        if self._last is None:
+            raise ProtocolError("asked for a result before any collective has completed")
+        view = self.completed_in
+        meta = {"generation": view.generation, "ids": list(view.ids)}
+        self._send_bytes(group, json.dumps(meta).encode(), target)
+        self._send_bytes(group, self._last.describe(), target)
+        group.send(self._last.result(None), target)
+
+    def _receive_result(self, group: Group, source: int, operation: Operation | None) -> None:
+        if operation is None:
+            raise ProtocolError("behind by a collective that is not in flight")
+        meta = json.loads(self._receive_bytes(group, source))
+        header = self._receive_bytes(group, source)
+        group.receive(operation.result(header), source)
+        members = tuple(Member(worker, "", "") for worker in meta["ids"])
+        self.completed_in = View(int(meta["generation"]), members)
+        self.completed += 1
+        self._last = operation
+
+    def _send_state(self, group: Group, target: int) -> None:
+        if self.state is None:
+            self._send_bytes(group, b"", target)
+            return
+        self._send_bytes(group, self.state.describe(), target)
+        group.send(self.state.tensors(None), target)
+
+    def _receive_state(self, group: Group, source: int) -> None:
+        header = self._receive_bytes(group, source)
+        if self.state is not None and header:
+            group.receive(self.state.tensors(header), source)
+            self.state.adopt(header)
+
+    def _send_bytes(self, group: Group, payload: bytes, target: int) -> None:
+        group.send([self._groups.from_bytes(len(payload).to_bytes(8, "big"))], target)
+        if payload:
+            group.send([self._groups.from_bytes(payload)], target)
+
+    def _receive_bytes(self, group: Group, source: int) -> bytes:
+        size = self._groups.empty_bytes(8)
+        group.receive([size], source)
+        length = int.from_bytes(self._groups.to_bytes(size), "big")
+        if not length:
+            return b""
+        payload = self._groups.empty_bytes(length)
+        group.receive([payload], source)
+        return self._groups.to_bytes(payload)

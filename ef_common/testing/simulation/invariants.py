@@ -1,0 +1,147 @@
+"""What must hold, whatever happens. Checked at every change, so after every event.
+
+* One view per generation; generations grow; a worker is in the view or out of it; a loss admits nobody.
+* An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
+* In each epoch every position is committed exactly once.
+* A worker trains only with a state; once a new history has begun, the old one is not continued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ef_common.core.membership import Event, Gone, Membership, Phase
+from ef_common.core.sharding import Range
+from ef_common.core.view import View
+
+_IN = (Phase.MEMBER, Phase.LEAVING)
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One update, as a worker logs it when it is confirmed.
+
+    Args:
+        life: Id of the worker whose initial weights the history began with.
+        update: Number of the update in this life.
+        epoch: Epoch of the positions.
+        view: View of the contributors.
+        committed: Ranges of positions made final.
+        fingerprint: Depends on the weights after this update and on all before.
+    """
+
+    life: str
+    update: int
+    epoch: int
+    view: tuple[int, tuple[str, ...]]
+    committed: tuple[Range, ...]
+    fingerprint: int
+
+
+@dataclass(slots=True)
+class Result:
+    """What a worker has when it has finished."""
+
+    worker: str
+    life: str
+    updates: int
+    weights: int
+    expected: int
+    fingerprint: int
+
+
+@dataclass(slots=True)
+class Invariants:
+    """Everything that has been seen of a run."""
+
+    length: int
+    epochs: int
+    views: dict[int, View] = field(default_factory=dict)
+    history: dict[str, dict[int, Record]] = field(default_factory=dict)
+    committed: dict[tuple[str, int], int] = field(default_factory=dict)
+    evaluations: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+
+    def decided(self, before: Membership, event: Event, after: Membership) -> None:
+        """The coordinator has decided."""
+        view = after.view
+        members = () if view is None else view.ids
+        phases = {worker for worker, (_, phase) in after.workers.items() if phase in _IN}
+        if len(set(members)) != len(members) or phases != set(members):
+            raise Violation(f"view {members}, but the members are {sorted(phases)}")
+        if view is None or view is before.view:
+            return
+        if view.generation != before.generation + 1 or view.generation != after.generation:
+            raise Violation(f"generation {view.generation} follows {before.generation}")
+        old = set() if before.view is None else set(before.view.ids)
+        if isinstance(event, Gone) and old & set(members) and not set(members) <= old:
+            raise Violation(f"the loss of {event.worker} admits somebody: {sorted(old)} -> {members}")
+        self.views[view.generation] = view
+
+    def entered(self, worker: str, generation: int, members: list[str], rank: int) -> None:
+        """A session has entered a view."""
+        if self.views[generation].ids != tuple(members) or members[rank] != worker:
+            raise Violation(f"{worker} takes {members} for view {generation} and {rank} for its rank")
+        if generation <= self.generations.get(worker, 0):
+            raise Violation(f"{worker} enters view {generation} after {self.generations[worker]}")
+        self.generations[worker] = generation
+
+    def confirmed(self, worker: str, record: Record) -> None:
+        """A worker logs an update."""
+        history = self.history.setdefault(record.life, {})
+        known = history.get(record.update)
+        if known is not None:
+            if known != record:
+                raise Violation(f"two contents of one update: {known} and, of {worker}, {record}")
+            return
+        if record.life != next(reversed(self.history)):
+            raise Violation(f"{worker} continues a history that others have begun anew: {record}")
+        generation, contributors = record.view
+        if self.views[generation].ids != contributors:
+            raise Violation(f"{contributors} commit in view {generation} = {self.views[generation].ids}")
+        history[record.update] = record
+        key = (record.life, record.epoch)
+        self.committed[key] = add_once(self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}")
+
+    def evaluated(self, worker: str, life: str, epoch: int, covered: list[int], num_samples: int) -> None:
+        """A worker has the results of an evaluation."""
+        if sorted(covered) != list(range(num_samples)):
+            raise Violation(f"{worker} evaluates {covered} of {num_samples} samples")
+        if self.evaluations.setdefault((life, epoch), covered) != covered:
+            raise Violation(f"{worker} evaluates {covered}, others {self.evaluations[life, epoch]}")
+
+    def finished(self, result: Result) -> None:
+        """A worker has trained to the end."""
+        if result.weights != result.expected:
+            raise Violation(f"{result.worker} ends with {result.weights}, expected {result.expected}")
+        self.results.append(result)
+
+    def ended(self) -> None:
+        """The job is over."""
+        if not self.results:
+            return
+        first = self.results[0]
+        for other in self.results:
+            if (first.life, first.updates, first.fingerprint) != (other.life, other.updates, other.fingerprint):
+                raise Violation(f"survivors differ: {first} and {other}")
+        history = self.history.get(first.life, {})
+        if sorted(history) != list(range(first.updates)):
+            raise Violation(f"{first.updates} updates, confirmed are {sorted(history)}")
+        for epoch in range(self.epochs):
+            if self.committed.get((first.life, epoch), 0) != (1 << self.length) - 1:
+                raise Violation(f"epoch {epoch} is not complete: {self.committed}")
+
+
+def add_once(done: int, ranges: tuple[Range, ...], *, what: str) -> int:
+    """Add ranges of positions to a set (bits of an integer) that must not hold them yet."""
+    for start, stop in ranges:
+        bits = ((1 << stop) - 1) ^ ((1 << start) - 1)
+        if done & bits:
+            raise Violation(f"{what}: some of the positions {start}..{stop - 1} are committed twice")
+        done |= bits
+    return done

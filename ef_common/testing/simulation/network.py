@@ -1,0 +1,329 @@
+"""The data plane in memory: meshes of ends, which complete, break and stall at random times.
+
+What is kept of the real thing: a collective completes in each member at its own time after all have entered,
+so a loss finds some with the result and others without; a member notices that a peer is lost after a while, or
+never by itself; a broken operation leaves rubbish in its tensor; sends are buffered and arrive later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ef_common.collectives.base import Bootstrap
+from ef_common.core.view import View
+from ef_common.errors import GroupBroken
+from ef_common.testing.simulation.invariants import Violation
+from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
+
+LATENCY_S = 0.002
+BUILD_S = 0.02
+NOTICE_S = 0.02  # of a broken connection
+_RUBBISH = float("nan")
+
+Mark = Callable[[str], None]
+
+
+class Pending:
+    """A collective in flight, as one end sees it. Entered with `payload`, which it hands on if it is no list."""
+
+    __slots__ = ("_end", "done", "payload", "result", "tensor")
+
+    def __init__(self, end: End, payload: Any, tensor: list[float] | None) -> None:
+        self._end = end
+        self.payload = payload
+        self.tensor = tensor
+        self.done = False
+        self.result: Any = None
+
+    def wait(self) -> None:
+        """See the port."""
+        while not self.done:
+            self._end.pause()
+
+    def complete(self, result: Any) -> None:
+        """The result has come, unless the end has broken before."""
+        end = self._end
+        if end.broken or self.done:
+            return
+        if end.mesh.stalled_by not in (None, end.rank):
+            end.mesh.parked.append((self, result))
+            return
+        self.done = True
+        self.result = result
+        if self.tensor is not None:
+            self.tensor[:] = result
+        end.flying.remove(self)
+        end.wake()
+
+
+class Round:
+    """One collective of a mesh."""
+
+    __slots__ = ("entered", "kind", "size")
+
+    def __init__(self, kind: str, size: int) -> None:
+        self.kind = kind
+        self.size = size
+        self.entered: dict[int, Pending] = {}
+
+
+class Mesh:
+    """All ends of the group of one view."""
+
+    def __init__(self, network: Network, view: View) -> None:
+        self.network = network
+        self.view = view
+        self.ends: dict[int, End] = {}
+        self.rounds: list[Round] = []
+        self.stalled_by: int | None = None  # a frozen member whose last bytes are not out
+        self.parked: list[tuple[Pending, Any]] = []
+
+    def attach(self, end: End) -> None:
+        """One more member has come to build the group."""
+        if end.rank in self.ends:
+            raise Violation(f"{end.process.name} builds the group of view {self.view.generation} twice")
+        self.ends[end.rank] = end
+        scheduler = self.network.scheduler
+        if any(other.broken for other in self.ends.values()):
+            self.lose(self.ends[next(rank for rank, other in self.ends.items() if other.broken)], (end,))
+        elif len(self.ends) == self.view.world_size:
+            for other in self.ends.values():
+                scheduler.after(scheduler.delay(BUILD_S), other.built)
+
+    def lose(self, lost: End, peers: Sequence[End] | None = None) -> None:
+        """The peers of a lost end notice after a while; some never do by themselves."""
+        scheduler = self.network.scheduler
+        for end in tuple(self.ends.values()) if peers is None else peers:
+            if end is not lost and not end.broken and scheduler.chance(0.6):
+                scheduler.after(scheduler.delay(NOTICE_S), end.break_)
+
+    def enter(self, end: End, number: int, kind: str, pending: Pending, size: int) -> None:
+        """A member has entered its collective of this number."""
+        if number == len(self.rounds):
+            self.rounds.append(Round(kind, size))
+        this = self.rounds[number]
+        if this.kind != kind or (kind == "all_reduce" and this.size != size):
+            raise Violation(
+                f"view {self.view.generation}: {end.process.name} enters {kind}/{size} as collective {number}, "
+                f"others {this.kind}/{this.size}"
+            )
+        this.entered[end.rank] = pending
+        if len(this.entered) == self.view.world_size:
+            self._finish(this)
+
+    def _finish(self, this: Round) -> None:
+        payloads = [this.entered[rank].payload for rank in range(self.view.world_size)]
+        result: list[Any] = payloads
+        if this.kind == "all_reduce":
+            result = [sum(column) for column in zip(*payloads, strict=True)]
+        scheduler = self.network.scheduler
+        for pending in this.entered.values():
+            scheduler.after(scheduler.delay(LATENCY_S), pending.complete, result)
+
+    def stall(self, rank: int) -> None:
+        """A member froze before its last bytes were out: nobody can complete what is in flight."""
+        self.stalled_by = rank
+
+    def flow(self) -> None:
+        """It has thawed."""
+        self.stalled_by = None
+        parked, self.parked = self.parked, []
+        scheduler = self.network.scheduler
+        for pending, result in parked:
+            scheduler.after(scheduler.delay(LATENCY_S), pending.complete, result)
+
+
+class End:
+    """One member's end: the `Group` port."""
+
+    def __init__(self, mesh: Mesh, process: Process, rank: int, mark: Mark) -> None:
+        self.mesh = mesh
+        self.process = process
+        self.rank = rank
+        self.broken = False
+        self.connected = False
+        self.flying: list[Pending] = []
+        self._mark = mark
+        self._num_rounds = 0
+        self._cut = False
+        self._ticket: Ticket | None = None
+        self._inbox: dict[int, deque[Any]] = {}
+        self._due: dict[int, float] = {}  # when the last message to each rank arrives: they keep their order
+
+    # ------------------------------------------------------------ waiting
+
+    def pause(self) -> None:
+        """Wait until something changes at this end."""
+        if self.broken:
+            raise GroupBroken(f"the group of view {self.mesh.view.generation} broke")
+        self._ticket = Ticket(self.process)
+        self.process.wait()
+
+    def wake(self) -> None:
+        """Something has changed at this end (called by an event)."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.resolve()
+
+    def built(self) -> None:
+        """All members are connected."""
+        if not self.broken:
+            self.connected = True
+            self.wake()
+
+    def connect(self) -> None:
+        """Wait until the group is built."""
+        self.mesh.attach(self)
+        while not self.connected:
+            self.pause()
+        self._check()
+
+    def _check(self) -> None:
+        if self.broken:
+            raise GroupBroken(f"the group of view {self.mesh.view.generation} is broken")
+
+    def break_(self) -> None:
+        """This end is broken from now on; operations in flight leave rubbish."""
+        if self.broken:
+            return
+        self.broken = True
+        for pending in self.flying:
+            if pending.tensor is not None:
+                pending.tensor[:] = [_RUBBISH] * len(pending.tensor)
+        self.flying = []
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            # By an event: whoever breaks this end may be another process, or hold a lock.
+            error = GroupBroken(f"the group of view {self.mesh.view.generation} broke")
+            self.mesh.network.scheduler.after(0.0, ticket.fail, error)
+
+    # ------------------------------------------------------------ port
+
+    def all_reduce(self, tensor: list[float]) -> Pending:
+        """See the port."""
+        return self._enter("all_reduce", Pending(self, tuple(tensor), tensor), len(tensor))
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """See the port."""
+        if self._num_rounds == 0:
+            self._mark("exchange")
+        pending = self._enter("all_gather", Pending(self, payload, None), 0)
+        pending.wait()
+        return list(pending.result)
+
+    def _enter(self, kind: str, pending: Pending, size: int) -> Pending:
+        self._check()
+        number = self._num_rounds
+        self._num_rounds += 1
+        self.flying.append(pending)
+        self.mesh.enter(self, number, kind, pending, size)
+        return pending
+
+    def send(self, tensors: Sequence[Any], target: int) -> None:
+        """See the port."""
+        scheduler = self.mesh.network.scheduler
+        for tensor in tensors:
+            self._check()
+            due = max(self._due.get(target, 0.0), scheduler.now + scheduler.delay(LATENCY_S))
+            self._due[target] = due
+            scheduler.at(due, self._deliver, self.mesh.ends[target], tensor[:])
+
+    def _deliver(self, target: End, payload: Any) -> None:
+        if self.broken and self.mesh.network.scheduler.chance(0.5):
+            self._cut = True  # what had not left the machine is lost, and all behind it
+        if not self._cut and not target.broken:
+            target._inbox.setdefault(self.rank, deque()).append(payload)
+            target.wake()
+
+    def receive(self, tensors: Sequence[Any], source: int) -> None:
+        """See the port."""
+        if not tensors:
+            self._mark("receive_nothing")
+        inbox = self._inbox.setdefault(source, deque())
+        for tensor in tensors:
+            while not inbox:
+                self.pause()
+            self._check()
+            payload = inbox.popleft()
+            if len(payload) != len(tensor) or type(payload) is not type(tensor):
+                raise Violation(f"{self.process.name} receives {payload!r}, and made room for {tensor!r}")
+            tensor[:] = payload
+
+    def abort(self) -> None:
+        """See the port."""
+        if not self.broken:
+            self.break_()
+            self.mesh.lose(self)
+
+
+class Network:
+    """All meshes of a job."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._meshes: dict[int, Mesh] = {}
+
+    def mesh(self, view: View) -> Mesh:
+        """The mesh of a view."""
+        mesh = self._meshes.get(view.generation)
+        if mesh is None:
+            mesh = self._meshes[view.generation] = Mesh(self, view)
+        if mesh.view.ids != view.ids:
+            raise Violation(f"two views of generation {view.generation}: {mesh.view.ids} and {view.ids}")
+        return mesh
+
+
+class Factory:
+    """One process's builder of groups: the `GroupFactory` port."""
+
+    def __init__(self, network: Network, process: Process, mark: Mark) -> None:
+        self.end: End | None = None
+        self._newest = 0
+        self._network = network
+        self._process = process
+        self._mark = mark
+
+    def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> End:
+        """See the port."""
+        self._mark("build")
+        if self._newest > view.generation:
+            raise GroupBroken(f"view {view.generation} has been replaced")
+        self.end = End(self._network.mesh(view), self._process, rank, self._mark)
+        self.end.connect()
+        return self.end
+
+    def replaced(self, generation: int) -> None:
+        """A newer view is known: a group that is being built for an older one will not come about."""
+        self._newest = generation
+        end = self.end
+        if end is not None and not end.connected and end.mesh.view.generation < generation:
+            end.abort()
+
+    def die(self) -> None:
+        """The process has crashed."""
+        if self.end is not None:
+            self.end.abort()
+
+    def freeze(self) -> None:
+        """The process has stopped; what it had sent may still be on its way, or not."""
+        if self.end is not None and self._network.scheduler.chance(0.5):
+            self.end.mesh.stall(self.end.rank)
+
+    def thaw(self) -> None:
+        """The process goes on."""
+        if self.end is not None and self.end.mesh.stalled_by == self.end.rank:
+            self.end.mesh.flow()
+
+    def empty_bytes(self, num_bytes: int) -> bytearray:
+        """See the port."""
+        return bytearray(num_bytes)
+
+    def from_bytes(self, payload: bytes) -> bytearray:
+        """See the port."""
+        return bytearray(payload)
+
+    def to_bytes(self, tensor: bytearray) -> bytes:
+        """See the port."""
+        return bytes(tensor)

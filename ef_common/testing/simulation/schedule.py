@@ -1,0 +1,265 @@
+"""Schedules: a job and its faults as data, drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+PLACES = (
+    "forward",
+    "bucket0",
+    "bucket1",
+    "reduced",
+    "boundary",
+    "next_view",
+    "build",
+    "exchange",
+    "send_state",
+    "receive_state",
+    "send_result",
+    "receive_result",
+    "warm_up",
+    "join",
+    "metrics",
+    "evaluate",
+    "closing",
+)
+"""Where a fault may strike; a worker passes them by `mark`."""
+
+_RECOVERY = ("next_view", "build", "exchange", "send_result", "receive_result", "send_state", "receive_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, and the settings of the membership.
+
+    Args:
+        num_workers: Workers that start together.
+        length: Positions in an epoch.
+        batch_size: Positions per worker and window.
+        epochs: Number of epochs.
+        accumulate: Windows per gradient reduction.
+        num_validation: Samples of an evaluation.
+        overlap: Begin to reduce before the backward pass has ended.
+        metrics_every: Windows between two extra collectives; 0 for none.
+        step_s: Typical time of a forward and backward.
+        min_nodes: As in the settings of the membership; every worker is a node here.
+        max_nodes: Likewise.
+        last_call_s: Likewise.
+        heartbeat_timeout_s: A worker that is silent for so long is evicted.
+    """
+
+    num_workers: int
+    length: int
+    batch_size: int
+    epochs: int
+    accumulate: int = 1
+    num_validation: int = 0
+    overlap: bool = False
+    metrics_every: int = 0
+    step_s: float = 0.05
+    min_nodes: int = 1
+    max_nodes: int = 1_000_000
+    last_call_s: float = 0.5
+    heartbeat_timeout_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to the job.
+
+    It strikes at a time (`at`), or when some worker passes `place` for the `nth` time, counted over all.
+
+    Args:
+        kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave",
+            "arrive" (new workers).
+        victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
+            members, "others" (all but self), "waiting" (somebody who is not a member), or a worker's name.
+        at: Virtual time in seconds.
+        place: One of `PLACES`.
+        nth: Which passage.
+        delay_s: From the passage to the strike.
+        duration_s: Until a frozen worker thaws, or messages are fast again.
+        count: How many workers arrive.
+    """
+
+    kind: str
+    victim: str = ""
+    at: float | None = None
+    place: str = ""
+    nth: int = 0
+    delay_s: float = 0.0
+    duration_s: float = 0.0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A job and its faults."""
+
+    seed: int
+    job: Job
+    faults: tuple[Fault, ...]
+
+
+def schedule_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed: the same on every machine."""
+    draw = random.Random(f"elasticflow/schedule/{seed}")
+    job = _job(draw)
+    themes = draw.choices(list(_THEMES), k=draw.choice((0, 1, 1, 2, 2, 3)))
+    faults = [fault for theme in themes for fault in theme(draw, job)]
+    return Schedule(seed, job, tuple(faults))
+
+
+def _job(draw: random.Random) -> Job:
+    num_workers = draw.choice((2, 2, 3, 3, 4, 5))
+    spares = draw.random() < 0.1
+    return Job(
+        num_workers=num_workers,
+        length=draw.choice((1, 2, 3, 5, 7, 11, 13, 17, 23, 29, 37)),
+        batch_size=draw.randint(1, 4),
+        epochs=draw.choice((1, 1, 2, 2, 3)),
+        accumulate=draw.choice((1, 1, 1, 2, 3)),
+        num_validation=draw.choice((0, 0, 1, 5, 8)),
+        overlap=draw.random() < 0.5,
+        metrics_every=draw.choice((0, 0, 1, 2, 3)),
+        step_s=draw.choice((0.02, 0.05, 0.2)),
+        min_nodes=draw.choice((1, 1, 1, 2)),
+        max_nodes=draw.randint(2, num_workers) if spares else 1_000_000,
+        last_call_s=draw.choice((0.1, 0.5)),
+    )
+
+
+def _sometime(draw: random.Random) -> float:
+    return round(0.3 + draw.random() * draw.choice((0.5, 2.0)), 3)
+
+
+def _crash_anywhere(draw: random.Random, job: Job) -> list[Fault]:
+    return [Fault("crash", "any", at=_sometime(draw)) for _ in range(draw.randint(1, 2))]
+
+
+def _crash_at_place(draw: random.Random, job: Job) -> list[Fault]:
+    victim = draw.choice(("self", "another", "both"))
+    delay = draw.choice((0.0, 0.001, 0.005))
+    return [Fault("crash", victim, place=draw.choice(PLACES), nth=draw.randint(1, 12), delay_s=delay)]
+
+
+def _two_losses_in_one_collective(draw: random.Random, job: Job) -> list[Fault]:
+    """One in the collective, one in the recovery from it."""
+    first = Fault(
+        "crash",
+        draw.choice(("self", "another")),
+        place=draw.choice(("bucket0", "bucket1", "reduced")),
+        nth=draw.randint(1, 12),
+        delay_s=draw.choice((0.0, 0.001, 0.003)),
+    )
+    place = draw.choice(_RECOVERY[:5])
+    nth = job.num_workers + draw.randint(0, 2) if place in _RECOVERY[:3] else 1
+    second = Fault("crash", draw.choice(("self", "another")), place=place, nth=nth, delay_s=0.001)
+    return [first, second, *_arrivals(draw)]
+
+
+def _loss_in_recovery(draw: random.Random, job: Job) -> list[Fault]:
+    place = draw.choice(_RECOVERY)
+    kind = draw.choice(("crash", "crash", "freeze", "break"))
+    strike = Fault(
+        kind, draw.choice(("self", "another")), place=place, nth=draw.randint(1, 8), duration_s=draw.choice((1, 4))
+    )
+    return [*_crash_anywhere(draw, job), strike, *_arrivals(draw)]
+
+
+def _arrivals(draw: random.Random) -> list[Fault]:
+    return [Fault("arrive", at=_sometime(draw), count=draw.choice((1, 1, 1, 2))) for _ in range(draw.randint(1, 2))]
+
+
+def _join(draw: random.Random, job: Job) -> list[Fault]:
+    return _arrivals(draw)
+
+
+def _join_storm(draw: random.Random, job: Job) -> list[Fault]:
+    return [Fault("arrive", at=_sometime(draw), count=draw.randint(2, 5))]
+
+
+def _joiner_lost(draw: random.Random, job: Job) -> list[Fault]:
+    place = draw.choice(("warm_up", "join", "receive_state", "receive_state", "send_state"))
+    kind = draw.choice(("crash", "crash", "freeze"))
+    strike = Fault(
+        kind,
+        draw.choice(("self", "self", "both", "another")),
+        place=place,
+        nth=draw.randint(1, 2),
+        delay_s=draw.choice((0.0, 0.01, 0.05)),
+        duration_s=draw.choice((1, 4)),
+    )
+    return [*_arrivals(draw), strike]
+
+
+def _boundary_interrupted(draw: random.Random, job: Job) -> list[Fault]:
+    """A change is agreed; a member is lost in it, or just after it while others are still in it."""
+    place = draw.choice(("next_view", "exchange", "build", "forward"))
+    nth = job.num_workers + draw.randint(1, job.num_workers + 2)
+    strike = Fault("crash", draw.choice(("self", "another")), place=place, nth=nth, delay_s=draw.random() * 0.02)
+    change = draw.choice((_arrivals, _leave_now))
+    return [*change(draw), strike]
+
+
+def _leave_now(draw: random.Random) -> list[Fault]:
+    return [Fault("leave", "any", at=_sometime(draw)) for _ in range(draw.randint(1, 2))]
+
+
+def _leave(draw: random.Random, job: Job) -> list[Fault]:
+    return _leave_now(draw)
+
+
+def _silence(draw: random.Random, job: Job) -> list[Fault]:
+    duration = draw.choice((0.1, 1.0, 3.0, 1000.0))
+    victim = draw.choice(("any", "any", "waiting"))
+    return [Fault("freeze", victim, at=_sometime(draw), duration_s=duration)]
+
+
+def _silence_at_place(draw: random.Random, job: Job) -> list[Fault]:
+    duration = draw.choice((0.1, 3.0, 1000.0))
+    return [Fault("freeze", "self", place=draw.choice(PLACES), nth=draw.randint(1, 10), duration_s=duration)]
+
+
+def _slow(draw: random.Random, job: Job) -> list[Fault]:
+    return [Fault("slow", "any", at=_sometime(draw), duration_s=0.5) for _ in range(draw.randint(1, 3))]
+
+
+def _broken_group(draw: random.Random, job: Job) -> list[Fault]:
+    if draw.random() < 0.5:
+        return [Fault("break", "any", at=_sometime(draw))]
+    return [Fault("break", "self", place=draw.choice(PLACES), nth=draw.randint(1, 10))]
+
+
+def _all_lost(draw: random.Random, job: Job) -> list[Fault]:
+    """All members at once, or all but those that are just being admitted."""
+    if draw.random() < 0.4:
+        nth = draw.choice((1, 1, 2))
+        strike = Fault("crash", "others", place=draw.choice(("receive_state", "exchange")), nth=nth)
+    else:
+        strike = Fault(draw.choice(("crash", "crash", "freeze")), "all", at=_sometime(draw), duration_s=5.0)
+    return [*_arrivals(draw), strike, *_arrivals(draw)]
+
+
+def _late(draw: random.Random, job: Job) -> list[Fault]:
+    return [Fault("arrive", place="closing", nth=draw.randint(1, job.num_workers), delay_s=draw.random() * 0.1)]
+
+
+_THEMES = (
+    _crash_anywhere,
+    _crash_at_place,
+    _two_losses_in_one_collective,
+    _loss_in_recovery,
+    _join,
+    _join_storm,
+    _joiner_lost,
+    _boundary_interrupted,
+    _leave,
+    _silence,
+    _silence_at_place,
+    _slow,
+    _broken_group,
+    _all_lost,
+    _late,
+)

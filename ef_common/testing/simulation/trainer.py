@@ -1,0 +1,270 @@
+"""A toy trainer with the loop of the plugins, in exact arithmetic.
+
+The gradient of a sample is an integer that depends on (epoch, position), and the weight is the sum of all
+gradients: after each epoch it has a value in closed form. A fingerprint depends on the order of the updates
+as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ef_common.core import sharding
+from ef_common.core.sharding import Commit, EpochProgress, Window
+from ef_common.core.view import View
+from ef_common.session import Session
+from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
+from ef_common.testing.simulation.operations import Buffers, Gather, Note, Reduction
+from ef_common.testing.simulation.schedule import Job
+
+_MODULUS = (1 << 61) - 1
+_TOLERANCE = 1e-6
+
+
+def gradient(epoch: int, position: int) -> int:
+    """Gradient of one sample."""
+    return (position * 7919 + epoch * 104729 + 13) % 1009 + 1
+
+
+def initial_weights(worker: str) -> int:
+    """Every worker begins with other weights, until they are made equal."""
+    return sum(worker.encode()) * 1_000_003
+
+
+class Trainer:
+    """One worker's training, and its `State`.
+
+    Args:
+        job: What to train.
+        session: The worker's session.
+        invariants: Told of all that is confirmed.
+        sleep: Lets virtual time pass.
+        delay: Draws a random time around a typical one.
+        mark: Called with the places that are passed.
+        note: Counts what is worth it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        session: Session,
+        *,
+        invariants: Invariants,
+        sleep: Callable[[float], None],
+        delay: Callable[[float], float],
+        mark: Note,
+        note: Note,
+    ) -> None:
+        self.job = job
+        self.session = session
+        self.worker = session.worker.id
+        self.life = self.worker
+        self.base = initial_weights(self.worker)
+        self.weights = self.base
+        self.fingerprint = 0
+        self.epoch = 0
+        self.updates = 0
+        self.done = 0
+        self.progress = EpochProgress(0, job.length)
+        self._invariants = invariants
+        self._sleep = sleep
+        self._delay = delay
+        self._mark = mark
+        self._note = note
+        self._buffers = Buffers()
+        self._total = 0
+        self._count = 0
+        self._room: list[int] = []
+
+    def train(self) -> None:
+        """From the start of the session to its end."""
+        session, job = self.session, self.job
+        if session.start():
+            self._mark("warm_up")
+            self._sleep(self._delay(0.3))
+        self._broadcast()
+        session.state = self
+        while self.epoch < job.epochs:
+            while self.progress.remaining:
+                self._boundary()
+                self._step()
+            if self.done != (1 << job.length) - 1:
+                raise Violation(f"{self.worker} ends epoch {self.epoch} with positions {self.done:b}")
+            self._evaluate()
+            self.epoch += 1
+            self.done = 0
+            self.progress = EpochProgress(self.epoch, job.length)
+        self._mark("closing")
+        self._gather("closing", None)
+        session.close()
+        session.stop()
+        self._invariants.finished(self._result())
+
+    def _result(self) -> Result:
+        job = self.job
+        total = sum(gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length))
+        return Result(
+            self.worker, self.life, self.updates, self.weights, self.base + total, self.fingerprint
+        )
+
+    # ------------------------------------------------------------ the loop
+
+    def _gather(self, label: str, value: Any) -> tuple[View, list[Any]]:
+        operation = Gather(label, value, mark=self._mark, note=self._note)
+        view = self.session.run(operation)
+        operation.attempts.end(self.session.view.generation)
+        return view, operation.values
+
+    def _broadcast(self) -> None:
+        """Everybody begins with the weights of rank 0; a newcomer, still alone, keeps its own."""
+        _, values = self._gather("broadcast", [self.life, self.base])
+        self.life, self.base = values[0]
+        self.weights = self.base
+
+    def _boundary(self) -> None:
+        self._mark("boundary")
+        if self.session.newcomer:
+            self._mark("join")
+            self.session.join()
+        else:
+            self.session.boundary()
+        if self.session.newcomer or not self.progress.remaining:
+            raise Violation(f"{self.worker} trains without a state, or after the end of the epoch")
+
+    def _step(self) -> None:
+        job = self.job
+        members = self.session.completed_in.ids
+        self.progress, window = sharding.deal(self.progress, members, batch_size=job.batch_size)
+        self._mark("forward")
+        positions = self.progress.positions(window.slice_of(self.worker))
+        self._sleep(self._delay(job.step_s))
+        self._total += sum(gradient(self.epoch, position) for position in positions)
+        self._count += len(positions)
+        steps = self.progress.steps
+        if steps % job.accumulate == 0 or not self.progress.remaining:
+            self._reduce()
+        if job.metrics_every and steps % job.metrics_every == 0:
+            self._mark("metrics")
+            _, values = self._gather(f"metrics {self.epoch}/{steps}", self.fingerprint)
+            if any(value != self.fingerprint for value in values):
+                raise Violation(f"weights differ after step {steps} of epoch {self.epoch}: {values}")
+
+    def _reduction(self) -> Reduction:
+        return Reduction(
+            self.worker,
+            f"reduction {self.updates}",
+            buffers=self._buffers,
+            turn=self.updates % 2,
+            windows=self.progress.uncommitted,
+            total=self._total,
+            count=self._count,
+            flag=lambda: self.session.change_pending,
+            mark=self._mark,
+            note=self._note,
+        )
+
+    def _reduce(self) -> None:
+        operation = self._reduction()
+        if self.job.overlap:
+            operation.start(self.session.group, self.session.view)
+            self._sleep(self._delay(self.job.step_s))
+        view = self.session.run(operation)
+        operation.attempts.end(self.session.view.generation)
+        self._mark("reduced")
+        self.session.agree(operation.flags)
+        self.progress, commit = sharding.commit(self.progress, view.ids)
+        if commit.returned:
+            self._note("returned")
+        self._check(operation, commit)
+        self._update(operation)
+        record = Record(
+            self.life, self.updates - 1, self.epoch, (view.generation, view.ids), commit.committed, self.fingerprint
+        )
+        self.session.when_confirmed(lambda: self._invariants.confirmed(self.worker, record))
+
+    def _check(self, operation: Reduction, commit: Commit) -> None:
+        self.done = add_once(self.done, commit.committed, what=f"{self.worker}, epoch {self.epoch}")
+        gradients = [
+            gradient(self.epoch, position) for start, stop in commit.committed for position in range(start, stop)
+        ]
+        mean = sum(gradients) / len(gradients) if gradients else 0.0
+        if operation.sum != sum(gradients) or not abs(operation.mean - mean) < _TOLERANCE:
+            raise Violation(
+                f"{self.worker}, update {self.updates}: sum {operation.sum}, mean {operation.mean} do not belong "
+                f"to the positions {commit.committed}"
+            )
+        if not abs(operation.weights - 1.0) < _TOLERANCE:
+            raise Violation(f"{self.worker}, update {self.updates}: the weights sum to {operation.weights}")
+
+    def _update(self, operation: Reduction) -> None:
+        self.weights += operation.sum
+        self.fingerprint = (self.fingerprint * 1_000_003 + operation.sum + 1) % _MODULUS
+        self.updates += 1
+        self._total = self._count = 0
+
+    def _evaluate(self) -> None:
+        """Each its share; the shares of those that are lost are dealt again to those that are left."""
+        todo = list(range(self.job.num_validation))
+        covered: list[int] = []
+        turn = 0
+        while todo:
+            self._mark("evaluate")
+            members = self.session.completed_in.ids
+            shares = {}
+            for rank, member in enumerate(members):
+                low, high = sharding.share(len(todo), len(members), rank)
+                shares[member] = todo[low:high]
+            self._sleep(self._delay(self.job.step_s))
+            view, values = self._gather(f"evaluation {self.epoch}/{turn}", shares[self.worker])
+            if values != [shares[member] for member in view.ids]:
+                raise Violation(f"{self.worker} expected the shares {shares} of {view.ids}, and got {values}")
+            covered += [sample for value in values for sample in value]
+            todo = [sample for member in members if member not in view.ids for sample in shares[member]]
+            turn += 1
+        found = (self.worker, self.life, self.epoch, covered, self.job.num_validation)
+        self.session.when_confirmed(lambda: self._invariants.evaluated(*found))
+
+    # ------------------------------------------------------------ state for newcomers
+
+    def describe(self) -> bytes:
+        """See the port."""
+        self._mark("send_state")
+        progress = self.progress
+        windows = [[window.start, window.stop, window.members] for window in progress.uncommitted]
+        state = {
+            "life": self.life,
+            "base": self.base,
+            "epoch": self.epoch,
+            "updates": self.updates,
+            "done": self.done,
+            "cursor": progress.cursor,
+            "returned": progress.returned,
+            "uncommitted": windows,
+            "steps": progress.steps,
+        }
+        return json.dumps(state).encode()
+
+    def tensors(self, header: bytes | None) -> Sequence[Any]:
+        """See the port."""
+        if header is None:
+            return [[self.weights, self.fingerprint]]
+        self._mark("receive_state")
+        self._room = [0, 0]
+        return [self._room]
+
+    def adopt(self, header: bytes) -> None:
+        """See the port."""
+        state = json.loads(header)
+        self.weights, self.fingerprint = self._room
+        self.life, self.base = state["life"], state["base"]
+        self.epoch, self.updates, self.done = state["epoch"], state["updates"], state["done"]
+        self.progress = replace(
+            EpochProgress(self.epoch, self.job.length),
+            cursor=state["cursor"],
+            returned=tuple(state["returned"]),
+            uncommitted=tuple(Window(start, stop, tuple(ids)) for start, stop, ids in state["uncommitted"]),
+            steps=state["steps"],
+        )

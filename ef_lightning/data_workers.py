@@ -1,0 +1,158 @@
+"""A DataLoader that reads what it is told, and survives the death of its worker processes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.sampler import BatchSampler
+
+from ef_common.errors import UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+Plan = Callable[[int], Iterator[list[int]]]
+"""`plan(k)` yields the batches (as indices in the dataset) from the k-th one on."""
+
+_MAX_RESTARTS = 3
+_NOTICE_S = 0.25
+"""How long `next` waits for a batch before it looks whether the data workers live."""
+
+
+def check(loader: DataLoader[Any]) -> None:
+    """Refuse what cannot be dealt to a changing number of workers.
+
+    Raises:
+        UnsupportedError: Naming what, and what to use instead.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise UnsupportedError(
+            "an IterableDataset has no positions that could be dealt exactly once. Use a map-style dataset "
+            "(`__getitem__` and `__len__`)"
+        )
+    kind = type(loader.batch_sampler)
+    # Lightning wraps the plain BatchSampler for predictions, to record the indices.
+    if kind is not BatchSampler and not hasattr(loader.batch_sampler, "seen_batch_indices"):
+        raise UnsupportedError(
+            "the DataLoader must batch by itself, so that its samples can be dealt to a changing number of "
+            "workers: give it `batch_size=` and, if you need one, a `sampler=`. "
+            f"Received: batch_size={loader.batch_size}, batch_sampler={kind.__name__}"
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise UnsupportedError(
+            f"{type(loader).__name__} overrides `__iter__`, so ElasticFlow cannot tell it what to read. "
+            "Put the change into the dataset or into `collate_fn`"
+        )
+    sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]
+    if hasattr(sampler, "num_replicas"):
+        raise UnsupportedError(
+            "a distributed sampler fixes the number of workers. Leave it out: ElasticFlow deals the samples. "
+            f"Received: sampler={type(sampler).__name__}"
+        )
+
+
+class _PlannedBatches:
+    """Batch sampler whose batches are set from outside."""
+
+    def __init__(self) -> None:
+        self.plan: Plan = lambda start: iter(())
+        self.start = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.plan(self.start)
+
+
+class PlannedLoader:
+    """Reads planned batches with the user's DataLoader: its collate function, its worker processes.
+
+    The processes are kept from plan to plan. One that dies (out of memory, mostly) costs its batches a second
+    read, and nothing else.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        check(loader)
+        self.user_loader = loader
+        self._batches = _PlannedBatches()
+        # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
+        inner = copy.copy(loader)
+        for name, value in {
+            "batch_sampler": self._batches,
+            "persistent_workers": loader.num_workers > 0,
+            "_iterator": None,
+        }.items():
+            object.__setattr__(inner, name, value)
+        self._inner = inner
+        self._iterator: Any = None
+        self._delivered = 0
+        self._restarts = 0
+
+    def warm_up(self) -> None:
+        """Start the worker processes."""
+        if self._inner.num_workers > 0:
+            self.read(lambda start: iter(()))
+
+    def read(self, plan: Plan) -> None:
+        """Go on with these batches; what was read ahead of an old plan is dropped."""
+        self._batches.plan, self._batches.start = plan, 0
+        self._delivered = 0
+        self._open()
+
+    def next(self) -> Any:
+        """The next batch of the plan.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        while True:
+            try:
+                batch = next(self._iterator)
+            except RuntimeError as error:
+                if not self._worker_died() or self._restarts >= _MAX_RESTARTS:
+                    raise
+                self._restarts += 1
+                logger.warning("a data worker died (%s); reading its batches again", str(error).splitlines()[0])
+                self.close()
+                self._batches.start = self._delivered
+                self._open()
+                continue
+            self._delivered += 1
+            self._restarts = 0
+            return batch
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator, self._iterator = self._iterator, None
+        object.__setattr__(self._inner, "_iterator", None)
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+    def _open(self) -> None:
+        try:
+            self._iterator = iter(self._inner)
+        except RuntimeError:
+            if self._iterator is None or not self._worker_died():
+                raise
+            self.close()
+            self._iterator = iter(self._inner)
+        self._ignore_child_signals()
+
+    def _ignore_child_signals(self) -> None:
+        """Let `next` alone notice a dead data worker.
+
+        torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
+        optimizer step, that would leave half of an update applied.
+        """
+        iterator = self._iterator
+        if getattr(iterator, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+            iterator._try_get_data = functools.partial(iterator._try_get_data, _NOTICE_S)
+
+    def _worker_died(self) -> bool:
+        workers = getattr(self._iterator, "_workers", [])
+        return any(not worker.is_alive() for worker in workers)

@@ -1,0 +1,176 @@
+"""Validation, test and prediction loaders: every sample once, over whoever is left.
+
+A pass deals the whole data set to the members at its start. When a worker has read its share, all exchange what
+they have done. What nobody has done, because its worker died and its part of the metrics died with it, is dealt
+again to those that are left, until nothing is missing. Newcomers wait for the next training step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ef_common.collectives import operations
+from ef_common.core import sharding
+from ef_common.core.sharding import Range
+from ef_common.events import EventLog
+from ef_common.session import Barrier, Session
+from ef_lightning import hooks
+from ef_lightning.data_workers import PlannedLoader
+from ef_lightning.order import batch_size_of, num_samples, order_of
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluationLoader:
+    """Wraps one of the user's evaluation DataLoaders.
+
+    Args:
+        loader: The user's loader.
+        session: The worker's session.
+        trainer: The Trainer that iterates over it.
+        log: Event log.
+        stage: "val", "test" or "predict", as Trainer's limits are named.
+        index: Number of the loader within its stage.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        session: Session,
+        trainer: Any,
+        *,
+        log: EventLog,
+        stage: str,
+        index: int,
+    ) -> None:
+        self._planned = PlannedLoader(loader)
+        self._loader = loader
+        self._session = session
+        self._trainer = trainer
+        self._log = log
+        self.stage, self._index = stage, index
+        self._batch_size = batch_size_of(loader)
+        self._run = 0
+        self._batches: list[list[int]] = []
+        self._next = 0
+        self._done: list[Range] = []
+        self._length = 0
+        self._order = np.arange(0)
+        self.batch_sampler = _recording(loader.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is as in the user's loader."""
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        """Batches of a worker in a whole pass, for the progress bar."""
+        length = num_samples(self._loader)
+        return -(-length // (self._batch_size * self._session.completed_in.world_size))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass."""
+        if not self._session.newcomer:
+            self._session.run(Barrier())  # settles whom the data set is dealt to
+        self._run = self._session.completed  # a number on which all agree
+        self._done = []
+        self._length = self._num_positions()
+        epoch = self._trainer.fit_loop.epoch_progress.current.processed
+        self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
+        members = self._session.completed_in.ids
+        self._take(np.arange(self._length), members)
+        return self
+
+    def __next__(self) -> Any:
+        loop = hooks.active_evaluation_loop(self._trainer)
+        if self._next == 0 and loop is not None:
+            hooks.free_evaluation_length(loop)
+        while self._next >= len(self._batches):
+            if not self._take_missing():
+                if loop is not None:
+                    hooks.mark_evaluation_done(loop)
+                raise StopIteration
+        batch = self._planned.next()
+        if self.batch_sampler is not None:
+            self.batch_sampler.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
+        self._next += 1
+        return batch
+
+    def _num_positions(self) -> int:
+        """Samples of a pass, after the Trainer's limits."""
+        length = num_samples(self._loader)
+        per_batch = self._batch_size * self._session.completed_in.world_size
+        limit = getattr(self._trainer, f"limit_{self.stage}_batches")
+        if isinstance(limit, int):
+            length = min(length, limit * per_batch)
+        elif limit < 1.0:
+            length = int(length * limit)
+        if self._trainer.sanity_checking:
+            length = min(length, int(min(self._trainer.num_sanity_val_steps, length) * per_batch))
+        return length
+
+    def _take(self, positions: np.ndarray, members: tuple[str, ...]) -> None:
+        """Take this worker's share; everybody gets the same number of batches, as far as samples allow."""
+        world_size = len(members)
+        rank = members.index(self._session.worker.id) if self._session.worker.id in members else 0
+        start, stop = sharding.share(len(positions), world_size, rank)
+        share = positions[start:stop]
+        largest = -(-len(positions) // world_size)
+        num_batches = min(-(-largest // self._batch_size), len(share))
+        bounds = [sharding.share(len(share), num_batches, i) for i in range(num_batches)]
+        batches = [share[low:high].tolist() for low, high in bounds]
+        self._batches, self._next = batches, 0
+        self._done += _ranges(share)
+        self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
+
+    def _take_missing(self) -> bool:
+        """Exchange what is done; take a share of what is missing. False if nothing is."""
+        mine = {"worker": self._session.worker.id, "done": [list(r) for r in self._done]}
+        parts, view = operations.gather(self._session, mine)
+        covered = np.zeros(self._length, dtype=bool)
+        for part in parts:
+            for start, stop in part["done"]:
+                covered[start:stop] = True
+        missing = np.flatnonzero(~covered)
+        if len(missing) == 0:
+            self._log_pass({part["worker"]: part["done"] for part in parts})
+            return False
+        logger.info("%d samples of this evaluation were lost with their worker; dealt again", len(missing))
+        self._take(missing, view.ids)
+        return True
+
+    def _log_pass(self, shares: dict[str, Any]) -> None:
+        if self._trainer.sanity_checking or self._session.newcomer:
+            return
+        self._log.write(
+            "evaluation",
+            stage=self.stage,
+            run=self._run,
+            loader=self._index,
+            length=self._length,
+            shares=shares,
+            exact=True,
+        )
+
+    def close(self) -> None:
+        """End the data workers."""
+        self._planned.close()
+
+
+def _ranges(positions: np.ndarray) -> list[Range]:
+    """Sorted positions as half-open ranges."""
+    if len(positions) == 0:
+        return []
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
+
+
+def _recording(batch_sampler: Any) -> Any:
+    """Lightning's own recorder of the predicted indices, where it put one; PredictionWriter reads it."""
+    return batch_sampler if hasattr(batch_sampler, "seen_batch_indices") else None

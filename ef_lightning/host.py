@@ -1,0 +1,84 @@
+"""Which Lightning the user works with.
+
+`lightning.pytorch` and `pytorch_lightning` are the same code as two class trees: a strategy of one is no strategy
+for the other's Trainer. What ElasticFlow needs of either is named here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ef_common.errors import MixedImportsError, UsageError
+
+NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One of the two class trees.
+
+    Args:
+        name: Import name of the package.
+        fabric: Import name of the Fabric that it builds on.
+    """
+
+    name: str
+    fabric: str
+
+    def get(self, module: str, name: str) -> Any:
+        """An object of a module of the package, given relative to it ("strategies.parallel")."""
+        return getattr(importlib.import_module(f"{self.name}.{module}"), name)
+
+    def get_fabric(self, module: str, name: str) -> Any:
+        """The same for Fabric."""
+        return getattr(importlib.import_module(f"{self.fabric}.{module}"), name)
+
+    def set_rank(self, rank: int) -> None:
+        """Tell the three `rank_zero_only` functions which rank this process has."""
+        for rank_zero_only in (
+            self.get("utilities.rank_zero", "rank_zero_only"),
+            self.get_fabric("utilities.rank_zero", "rank_zero_only"),
+            importlib.import_module("lightning_utilities.core.rank_zero").rank_zero_only,
+        ):
+            rank_zero_only.rank = rank
+
+
+HOSTS = {
+    "lightning.pytorch": Host("lightning.pytorch", "lightning.fabric"),
+    "pytorch_lightning": Host("pytorch_lightning", "lightning_fabric"),
+}
+
+
+def detect() -> Host:
+    """The tree that the program has imported; else the one that is installed.
+
+    Raises:
+        MixedImportsError: The program has imported both.
+        UsageError: Neither is installed.
+    """
+    imported = [name for name in NAMES if f"{name}.trainer.trainer" in sys.modules]
+    if len(imported) > 1:
+        raise MixedImportsError(
+            "both `lightning.pytorch` and `pytorch_lightning` are imported, and a strategy of one does not work "
+            "in a Trainer of the other. Import only one of them, or say which one you mean: "
+            "`ef_lightning.strategy_for('lightning.pytorch')`"
+        )
+    if imported:
+        return HOSTS[imported[0]]
+    for name in NAMES:
+        if importlib.util.find_spec(name.split(".")[0]) is not None:
+            return HOSTS[name]
+    raise UsageError("no Lightning is installed: pip install 'elasticflow[lightning]'")
+
+
+def of(obj: object) -> Host | None:
+    """The tree that an object's class, or a base of it, comes from."""
+    for cls in type(obj).__mro__:
+        for name, host in HOSTS.items():
+            if cls.__module__ == name or cls.__module__.startswith(f"{name}."):
+                return host
+    return None

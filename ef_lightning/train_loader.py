@@ -1,0 +1,253 @@
+"""The training loader: the step boundary, and the dealing of samples.
+
+Its `__next__` runs before Lightning moves any counter, so it is the place where a worker lets a change of
+membership happen, and where a newcomer is admitted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ef_common.core import sharding
+from ef_common.core.sharding import EpochProgress
+from ef_common.core.view import View
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.data_workers import PlannedLoader
+from ef_lightning.order import batch_size_of, num_samples, order_of
+
+logger = logging.getLogger(__name__)
+
+
+class ElasticLoader:
+    """Wraps the user's training DataLoader.
+
+    Args:
+        loader: The user's loader.
+        session: The worker's session.
+        trainer: The Trainer that iterates over it.
+        log: Event log.
+    """
+
+    def __init__(self, loader: DataLoader[Any], session: Session, trainer: Any, log: EventLog) -> None:
+        self._planned = PlannedLoader(loader)
+        self._session = session
+        self._trainer = trainer
+        self._log = log
+        self._loader = loader
+        self._batch_size = batch_size_of(loader)
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        self.num_updates = 0
+        self.progress = EpochProgress(epoch=-1, length=self._length())
+        self._order = np.arange(0)
+        self._wants_epoch = True
+        self._plan_of: tuple[tuple[str, ...], int] | None = None
+        self._padding = False
+        self._logged_epoch = -1
+        self.on_boundary: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else (dataset, sampler, num_workers …) is as in the user's loader."""
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    # ------------------------------------------------------------ what Lightning asks
+
+    def __len__(self) -> int:
+        """Batches of the epoch, if the world stays as it is."""
+        progress = self.progress
+        if self._wants_epoch:
+            progress = EpochProgress(epoch=0, length=self._length())
+        return self._num_steps(progress)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._wants_epoch = True
+        return self
+
+    def __next__(self) -> Any:
+        self.on_boundary()
+        if self._session.newcomer:
+            self._planned.warm_up()
+            # Should nobody hold a state any more, then rank 0's start is everybody's.
+            self._begin_epoch()
+            self._session.join()
+            # Else the state brought the progress, the loops' counters, and the order of the epoch.
+            logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
+        else:
+            if self._wants_epoch:
+                self._begin_epoch()
+            if self.progress.remaining > 0 and not self.progress.uncommitted:
+                self._session.boundary()
+        if self.progress.remaining == 0:
+            raise StopIteration
+        return self._deal()
+
+    # ------------------------------------------------------------ dealing
+
+    def _length(self) -> int:
+        """Positions of an epoch: the samples that the sampler draws, limited by a fraction."""
+        length = num_samples(self._loader)
+        limit = self._trainer.limit_train_batches
+        if isinstance(limit, float) and limit < 1.0:
+            length = max(min(1, length), int(length * limit))
+        return length
+
+    def _max_steps(self) -> float:
+        limit = self._trainer.limit_train_batches
+        return limit if isinstance(limit, int) else math.inf
+
+    def _num_steps(self, progress: EpochProgress) -> int:
+        world_size = self._session.completed_in.world_size
+        steps = sharding.num_steps(progress, world_size, batch_size=self._batch_size)
+        return int(min(steps, self._max_steps()))
+
+    def _begin_epoch(self) -> None:
+        self._end_epoch()
+        self._wants_epoch = False
+        epoch = self._trainer.current_epoch
+        self.progress = EpochProgress(epoch=epoch, length=self._length())
+        self._order = order_of(self._loader, self._session, seed=self.seed, epoch=epoch)
+        self._plan_of = None
+
+    def _end_epoch(self) -> None:
+        """Settle what an epoch that was cut short (by a limit, or without a backward pass) leaves behind."""
+        if self.progress.uncommitted:
+            self.commit(self._session.completed_in)
+        if self.progress.epoch >= 0 and self.progress.remaining:
+            self._log_epoch_end(exact=False)
+
+    def _log_epoch_end(self, *, exact: bool) -> None:
+        progress = self.progress
+        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
+
+    def _deal(self) -> Any:
+        members = self._session.completed_in.ids
+        before = self.progress
+        if before.epoch != self._logged_epoch:
+            self._logged_epoch = before.epoch
+            self._log.write("epoch", epoch=before.epoch, length=before.length)
+        self.progress, window = sharding.deal(before, members, batch_size=self._batch_size)
+        plan_of = (members, len(before.returned))
+        if plan_of != self._plan_of:
+            self._plan_of = plan_of
+            self._planned.read(lambda start: self._batches(before, members, start))
+            hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
+        start, stop = window.slice_of(self._session.worker.id)
+        self._padding = start == stop
+        return self._planned.next()
+
+    def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[int]]:
+        """Indices of this worker's batches from here on, as long as nothing changes."""
+        while progress.remaining > 0:
+            progress, window = sharding.deal(progress, members, batch_size=self._batch_size)
+            if skip > 0:
+                skip -= 1
+                continue
+            positions = progress.positions(window.slice_of(self._session.worker.id))
+            # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
+            few = min(window.stop, window.start + sharding.MIN_SHARE)
+            positions = positions or progress.positions((window.start, few))
+            yield self._order[positions].tolist()
+
+    def discount_padding(self) -> None:
+        """A batch that is not this worker's to train on only keeps step: no mean over samples counts it."""
+        if self._padding:
+            hooks.set_zero_batch_size(self._trainer)
+
+    # ------------------------------------------------------------ commit
+
+    def weights(self, view: View) -> Sequence[float]:
+        """Weight of each member's gradient: its number of samples since the last reduction."""
+        return sharding.weights(self.progress.uncommitted, view.ids)
+
+    def commit(self, contributors: View, loss: float | None = None) -> None:
+        """A gradient reduction with these contributors has completed."""
+        before = self.progress
+        self.progress, done = sharding.commit(before, contributors.ids)
+        self.num_updates += 1
+        if done.returned:
+            hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)
+        if not self._log.enabled:
+            return
+        mine = [
+            positions
+            for window in before.uncommitted
+            for positions in before.ranges(window.slice_of(self._session.worker.id))
+        ]
+        record = {
+            "step": self.num_updates,
+            "epoch": before.epoch,
+            "generation": contributors.generation,
+            "world_size": contributors.world_size,
+            "committed": done.committed,
+            "mine": mine,
+            "returned": done.returned,
+            "loss": loss,
+        }
+        complete = self.progress.remaining == 0 and bool(before.uncommitted)
+        self._session.when_confirmed(lambda: self._log_step(record, complete=complete))
+
+    def _log_step(self, record: dict[str, Any], *, complete: bool) -> None:
+        self._log.write("step", **record)
+        if complete:
+            self._log.write("epoch_end", epoch=record["epoch"], exact=True, length=self.progress.length)
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """What a newcomer needs to go on with the others."""
+        progress = self.progress
+        return {
+            "seed": self.seed,
+            "num_updates": self.num_updates,
+            "epoch": progress.epoch,
+            "length": progress.length,
+            "cursor": progress.cursor,
+            "returned": np.asarray(progress.returned, dtype=np.int64),
+            "steps": progress.steps,
+            "order": self._order,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on where the others are."""
+        self.seed, self.num_updates = state["seed"], state["num_updates"]
+        self.progress = EpochProgress(
+            epoch=state["epoch"],
+            length=state["length"],
+            cursor=state["cursor"],
+            returned=tuple(state["returned"].tolist()),
+            steps=state["steps"],
+        )
+        self._order = state["order"]
+        self._wants_epoch = False
+        self._plan_of = None
+        self._log.write(
+            "admitted",
+            generation=self._session.view.generation,
+            step=self.num_updates,
+            epoch=self.progress.epoch,
+        )
+
+    def succeed(self, previous: ElasticLoader) -> None:
+        """Go on counting where a loader that Lightning has reloaded ended."""
+        previous.finish()
+        self.seed, self.num_updates = previous.seed, previous.num_updates
+        previous.close()
+
+    def finish(self) -> None:
+        """The training ends, or goes on with another loader."""
+        self._end_epoch()
+        self.progress = EpochProgress(epoch=-1, length=self._length())
+
+    def close(self) -> None:
+        """End the data workers."""
+        self._planned.close()

@@ -1,0 +1,153 @@
+"""A coordinator, clients and rude peers, all of them closed at the end of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ef_common.control import wire
+from ef_common.control.auth import Token, new_nonce, worker_proof
+from ef_common.control.client import CoordinatorClient
+from ef_common.control.coordinator import Coordinator
+from ef_common.core.membership import Settings
+from ef_common.core.view import Member
+
+GUARD_S = 30.0
+
+
+class Peer:
+    """A raw connection to a coordinator."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=GUARD_S)
+        self._lines = self.socket.makefile("rb")
+
+    def say(self, data: bytes | wire.FromWorker) -> None:
+        self.socket.sendall(data if isinstance(data, bytes) else wire.encode(data))
+
+    def hear(self) -> wire.FromCoordinator | None:
+        """The next message, or None at the end of the connection."""
+        with contextlib.suppress(ConnectionError):
+            line = self._lines.readline()
+            if line:
+                return wire.decode_from_coordinator(line[:-1])
+        return None
+
+    def hear_all(self) -> list[wire.FromCoordinator]:
+        return list(iter(self.hear, None))
+
+    def introduce(self, name: str, token: Token | None = None) -> wire.FromCoordinator | None:
+        challenge = self.hear()
+        assert isinstance(challenge, wire.Challenge)
+        member, nonce = Member(name, f"node-{name}", ""), new_nonce()
+        proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, member=member)
+        self.say(wire.Hello(member, nonce, proof))
+        return self.hear()
+
+    def close(self) -> None:
+        self._lines.close()
+        self.socket.close()
+
+
+class Worker:
+    """A real client, started in a thread, because the first view may need others."""
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        self.client = client
+        self.warm_up: bool | None = None
+        self.error: Exception | None = None
+        self.views_noticed: list[int] = []
+        self._thread = threading.Thread(target=self._start, daemon=True)
+        self._thread.start()
+
+    def _start(self) -> None:
+        try:
+            self.warm_up = self.client.start(self.views_noticed.append)
+        except Exception as error:
+            self.error = error
+
+    def started(self) -> Worker:
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def stop(self) -> None:
+        self.client.stop()
+        self._thread.join(GUARD_S)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Coordinator]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(num_nodes: int = 1, *, token: Token | None = None, **kwargs: object) -> Coordinator:
+            settings = Settings(
+                min_nodes=int(kwargs.pop("min_nodes", num_nodes)),
+                max_nodes=int(kwargs.pop("max_nodes", 100)),
+                last_call_s=float(kwargs.pop("last_call_s", 0)),
+            )
+            kwargs.setdefault("heartbeat_timeout_s", 60.0)
+            coordinator = Coordinator(("127.0.0.1", 0), token=token, settings=settings, **kwargs)
+            coordinator.start()
+            stack.callback(coordinator.stop)
+            return coordinator
+
+        yield make
+
+
+@pytest.fixture
+def join() -> Iterator[Callable[..., Worker]]:
+    """Connect a worker; it may have to be waited for with `started`."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            coordinator: Coordinator | tuple[str, int],
+            name: str,
+            token: Token | None = None,
+            **kwargs: object,
+        ) -> Worker:
+            address = coordinator.address if isinstance(coordinator, Coordinator) else coordinator
+            node, size = str(kwargs.pop("node", f"node-{name}")), int(kwargs.pop("local_world_size", 1))
+            member = Member(name, node, "", local_world_size=size)
+            worker = Worker(CoordinatorClient(address, member, token, **kwargs))
+            stack.callback(worker.stop)
+            return worker
+
+        yield make
+
+
+@pytest.fixture
+def dial() -> Iterator[Callable[[Coordinator], Peer]]:
+    """Connect a raw peer."""
+    with contextlib.ExitStack() as stack:
+
+        def make(coordinator: Coordinator) -> Peer:
+            peer = Peer(coordinator.address)
+            stack.callback(peer.close)
+            return peer
+
+        yield make
+
+
+@pytest.fixture
+def form(
+    serve: Callable[..., Coordinator], join: Callable[..., Worker]
+) -> Callable[..., tuple[Coordinator, list[Worker]]]:
+    """A job of so many workers, in its first view, in rank order."""
+
+    def make(number: int, **kwargs: object) -> tuple[Coordinator, list[Worker]]:
+        coordinator = serve(number, **kwargs)
+        workers = [join(coordinator, f"w{i}", kwargs.get("token")) for i in range(number)]
+        for worker in workers:
+            assert worker.started().warm_up is False
+        view = workers[0].client.next_view(0)
+        assert view.world_size == number
+        return coordinator, sorted(workers, key=lambda worker: view.ids.index(worker.client.member.id))
+
+    return make

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from ef_common.control import wire
+from ef_common.control.auth import Token, new_nonce
+from ef_common.control.client import CoordinatorClient
+from ef_common.core.view import Member
+from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, ProtocolError
+from ef_common.session import ControlChannel
+
+MEMBER = Member("w", "n", "")
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock
+        sock.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+
+
+def answer_with(listener: socket.socket, *lines: bytes) -> threading.Thread:
+    """Play a coordinator that says these lines to each who connects, and reads on."""
+
+    def play() -> None:
+        try:
+            while True:
+                peer, _ = listener.accept()
+                with peer:
+                    peer.sendall(b"".join(lines))
+                    while peer.recv(65536):
+                        pass
+        except OSError:
+            return
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_client_is_a_control_channel():
+    channel: ControlChannel = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
+    assert channel.change_pending is False
+
+
+def test_client_waits_for_a_coordinator_that_starts_later(serve, join):
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = sock.getsockname()
+    worker = join(address, "w")
+    time.sleep(0.1)
+    from ef_common.control.coordinator import Coordinator
+
+    coordinator = Coordinator(address)
+    coordinator.start()
+    try:
+        assert worker.started().warm_up is False
+    finally:
+        coordinator.stop()
+
+
+def test_client_without_coordinator_names_the_address_and_what_to_check(join):
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = sock.getsockname()
+    with pytest.raises(CoordinatorLost, match=rf"127\.0\.0\.1:{address[1]} .*refused.*ELASTICFLOW_TOKEN"):
+        join(address, "w", connect_timeout_s=0.2).started()
+
+
+def test_client_of_a_silent_server_gives_up_in_time(listener, join):
+    with pytest.raises(CoordinatorLost, match="timed out"):
+        join(listener.getsockname(), "w", connect_timeout_s=0.3).started()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"SSH-2.0-OpenSSH_9.6\r\n", b'{"v":2,"t":"challenge","nonce":""}\n', b"x" * 5000],
+    ids=["ssh", "version", "long"],
+)
+def test_client_of_another_server_raises_protocol_error(listener, join, line):
+    answer_with(listener, line)
+    with pytest.raises(ProtocolError, match="protocol"):
+        join(listener.getsockname(), "w").started()
+
+
+@pytest.mark.parametrize("kind", ["welcome", "finish"])
+def test_client_believes_no_impostor(listener, join, kind):
+    proof = "0" * 64
+    answer = wire.Welcome(True, 2.0, proof) if kind == "welcome" else wire.Finish(proof)
+    answer_with(listener, wire.encode(wire.Challenge(new_nonce())), wire.encode(answer))
+    with pytest.raises(AuthenticationError, match="impostor"):
+        join(listener.getsockname(), "w", Token("hunter2")).started()
+
+
+def test_client_that_lost_the_line_keeps_its_view(form):
+    coordinator, workers = form(2)
+    client = workers[0].client
+    coordinator.stop()
+    while not client._inbox.ended:
+        time.sleep(0.01)
+    assert client.next_view(0).generation == 1
+    assert not client.change_pending
+    client.send("suspect", 1)
+    with pytest.raises(CoordinatorLost, match="has ended"):
+        client.next_view(1)
+
+
+def test_client_that_loses_the_line_before_the_first_view_raises(serve, join):
+    coordinator = serve(2)
+    worker = join(coordinator, "w")
+    while not coordinator._population:
+        time.sleep(0.01)
+    coordinator.stop()
+    with pytest.raises(CoordinatorLost):
+        worker.started()
+
+
+def test_client_bootstrap_of_a_replaced_view_raises_group_broken(form):
+    _, workers = form(3)
+    box = workers[0].client.bootstrap(1)
+    waiting = threading.Timer(0.1, workers[2].client.stop)
+    waiting.start()
+    with pytest.raises(GroupBroken, match="replaced"):
+        box.get("never")
+    waiting.join()
+    box.put("late", b"")
+    with pytest.raises(GroupBroken):
+        box.get("late")
+
+
+def test_client_bootstrap_on_a_lost_line_raises_group_broken_but_keeps_what_came(form):
+    coordinator, workers = form(2)
+    workers[0].client.bootstrap(1).put("key", b"value")
+    box = workers[1].client.bootstrap(1)
+    assert box.get("key") == b"value"
+    coordinator.stop()
+    with pytest.raises(GroupBroken):
+        box.get("never")
+    assert box.get("key") == b"value"
+
+
+def test_client_bootstrap_values_do_not_outlive_their_view(form):
+    _, workers = form(3)
+    workers[0].client.bootstrap(1).put("key", b"old")
+    workers[2].client.stop()
+    assert workers[1].client.next_view(1).generation == 2
+    assert workers[0].client.next_view(1).generation == 2
+    workers[0].client.bootstrap(2).put("key", b"new")
+    assert workers[1].client.bootstrap(2).get("key") == b"new"
+
+
+def test_client_fault_in_on_view_does_not_end_the_line(form, caplog):
+    _, workers = form(3)
+
+    def fail(generation: int) -> None:
+        raise ValueError("boom")
+
+    workers[0].client._on_view = fail
+    workers[1].client.stop()
+    assert workers[0].client.next_view(1).generation == 2
+    workers[2].client.stop()
+    assert workers[0].client.next_view(2).generation == 3
+    assert "boom" in caplog.text
+
+
+def test_client_send_from_a_signal_handler_inside_send_does_not_hang(form):
+    _, workers = form(2)
+    line = workers[0].client._line
+    before = signal.signal(signal.SIGUSR1, lambda *_: workers[0].client.send("leave"))
+    try:
+        with line._sending:  # as if the signal came while this thread sends
+            signal.raise_signal(signal.SIGUSR1)
+        workers[0].client.send("suspect", 99)  # takes along what lies in the outbox
+        while not workers[1].client.change_pending:
+            time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_client_stop_may_be_repeated_and_come_before_start():
+    client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
+    client.stop()
+    client.stop()
+    client.send("bye")
+
+
+def test_client_started_twice_raises_protocol_error(form):
+    _, workers = form(1)
+    with pytest.raises(ProtocolError, match="twice"):
+        workers[0].client.start(lambda generation: None)
+
+
+def test_client_unknown_message_raises_protocol_error():
+    with pytest.raises(ProtocolError, match="kind='hello'"):
+        CoordinatorClient(("127.0.0.1", 1), MEMBER, None).send("hello")

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ef_common.control import wire
+from ef_common.core.view import Member, View
+from ef_common.errors import ProtocolError
+
+NONCE, PROOF = "0f" * 16, "a9" * 32
+MEMBERS = (Member("a", "n0", "10.0.0.1", 0, 2), Member("b", "n0", "", 1, 2), Member("ü-1", "nö", "fe80::1"))
+FROM_WORKER = [
+    wire.Hello(MEMBERS[1], NONCE, PROOF),
+    wire.Heartbeat(),
+    wire.Ready(),
+    wire.AtBoundary(3),
+    wire.Suspect(3),
+    wire.Leave(),
+    wire.Close(),
+    wire.Bye(),
+    wire.Relay(3, "address/0", b"\x00\xff"),
+]
+FROM_COORDINATOR = [
+    wire.Challenge(NONCE),
+    wire.Welcome(True, 2.0, PROOF),
+    wire.NewView(View(7, MEMBERS, 5, pending=True, hold=False, reason="why not")),
+    wire.Announce(3),
+    wire.Finish(PROOF),
+    wire.Evicted("silent for 2.1 s"),
+    wire.Error("authentication", ""),
+    wire.Relay(3, "address/0", b""),
+]
+
+
+@pytest.mark.parametrize("message", FROM_WORKER, ids=lambda m: type(m).__name__)
+def test_message_of_a_worker_comes_back_as_it_was(message):
+    line = wire.encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert wire.decode_from_worker(line[:-1]) == message
+
+
+@pytest.mark.parametrize("message", FROM_COORDINATOR, ids=lambda m: type(m).__name__)
+def test_message_of_the_coordinator_comes_back_as_it_was(message):
+    assert wire.decode_from_coordinator(wire.encode(message)[:-1]) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"v":1,"t":"heartbeat"}x',
+        b'{"v":2,"t":"heartbeat"}',
+        b'{"v":true,"t":"heartbeat"}',
+        b'{"t":"heartbeat"}',
+        b'{"v":1}',
+        b'{"v":1,"t":["heartbeat"]}',
+        b'{"v":1,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":1,"t":"heartbeat","more":1}',
+        b'{"v":1,"t":"heartbeat","v":1}',
+        b'{"v":1,"t":"suspect"}',
+        b'{"v":1,"t":"suspect","generation":-1}',
+        b'{"v":1,"t":"suspect","generation":true}',
+        b'{"v":1,"t":"suspect","generation":1.0}',
+        b'{"v":1,"t":"suspect","generation":NaN}',
+        b'{"v":1,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":1,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":1,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":1,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":1,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":1,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+    ],
+    ids=lambda line: line[:60].decode("latin1"),
+)
+def test_decode_malformed_line_raises_protocol_error(line):
+    with pytest.raises(ProtocolError):
+        wire.decode_from_worker(line)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ["a", "n", "", 0],
+        ["a", "n", "", 0, 0],
+        ["a", "n", "", 1, 1],
+        ["", "n", "", 0, 1],
+        ["a" * 129, "n", "", 0, 1],
+        ["a\x1b[31m", "n", "", 0, 1],
+        ["a", 1, "", 0, 1],
+        {"id": "a"},
+    ],
+    ids=str,
+)
+def test_decode_hello_with_malformed_member_raises_protocol_error(member):
+    record = {"v": 1, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF}
+    with pytest.raises(ProtocolError, match=r"hello\.member"):
+        wire.decode_from_worker(json.dumps(record).encode())
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        [1, [["a", "n", "", 0, 1], ["a", "n", "", 0, 1]], 0, False, False, ""],
+        [1, [], 2, False, False, ""],
+        [1, [], 0, 0, False, ""],
+        [1, {}, 0, False, False, ""],
+        [1, [], 0, False, False],
+    ],
+    ids=str,
+)
+def test_decode_malformed_view_raises_protocol_error(view):
+    with pytest.raises(ProtocolError, match=r"view\.view"):
+        wire.decode_from_coordinator(json.dumps({"v": 1, "t": "view", "view": view}).encode())
+
+
+def test_decode_other_version_says_so():
+    with pytest.raises(ProtocolError, match="same elasticflow everywhere"):
+        wire.decode_from_worker(b'{"v":99,"t":"heartbeat"}')
+
+
+def test_decode_long_line_raises_protocol_error():
+    line = wire.encode(wire.Relay(1, "k", b"x" * wire.MAX_STRANGER_BYTES))[:-1]
+    assert wire.decode_from_worker(line)
+    with pytest.raises(ProtocolError, match="less than 4096 bytes"):
+        wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES)
+
+
+def test_encode_long_message_raises_protocol_error():
+    with pytest.raises(ProtocolError, match="fit into"):
+        wire.encode(wire.Relay(1, "k", b"x" * wire.MAX_LINE_BYTES))
+
+
+def test_encode_largest_hello_fits_the_bound_of_a_stranger():
+    name = "\U0001f4a5" * wire.MAX_NAME_CHARS
+    hello = wire.Hello(Member(name, name, "\\" * 255, 2**53 - 1, 2**53), NONCE, PROOF)
+    line = wire.encode(hello)[:-1]
+    assert wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES) == hello
+
+
+def test_encode_long_reason_is_cut():
+    line = wire.encode(wire.NewView(View(1, (), reason="r" * 50_000)))
+    assert len(wire.decode_from_coordinator(line[:-1]).view.reason) == wire.MAX_REASON_CHARS
+
+
+@given(st.binary(max_size=200))
+def test_decode_of_any_bytes_raises_nothing_but_protocol_error(line):
+    with contextlib.suppress(ProtocolError):
+        wire.decode_from_worker(line)
+    with contextlib.suppress(ProtocolError):
+        wire.decode_from_coordinator(line)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.data())
+def test_decode_of_any_json_in_any_field_raises_nothing_but_protocol_error(data):
+    message = data.draw(st.sampled_from(FROM_WORKER + FROM_COORDINATOR))
+    record = json.loads(wire.encode(message))
+    record[data.draw(st.sampled_from(list(record)))] = data.draw(JSON)
+    line = json.dumps(record).encode()
+    with contextlib.suppress(ProtocolError):
+        wire.decode_from_worker(line)
+    with contextlib.suppress(ProtocolError):
+        wire.decode_from_coordinator(line)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ef_common.control.auth import Token
+from ef_common.errors import UsageError
+from ef_common.launch.environment import read_environment
+
+
+def test_environment_full_is_read():
+    env = read_environment(
+        {
+            "ELASTICFLOW_COORDINATOR": "[fe80::1]:29400",
+            "ELASTICFLOW_TOKEN": " hunter2\n",
+            "ELASTICFLOW_NODE": "node-1",
+            "ELASTICFLOW_ADDRESS": "10.0.0.2",
+            "ELASTICFLOW_RUN_DIR": "/runs/7",
+            "ELASTICFLOW_AUDIT": "1",
+            "LOCAL_RANK": "3",
+            "LOCAL_WORLD_SIZE": "4",
+        }
+    )
+    assert env.coordinator == ("fe80::1", 29400)
+    assert env.token == Token("hunter2", "ELASTICFLOW_TOKEN")
+    assert (env.node, env.address, env.local_rank, env.local_world_size) == ("node-1", "10.0.0.2", 3, 4)
+    assert (env.run_dir, env.audit) == (Path("/runs/7"), True)
+    assert "hunter2" not in repr(env)
+
+
+def test_environment_empty_is_a_world_of_one():
+    env = read_environment({})
+    assert (env.coordinator, env.token, env.run_dir, env.audit) == (None, None, None, False)
+    assert (env.local_rank, env.local_world_size, env.address) == (0, 1, "")
+    assert env.node
+
+
+def test_environment_members_differ():
+    env = read_environment({"ELASTICFLOW_NODE": "n"})
+    first, second = env.member(), env.member()
+    assert first.id != second.id
+    assert first.id.startswith(f"n-{os.getpid()}-")
+    assert first.node == "n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ELASTICFLOW_COORDINATOR", ""),
+        ("ELASTICFLOW_COORDINATOR", "host"),
+        ("ELASTICFLOW_COORDINATOR", "host:"),
+        ("ELASTICFLOW_COORDINATOR", ":29400"),
+        ("ELASTICFLOW_COORDINATOR", "host:0"),
+        ("ELASTICFLOW_COORDINATOR", "host:65536"),
+        ("ELASTICFLOW_COORDINATOR", "host:9" + "9" * 5000),
+        ("ELASTICFLOW_COORDINATOR", "host:http"),
+        ("ELASTICFLOW_COORDINATOR", "fe80::1:29400"),
+        ("ELASTICFLOW_TOKEN", " "),
+        ("ELASTICFLOW_NODE", "n" * 101),
+        ("ELASTICFLOW_NODE", "n\x00"),
+        ("ELASTICFLOW_AUDIT", "maybe"),
+        ("LOCAL_RANK", "one"),
+        ("LOCAL_RANK", "-1"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "0"),
+    ],
+)
+def test_environment_malformed_variable_is_named(name, value):
+    with pytest.raises(UsageError, match=name):
+        read_environment({name: value})

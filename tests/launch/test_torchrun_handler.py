@@ -1,0 +1,214 @@
+"""The rendezvous under real torchrun, with a worker that only follows the membership."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+from ef_common.errors import UsageError
+from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, Options, create_handler, get_handler
+
+
+def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> RendezvousParameters:
+    return RendezvousParameters("elasticflow", endpoint, "run-1", 2, 5, **config)
+
+
+@pytest.fixture(autouse=True)
+def restore_environment(monkeypatch):
+    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS"):
+        monkeypatch.setenv(f"ELASTICFLOW_{name}", "x")  # so that it is put back
+        monkeypatch.delenv(f"ELASTICFLOW_{name}")
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_options_defaults():
+    options = Options.parse(parameters("example.org", timeout="900", unknown="1"))
+    assert options.endpoint == ("example.org", 29400)
+    assert (options.token, options.is_host, options.heartbeat_timeout_s) == (None, None, 2.0)
+    assert (options.settings.min_nodes, options.settings.max_nodes, options.settings.last_call_s) == (
+        2,
+        5,
+        1.0,
+    )
+
+
+def test_options_are_read(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("hunter2\n")
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", "another")
+    options = Options.parse(
+        parameters(
+            token_file=str(tmp_path / "token"), heartbeat_timeout="0.5", last_call_timeout="7", is_host="1"
+        )
+    )
+    assert options.token.secret == "hunter2"
+    assert (options.heartbeat_timeout_s, options.settings.last_call_s, options.is_host) == (0.5, 7.0, True)
+    assert "hunter2" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("heartbeat_timeout", "0"),
+        ("heartbeat_timeout", "nan"),
+        ("heartbeat_timeout", "soon"),
+        ("last_call_timeout", "-1"),
+        ("is_host", "maybe"),
+        ("token_file", "/does/not/exist"),
+    ],
+)
+def test_options_malformed_one_is_named(key, value):
+    with pytest.raises(UsageError, match=key):
+        Options.parse(parameters(**{key: value}))
+
+
+def test_options_malformed_endpoint_is_named():
+    with pytest.raises(UsageError, match="host:port"):
+        Options.parse(parameters("host:port"))
+
+
+# ---------------------------------------------------------------- one agent, in this process
+
+
+def test_handler_keeps_torchrun_out_of_membership():
+    handler = get_handler()(parameters("127.0.0.1:0"))
+    try:
+        info = handler.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1)
+        assert info.bootstrap_store_info.master_addr == "127.0.0.1"
+        assert handler.num_nodes_waiting() == 0
+        assert not handler.use_agent_store
+        assert (handler.get_backend(), handler.get_run_id()) == ("elasticflow", "run-1")
+        assert not handler.is_closed()
+        handler.set_closed()
+        assert handler.is_closed()
+    finally:
+        assert handler.shutdown()
+
+
+def test_handler_tells_the_workers_where_the_coordinator_is(tmp_path):
+    (tmp_path / "token").write_text("hunter2\n")
+    handler = create_handler(parameters("localhost:0", token_file=str(tmp_path / "token")))
+    try:
+        host, port = os.environ["ELASTICFLOW_COORDINATOR"].split(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        assert os.environ["ELASTICFLOW_TOKEN"] == "hunter2"
+        assert os.environ["ELASTICFLOW_ADDRESS"] == ""
+        node = os.environ["ELASTICFLOW_NODE"]
+        guest = create_handler(parameters(f"localhost:{port}"))  # the port is taken: it is a client
+        assert os.environ["ELASTICFLOW_COORDINATOR"] == f"localhost:{port}"
+        assert os.environ["ELASTICFLOW_NODE"] != node
+        assert guest.shutdown()
+    finally:
+        assert handler.shutdown()
+
+
+def test_handler_elsewhere_leaves_hosting_to_the_endpoint():
+    handler = create_handler(parameters("192.0.2.1:29400"))
+    assert os.environ["ELASTICFLOW_COORDINATOR"] == "192.0.2.1:29400"
+    assert os.environ["ELASTICFLOW_ADDRESS"] == ""
+    assert handler.shutdown()
+
+
+def test_handler_host_of_a_public_endpoint_is_reachable_under_it(monkeypatch):
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", "hunter2")
+    handler = create_handler(parameters("192.0.2.1:0", is_host="1"))
+    try:
+        assert os.environ["ELASTICFLOW_ADDRESS"] == "192.0.2.1"
+        assert os.environ["ELASTICFLOW_COORDINATOR"].startswith("192.0.2.1:")
+    finally:
+        assert handler.shutdown()
+
+
+def test_handler_host_without_token_gives_its_workers_the_loopback_address():
+    handler = create_handler(parameters("192.0.2.1:0", is_host="1"))
+    try:
+        assert os.environ["ELASTICFLOW_COORDINATOR"].startswith("127.0.0.1:")
+    finally:
+        assert handler.shutdown()
+
+
+def test_handler_local_addr_wins():
+    options = Options.parse(parameters("192.0.2.1:29400"))
+    handler = ElasticFlowRendezvous(options, run_id="r", local_addr="198.51.100.7")
+    handler.start()
+    assert os.environ["ELASTICFLOW_ADDRESS"] == "198.51.100.7"
+
+
+def test_handler_that_must_host_and_cannot_raises_usage_error():
+    handler = create_handler(parameters("127.0.0.1:0"))
+    try:
+        port = os.environ["ELASTICFLOW_COORDINATOR"].split(":")[1]
+        with pytest.raises(UsageError, match="cannot host"):
+            create_handler(parameters(f"127.0.0.1:{port}", is_host="true"))
+    finally:
+        assert handler.shutdown()
+
+
+# ---------------------------------------------------------------- real agents
+
+
+@pytest.mark.processes
+def test_torchrun_killed_node_leaves_the_other_worker_in_its_process_and_a_new_one_joins(job, start_two):
+    first, host, second, guest = start_two()
+    job.kill(second)
+    job.wait_for("view", pid=host, generation=2, size=1)
+    third = job.agent("--nnodes=2:8")
+    job.wait_for("newcomer")
+    job.wait_for("view", 2, generation=3, size=2)
+    assert {r["pid"] for r in job.records("start")} > {host, guest}
+    assert len(job.records("start")) == 3  # nobody was restarted
+    job.tell("end")
+    assert job.wait_exit(third) == 0
+    assert job.wait_exit(first) == 0
+
+
+@pytest.mark.processes
+def test_torchrun_crashed_worker_is_restarted_and_rejoins(job, start_two):
+    first, host, second, guest = start_two("--max-restarts=1")
+    job.tell("crash", guest)
+    (newcomer,) = job.wait_for("newcomer")
+    job.wait_for("view", 2, generation=3, size=2)
+    assert newcomer["pid"] not in (host, guest)
+    assert newcomer["node"] == job.wait_for("view", pid=guest)[0]["node"]
+    job.tell("end")
+    assert [job.wait_exit(agent) for agent in (first, second)] == [0, 0]
+
+
+@pytest.mark.processes
+def test_torchrun_settings_from_the_environment_and_two_workers_a_node(job, entry_point, tmp_path):
+    (tmp_path / "token").write_text("hunter2")
+    agent = job.agent(
+        flags=False,
+        PET_RDZV_BACKEND="elasticflow",
+        PET_RDZV_ENDPOINT=job.endpoint,
+        PET_NNODES="1:8",
+        PET_NPROC_PER_NODE="2",
+        PET_RDZV_CONF=f"last_call_timeout=0,token_file={tmp_path / 'token'}",
+    )
+    views = job.wait_for("view", 2, generation=1, size=2)
+    assert all(sorted(view["local_ranks"]) == [0, 1] for view in views)
+    assert len(set(views[0]["nodes"])) == 1
+    assert all(record["has_token"] for record in job.records("start"))
+    job.tell("end")
+    assert job.wait_exit(agent) == 0
+    assert "hunter2" not in job.logs()
+
+
+@pytest.mark.processes
+def test_torchrun_join_after_the_end_is_told_so_and_host_waits_for_other_nodes(job, start_two):
+    first, host, second, guest = start_two()
+    job.tell("stay", guest)
+    job.tell("end")
+    job.wait_for("exit", pid=host)
+    late = job.agent("--nnodes=2:8")
+    job.wait_for("finished")
+    assert job.wait_exit(late) == 0
+    assert first.poll() is None
+    job.untell("stay", guest)
+    assert [job.wait_exit(agent) for agent in (second, first)] == [0, 0]
+    assert "waiting up to 300 s for the workers of other nodes" in job.logs()

@@ -1,0 +1,606 @@
+"""The audit: each property holds on an honest run and names the first violation of a dishonest one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ef_common.audit import Report, Violation, audit
+from ef_common.audit.spans import contains, first_difference, first_fault, first_outside, normal
+from ef_common.events import EventLog, EventLogError
+
+Spans = list[list[int]]
+
+
+class Run:
+    """Writes a run: two workers, "a" and "b", unless a test says otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs: dict[str, EventLog] = {}
+
+    def log(self, worker: str, kind: str, **fields: Any) -> None:
+        if worker not in self.logs:
+            self.logs[worker] = EventLog(self.path, worker)
+        self.logs[worker].write(kind, **fields)
+
+    def both(self, kind: str, **fields: Any) -> None:
+        for worker in "ab":
+            self.log(worker, kind, **fields)
+
+    def view(self, worker: str, generation: int, members: str, **changes: Any) -> None:
+        fields = {"rank": members.find(worker), "world_size": len(members), "reason": "", "pause_s": None}
+        self.log(worker, "view", generation=generation, members=list(members), **{**fields, **changes})
+
+    def step(self, worker: str, step: int, committed: Spans, mine: Spans, **changes: Any) -> None:
+        fields = {"epoch": 0, "generation": 1, "world_size": 2, "returned": [], "loss": 0.5}
+        given = {"step": step, "committed": committed, "mine": mine}
+        self.log(worker, "step", **{**fields, **given, **changes})
+
+    def shared(self, step: int, start: int, stop: int, **changes: Any) -> None:
+        """Log a step on both workers, each with half of [start, stop)."""
+        middle = (start + stop) // 2
+        self.step("a", step, [[start, stop]], [[start, middle]], **changes)
+        self.step("b", step, [[start, stop]], [[middle, stop]], **changes)
+
+    def evaluation(self, worker: str, **changes: Any) -> None:
+        fields = {"stage": "val", "run": 0, "loader": 0, "length": 10, "exact": True}
+        shares: dict[str, Spans] = {"a": [[0, 5]], "b": [[5, 10]]}
+        self.log(worker, "evaluation", **{**fields, "shares": shares, **changes})
+
+    def begin(self) -> None:
+        """Open epoch 0 of 8 positions on both workers, in generation 1."""
+        for worker in "ab":
+            self.log(worker, "start", pid=1, host="h")
+            self.view(worker, 1, "ab")
+            self.log(worker, "epoch", epoch=0, length=8)
+
+    def end(self, *, exact: bool = True) -> None:
+        self.both("epoch_end", epoch=0, exact=exact, length=8)
+
+    def audit(self) -> Report:
+        return audit(self.path)
+
+    def violation(self, name: str) -> Violation:
+        found = self.audit()[name].violation
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    for log in run.logs.values():
+        log.close()
+
+
+def test_honest_run_holds_every_property(run: Run) -> None:
+    run.begin()
+    run.evaluation("a")
+    run.evaluation("b")
+    for step in (1, 2):
+        run.shared(step, step * 4 - 4, step * 4)
+        run.both("weights", step=step, hash=f"h{step}")
+    run.end()
+    run.both("end", reason="done")
+    run.both("a-kind-of-a-later-version", x=1)
+    report = run.audit()
+    assert report.ok
+    assert {found.name: found.detail for found in report.properties} == {
+        "samples": "each position exactly once in 1 whole epochs (8 commits)",
+        "updates": "2 steps without a gap, the same on 2 workers",
+        "weights": "equal after each of 2 steps, 2 comparisons",
+        "views": "1 generations, growing on 2 workers, one member list each",
+        "evaluation": "each position exactly once in 1 passes",
+    }
+
+
+def test_run_with_a_loss_and_a_join_holds(run: Run) -> None:
+    """Worker b dies after the commit of step 1, unlogged, and in step 2; c joins after step 2."""
+    run.begin()
+    run.step("a", 1, [[0, 2]], [[0, 1]])
+    run.view("a", 2, "a")
+    run.step("a", 2, [[2, 3]], [[2, 3]], generation=2, world_size=1, returned=[[3, 4]])
+    run.log("c", "start", pid=3, host="h")
+    for worker in "ac":
+        run.view(worker, 3, "ac")
+    run.log("c", "admitted", generation=3, step=2, epoch=0)
+    run.step("a", 3, [[3, 8]], [[3, 5]], generation=3)
+    run.step("c", 3, [[3, 8]], [[5, 8]], generation=3)
+    run.log("c", "epoch_end", epoch=0, exact=True, length=8)
+    report = run.audit()
+    assert report.ok, report
+
+
+def test_run_without_events_is_an_error(run: Run) -> None:
+    with pytest.raises(EventLogError, match="No event log"):
+        run.audit()
+    (run.path / "events").mkdir()
+    (run.path / "events" / "a.jsonl").write_text('{"v":1')
+    with pytest.raises(EventLogError, match="no events"):
+        run.audit()
+
+
+def test_run_with_garbage_in_the_middle_is_an_error(run: Run) -> None:
+    run.begin()
+    file = run.path / "events" / "a.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], "garbage", *lines[1:], ""]))
+    with pytest.raises(EventLogError, match=r"a\.jsonl:2: "):
+        run.audit()
+
+
+def test_run_with_a_torn_last_line_is_audited(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 8)
+    run.end()
+    with (run.path / "events" / "b.jsonl").open("a") as file:
+        file.write('{"v":1,"time":1,"worker":"b","kind":"st')
+    assert run.audit().ok
+
+
+# -- samples ---------------------------------------------------------------------------------------------
+
+
+def test_samples_committed_by_two_steps_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4)
+    run.shared(2, 3, 8)
+    found = run.violation("samples")
+    assert (found.step, found.position, found.epoch, found.worker) == (2, 3, 0, "a")
+    assert "first by step 1" in found.message
+
+
+def test_samples_committed_twice_by_one_step_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 4], [2, 3]], [[0, 4]])
+    found = run.violation("samples")
+    assert (found.step, found.position) == (1, 2)
+    assert "by one step" in found.message
+
+
+@pytest.mark.parametrize(("committed", "lost"), [([[0, 3], [4, 8]], 3), ([[1, 8]], 0), ([[0, 7]], 7)])
+def test_samples_lost_in_a_whole_epoch_are_a_violation(run: Run, committed: Spans, lost: int) -> None:
+    run.begin()
+    run.step("a", 1, committed, [[4, 5]])
+    assert run.audit().ok  # the epoch has not ended
+    run.end()
+    found = run.violation("samples")
+    assert (found.epoch, found.position) == (0, lost)
+
+
+def test_samples_of_a_whole_epoch_without_steps_are_lost(run: Run) -> None:
+    run.begin()
+    run.end()
+    assert run.violation("samples").position == 0
+
+
+def test_samples_missing_in_an_epoch_cut_short_are_fine(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4)
+    run.end(exact=False)
+    assert run.audit().ok
+
+
+def test_samples_twice_in_an_epoch_cut_short_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4)
+    run.shared(2, 2, 6)
+    run.end(exact=False)
+    assert run.violation("samples").position == 2
+
+
+@pytest.mark.parametrize(("committed", "position"), [([[4, 9]], 8), ([[12, 13]], 12), ([[-1, 2]], -1)])
+def test_samples_outside_the_epoch_are_a_violation(run: Run, committed: Spans, position: int) -> None:
+    run.begin()
+    run.step("a", 1, committed, [])
+    found = run.violation("samples")
+    assert (found.step, found.position) == (1, position)
+    assert "outside [0, 8)" in found.message
+
+
+def test_samples_of_an_epoch_without_length_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4, epoch=1)
+    assert "length" in run.violation("samples").message
+
+
+def test_samples_with_two_lengths_or_ends_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.log("a", "epoch_end", epoch=0, exact=False, length=8)
+    run.log("b", "epoch_end", epoch=0, exact=True, length=8)
+    assert run.violation("samples").worker == "b"
+    run.log("b", "epoch", epoch=0, length=9)
+    assert "length 9" in run.violation("samples").message
+
+
+def test_samples_in_millions_are_audited_by_ranges(run: Run) -> None:
+    run.both("epoch", epoch=0, length=1 << 60)
+    run.shared(1, 0, 1 << 60)
+    run.both("epoch_end", epoch=0, length=1 << 60, exact=True)
+    assert run.audit().ok
+
+
+# -- updates ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "position"),
+    [
+        ({"epoch": 1}, None),
+        ({"generation": 2}, None),
+        ({"world_size": 3}, None),
+        ({"committed": [[0, 5]]}, 4),
+        ({"returned": [[6, 7]]}, 6),
+    ],
+)
+def test_updates_that_differ_between_workers_are_a_violation(
+    run: Run, change: dict[str, Any], position: int | None
+) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 4]], [[0, 2]])
+    run.step("b", 1, **{"committed": [[0, 4]], "mine": [[2, 4]], **change})
+    found = run.violation("updates")
+    assert (found.worker, found.step, found.position) == ("b", 1, position)
+    assert next(iter(change)) in found.message
+
+
+def test_updates_in_another_order_of_ranges_agree(run: Run) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 2], [4, 6]], [[0, 2]])
+    run.step("b", 1, [[5, 6], [4, 5], [0, 2]], [[4, 6]])
+    assert run.audit().ok
+
+
+def test_updates_with_a_gap_of_a_worker_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 2)
+    run.step("a", 2, [[2, 4]], [[2, 3]])
+    run.step("a", 3, [[4, 6]], [[4, 5]])
+    run.step("b", 3, [[4, 6]], [[5, 6]])
+    found = run.violation("updates")
+    assert (found.worker, found.step) == ("b", 3)
+    assert "follows step 1" in found.message
+
+
+def test_updates_repeated_by_a_worker_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 2]], [[0, 1]])
+    run.step("a", 1, [[0, 2]], [[0, 1]])
+    assert run.violation("updates").step == 1
+
+
+def test_updates_repeated_after_an_admission_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 2]], [[0, 1]])
+    run.log("a", "admitted", generation=1, step=0, epoch=0)
+    run.step("a", 1, [[0, 2]], [[1, 2]])
+    assert "twice" in run.violation("updates").message
+
+
+@pytest.mark.parametrize("first", [2, 4])
+def test_updates_after_an_admission_must_follow_it(run: Run, first: int) -> None:
+    run.log("a", "admitted", generation=1, step=2, epoch=0)
+    run.step("a", first, [[0, 2]], [[0, 1]])
+    assert run.violation("updates").worker == "a"
+
+
+def test_updates_of_a_founder_begin_with_one(run: Run) -> None:
+    run.begin()
+    run.step("a", 2, [[0, 2]], [[0, 1]])
+    assert "begins with step 2" in run.violation("updates").message
+
+
+def test_updates_that_nobody_recorded_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 2)
+    run.log("c", "admitted", generation=2, step=2, epoch=0)
+    run.step("c", 3, [[4, 6]], [[4, 6]], generation=2, world_size=1)
+    found = run.violation("updates")
+    assert found.step == 2
+    assert "no worker recorded step 2" in found.message
+
+
+def test_updates_of_an_older_generation_after_a_newer_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 2, generation=2)
+    run.shared(2, 2, 4, generation=1)
+    assert "generation 1 commits a step after generation 2" in run.violation("updates").message
+
+
+def test_updates_with_overlapping_parts_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 4]], [[0, 3]])
+    run.step("b", 1, [[0, 4]], [[2, 4]])
+    found = run.violation("updates")
+    assert (found.worker, found.step, found.position) == ("b", 1, 2)
+
+
+@pytest.mark.parametrize(("mine", "position"), [([[2, 5]], 4), ([[7, 8]], 7)])
+def test_updates_with_a_part_not_committed_are_a_violation(run: Run, mine: Spans, position: int) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 4]], [[0, 2]])
+    run.step("b", 1, [[0, 4]], mine)
+    found = run.violation("updates")
+    assert (found.worker, found.step, found.position) == ("b", 1, position)
+
+
+def test_updates_with_a_part_of_nobody_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.step("a", 1, [[0, 4]], [[0, 2]])
+    assert run.audit().ok  # the rest may be b's, killed before it wrote its line
+    run.step("b", 1, [[0, 4]], [[3, 4]])
+    found = run.violation("updates")
+    assert (found.step, found.position) == (1, 2)
+
+
+def test_updates_by_more_workers_than_the_world_are_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4, world_size=1)
+    assert "2 workers" in run.violation("updates").message
+
+
+# -- rollbacks -------------------------------------------------------------------------------------------
+
+
+def _lost_and_restarted(run: Run, *, back_to: int) -> None:
+    """Two steps and a torn evaluation in generation 1, then all workers are lost and start again."""
+    run.begin()
+    run.shared(1, 0, 4)
+    run.shared(2, 4, 8)
+    run.both("weights", step=2, hash="void" if back_to < 2 else "kept")
+    run.evaluation("a", shares={"a": [[0, 5]]})
+    for worker in "ab":
+        run.log(worker, "start", pid=2, host="h")
+        run.view(worker, 5, "ab")
+        run.log(worker, "rollback", generation=5, step=back_to, epoch=0)
+        run.log(worker, "epoch", epoch=0, length=8)
+
+
+@pytest.mark.parametrize("back_to", [0, 1, 2])
+def test_rollback_makes_later_steps_void(run: Run, back_to: int) -> None:
+    _lost_and_restarted(run, back_to=back_to)
+    for step in range(back_to + 1, 3):
+        run.shared(step, step * 4 - 4, step * 4, generation=5)
+        run.both("weights", step=step, hash="again")
+    run.evaluation("a")
+    run.evaluation("b")
+    run.end()
+    report = run.audit()
+    assert report.ok, report
+
+
+def test_rollback_missing_its_record_is_a_violation(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4)
+    run.shared(2, 4, 8)
+    for worker in "ab":
+        run.log(worker, "start", pid=2, host="h")
+        run.view(worker, 5, "ab")
+    run.shared(1, 0, 4, generation=5)
+    assert not run.audit()["updates"].ok
+
+
+def test_rollback_with_a_position_repeated_from_before_it_is_a_violation(run: Run) -> None:
+    _lost_and_restarted(run, back_to=1)
+    run.shared(2, 3, 8, generation=5)
+    assert run.violation("samples").position == 3
+
+
+def test_rollback_followed_by_a_gap_is_a_violation(run: Run) -> None:
+    _lost_and_restarted(run, back_to=0)
+    run.shared(2, 4, 8, generation=5)
+    assert run.violation("updates").step == 2
+
+
+def test_rollback_of_other_workers_lets_a_founder_begin_there(run: Run) -> None:
+    _lost_and_restarted(run, back_to=1)
+    run.log("c", "start", pid=3, host="h")
+    run.step("c", 2, [[4, 8]], [[4, 8]], generation=5, world_size=1)
+    assert run.audit()["updates"].ok
+
+
+def test_rollback_twice_counts_the_last(run: Run) -> None:
+    _lost_and_restarted(run, back_to=1)
+    run.shared(2, 4, 8, generation=5)
+    run.end()
+    for worker in "ab":
+        run.log(worker, "rollback", generation=6, step=0, epoch=0)
+        run.log(worker, "epoch", epoch=0, length=8)
+    run.shared(1, 0, 4, generation=6)
+    assert run.audit().ok  # the epoch's end is void, so it may be half done
+    run.shared(2, 3, 8, generation=6)
+    assert run.violation("samples").position == 3
+
+
+def test_rollback_to_two_steps_is_a_violation(run: Run) -> None:
+    run.log("a", "rollback", generation=5, step=1, epoch=0)
+    run.log("b", "rollback", generation=5, step=2, epoch=0)
+    assert "rolled back to step 1 and to step 2" in run.violation("updates").message
+
+
+def test_rollback_to_a_checkpoint_of_another_log_counts_its_positions(run: Run) -> None:
+    for worker in "ab":
+        run.log(worker, "rollback", generation=5, step=40, epoch=3, cursor_positions=[[0, 4]])
+        run.log(worker, "epoch", epoch=3, length=8)
+    run.shared(41, 4, 8, generation=5, epoch=3)
+    run.both("epoch_end", epoch=3, length=8, exact=True)
+    assert run.audit().ok
+    run.shared(42, 2, 4, generation=5, epoch=3)
+    found = run.violation("samples")
+    assert (found.position, found.step) == (2, 42)
+    assert "resumed state" in found.message
+
+
+def test_rollback_with_positions_that_the_log_knows_counts_them_once(run: Run) -> None:
+    run.begin()
+    run.shared(1, 0, 4)
+    run.both("rollback", generation=5, step=1, epoch=0, cursor_positions=[[0, 5]])
+    run.both("epoch", epoch=0, length=8)
+    run.shared(2, 5, 8, generation=5)
+    run.end()
+    report = run.audit()
+    assert report.ok, report
+
+
+def test_rollback_with_positions_outside_the_epoch_is_a_violation(run: Run) -> None:
+    run.begin()
+    run.log("a", "rollback", generation=5, step=1, epoch=0, cursor_positions=[[7, 9]])
+    run.log("a", "epoch", epoch=0, length=8)
+    assert run.violation("samples").position == 8
+
+
+# -- weights ---------------------------------------------------------------------------------------------
+
+
+def test_weights_not_recorded_hold_and_name_the_setting(run: Run) -> None:
+    run.begin()
+    found = run.audit()["weights"]
+    assert found.ok
+    assert "ELASTICFLOW_AUDIT=1" in found.detail
+
+
+def test_weights_that_differ_are_a_violation(run: Run) -> None:
+    for step in (1, 2, 3):
+        run.log("a", "weights", step=step, hash="x")
+        run.log("b", "weights", step=step, hash="x" if step < 2 else "y")
+    found = run.violation("weights")
+    assert (found.worker, found.step) == ("b", 2)
+
+
+# -- views -----------------------------------------------------------------------------------------------
+
+
+def test_views_that_skip_generations_hold(run: Run) -> None:
+    run.view("a", 1, "ab")
+    run.view("b", 1, "ab")
+    run.view("a", 4, "ca")
+    assert run.audit().ok
+
+
+@pytest.mark.parametrize("generation", [2, 1])
+def test_views_whose_generation_does_not_grow_are_a_violation(run: Run, generation: int) -> None:
+    run.view("a", 2, "ab")
+    run.log("a", "start", pid=2, host="h")
+    run.view("a", generation, "ab")
+    found = run.violation("views")
+    assert found.worker == "a"
+    assert f"generation {generation} follows generation 2" in found.message
+
+
+def test_views_with_two_member_lists_are_a_violation(run: Run) -> None:
+    run.view("a", 1, "ab")
+    run.view("b", 1, "ba")
+    assert run.violation("views").worker == "b"
+
+
+@pytest.mark.parametrize(
+    ("members", "changes", "words"),
+    [
+        ("ab", {"rank": 1}, "rank is 1"),
+        ("ab", {"world_size": 3}, "world size is 3"),
+        ("aba", {}, "listed twice"),
+        ("bc", {}, "not a member"),
+    ],
+)
+def test_views_that_contradict_themselves_are_a_violation(
+    run: Run, members: str, changes: dict[str, Any], words: str
+) -> None:
+    run.view("a", 1, members, **changes)
+    assert words in run.violation("views").message
+
+
+# -- evaluation ------------------------------------------------------------------------------------------
+
+
+def test_evaluation_passes_are_separate(run: Run) -> None:
+    for changes in ({}, {"run": 1}, {"loader": 1}, {"stage": "test"}):
+        run.evaluation("a", **changes)
+        run.evaluation("b", **changes)
+    assert run.audit()["evaluation"].detail == "each position exactly once in 4 passes"
+
+
+def test_evaluation_one_record_of_a_pass_is_enough(run: Run) -> None:
+    run.evaluation("a")
+    assert run.audit().ok
+
+
+@pytest.mark.parametrize(
+    ("mine", "position", "words"),
+    [
+        ([[4, 10]], 4, "twice"),
+        ([[6, 10]], 5, "never"),
+        ([[5, 9]], 9, "never"),
+        ([[5, 11]], 10, "outside"),
+    ],
+)
+def test_evaluation_that_misses_or_repeats_is_a_violation(
+    run: Run, mine: Spans, position: int, words: str
+) -> None:
+    run.evaluation("a", shares={"a": [[0, 5]], "b": mine})
+    found = run.violation("evaluation")
+    assert found.position == position
+    assert words in found.message
+    assert "val pass 0, dataloader 0" in found.message
+
+
+def test_evaluation_cut_short_may_miss_but_not_repeat(run: Run) -> None:
+    run.evaluation("a", shares={"a": [[0, 2]], "b": [[4, 5]]}, exact=False)
+    assert run.audit().ok
+    run.evaluation("a", shares={"a": [[0, 2]], "b": [[1, 5]]}, exact=False, run=1)
+    assert run.violation("evaluation").position == 1
+
+
+@pytest.mark.parametrize("changes", [{"length": 11}, {"exact": False}, {"shares": {"a": [[0, 10]]}}])
+def test_evaluation_of_which_two_workers_tell_different_things_is_a_violation(
+    run: Run, changes: dict[str, Any]
+) -> None:
+    run.evaluation("a")
+    run.evaluation("b", **changes)
+    assert run.violation("evaluation").worker == "b"
+
+
+def test_evaluation_logged_twice_by_a_worker_is_a_violation(run: Run) -> None:
+    run.evaluation("a")
+    run.evaluation("a")
+    assert "twice" in run.violation("evaluation").message
+
+
+# -- ranges as sets --------------------------------------------------------------------------------------
+
+_spans = st.lists(st.tuples(st.integers(-2, 12), st.integers(1, 4)).map(lambda s: (s[0], s[0] + s[1])))
+_sets = st.sets(st.integers(0, 12))
+
+
+@given(_spans, st.booleans())
+def test_first_fault_agrees_with_counting(spans: list[tuple[int, int]], exact: bool) -> None:
+    length = 10
+    counts = np.zeros(20, dtype=int)
+    for start, stop in spans:
+        counts[start + 2 : stop + 2] += 1
+    inside = counts[2 : length + 2]
+    outside = [p for p in range(-2, 18) if counts[p + 2] and not 0 <= p < length]
+    if outside:
+        expected: Any = ("outside", outside[0])
+    elif (inside > 1).any():
+        expected = ("twice", int(np.argmax(inside > 1)))
+    elif exact and (inside == 0).any():
+        expected = ("never", int(np.argmax(inside == 0)))
+    else:
+        expected = None
+    assert first_fault(spans, length=length, exact=exact) == expected
+
+
+@given(_sets, _sets)
+def test_set_operations_on_ranges_agree_with_sets(one: set[int], other: set[int]) -> None:
+    a, b = normal((p, p + 1) for p in one), normal((p, p + 1) for p in other)
+    assert first_difference(a, b) == min(one ^ other, default=None)
+    assert first_outside(a, b) == min(one - other, default=None)
+    assert [p for p in range(-1, 14) if contains(a, p)] == sorted(one)
