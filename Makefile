@@ -24,7 +24,8 @@ help:
 	@echo "make clean   remove what the other targets made, except .venv"
 
 demo: $(DEMO)
-	@$(BIN)/python examples/03-kill-and-join/demo.py
+	@rm -rf build/demo
+	@$(BIN)/python examples/03-kill-and-join/demo.py --run-dir build/demo
 
 # Both parts always run. Two test processes share the cores, hence one thread in each.
 test: $(DEV)

@@ -4,6 +4,7 @@
 
     ElasticFlowError
     ├── UsageError                  you can mend it: a setting, an unsupported feature, bad input
+    │   ├── EventLogError           an event log that cannot be read (in `events`)
     │   ├── UnsupportedError        a feature of the host framework that elastic training cannot keep
     │   └── MixedImportsError       objects of `lightning.pytorch` and `pytorch_lightning` in one run
     ├── MembershipError             a peer, the coordinator or the network failed for good

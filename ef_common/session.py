@@ -25,76 +25,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from ef_common.collectives.base import Bootstrap, Group, GroupFactory
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
 from ef_common.errors import GroupBroken, Left, ProtocolError
+from ef_common.ports import Bootstrap, ControlChannel, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
-
-
-class ControlChannel(Protocol):
-    """A worker's line to the coordinator. Sends never raise: a lost line is told by `next_view`."""
-
-    change_pending: bool
-
-    def start(self, on_view: Callable[[int], None]) -> bool:
-        """Connect and introduce this worker.
-
-        `on_view(generation)` is called as soon as a newer view is known, and with a generation above all when
-        this worker is evicted: a world of one has no peer whose loss would tell it.
-
-        Returns:
-            True if the job runs already: warm up, then call `ready`. False if the first view is to come.
-        """
-
-    def send(self, kind: str, generation: int = 0) -> None:
-        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `leave`, `close`, `bye`."""
-
-    def next_view(self, after: int) -> View:
-        """Wait for the newest view with a generation above `after`.
-
-        Raises:
-            CoordinatorLost, Evicted, JobFinished, Left: As their names say.
-        """
-
-    def bootstrap(self, generation: int) -> Bootstrap:
-        """Exchange of values among the members of one view, relayed by the coordinator."""
-
-    def stop(self) -> None:
-        """Close the line."""
-
-
-class Operation(Protocol):
-    """One logical collective, which can be run again and whose result can be handed on."""
-
-    def run(self, group: Group, view: View) -> None:
-        """Run it from the start with these members. Its inputs must have been kept.
-
-        Raises:
-            GroupBroken: A member is gone.
-        """
-
-    def describe(self) -> bytes:
-        """Header of the result, for one who lacks it."""
-
-    def result(self, header: bytes | None) -> Sequence[Any]:
-        """Tensors that hold the result; with a header, room for the result which it describes."""
-
-
-class State(Protocol):
-    """Everything that a newcomer needs, as the host framework's plugin collects it."""
-
-    def describe(self) -> bytes:
-        """Header of the state of this worker."""
-
-    def tensors(self, header: bytes | None) -> Sequence[Any]:
-        """Tensors of this worker's state; with a header, room for the state which it describes."""
-
-    def adopt(self, header: bytes) -> None:
-        """Make the state that was received into the tensors of `header` this worker's own."""
 
 
 class Barrier:
@@ -235,9 +173,15 @@ class Session:
         self.run(Barrier())
 
     def leave(self) -> None:
-        """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`."""
+        """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`.
+
+        Raises:
+            Left: At once, if the worker has not been admitted yet.
+        """
         if self._channel is not None:
             self._channel.send("leave")
+        if self.newcomer:
+            raise Left("left before it was admitted")
 
     def close(self) -> None:
         """Tell that the training is complete: nobody can join any more."""
@@ -266,7 +210,8 @@ class Session:
             number = self.completed
             try:
                 operation.run(self._group, self.view)
-                self._check_alone()
+                if self._ousted:
+                    raise GroupBroken("this worker alone has lost its place in the view")
             except GroupBroken:
                 self._recover(operation)
                 if self.completed == number:
@@ -278,15 +223,15 @@ class Session:
             self._confirm()
             return self.completed_in
 
-    def _check_alone(self) -> None:
-        """A world of one has no group that could break when this worker is out."""
-        if self.world_size == 1 and self._newest_known > self.view.generation:
-            raise GroupBroken("this worker has lost its place in the view")
+    @property
+    def _ousted(self) -> bool:
+        """A world of one has no group that could break when this worker is out, so it must look."""
+        return self.world_size == 1 and self._newest_known > self.view.generation
 
     def when_confirmed(self, act: Callable[[], None]) -> None:
         """Call `act` once the result of the newest collective is sure to survive any loss."""
         self._unconfirmed.append(act)
-        if self.completed_in.world_size == 1:
+        if self.completed_in.world_size == 1 and not self._ousted:
             self._confirm()
 
     def _confirm(self) -> None:
@@ -317,6 +262,8 @@ class Session:
         while self.change_agreed:
             agreed_in = self._change_agreed_in or 0
             self._begin_trouble()
+            if self.view.hold:
+                logger.warning("too few nodes are left: waiting at this step for more to join")
             self._channel.send("at_boundary", self.view.generation)
             self._recover(suspect=False)
             changed = True

@@ -5,18 +5,17 @@
 >>> Trainer(strategy=ElasticFlowStrategy()).fit(model, loader)  # doctest: +SKIP
 
 `ElasticFlowStrategy` is the strategy for whichever of `lightning.pytorch` and `pytorch_lightning` the program
-has imported; importing this package also registers `Trainer(strategy="elasticflow")`.
+imports; importing this package also registers `Trainer(strategy="elasticflow")`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ef_lightning import host as _host
-from ef_lightning.strategy import register, strategy_for
+from ef_lightning.registry import register, strategy_class, strategy_for
 
 if TYPE_CHECKING:
-    from ef_lightning.strategy import ElasticFlowStrategy
+    from ef_lightning.strategy import ElasticMixin as ElasticFlowStrategy
 
 __all__ = ["ElasticFlowStrategy", "strategy_for"]
 
@@ -25,5 +24,5 @@ register()
 
 def __getattr__(name: str) -> Any:
     if name == "ElasticFlowStrategy":
-        return strategy_for(_host.detect().name)
+        return strategy_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

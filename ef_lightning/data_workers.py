@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
 from ef_common.errors import UnsupportedError
+from ef_lightning import hooks
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +36,9 @@ def check(loader: DataLoader[Any]) -> None:
             "an IterableDataset has no positions that could be dealt exactly once. Use a map-style dataset "
             "(`__getitem__` and `__len__`)"
         )
-    kind = type(loader.batch_sampler)
-    # Lightning wraps the plain BatchSampler for predictions, to record the indices.
-    if kind is not BatchSampler and not hasattr(loader.batch_sampler, "seen_batch_indices"):
+    recorder = hooks.recorder_of(loader.batch_sampler)
+    kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))
+    if kind is not BatchSampler:
         raise UnsupportedError(
             "the DataLoader must batch by itself, so that its samples can be dealt to a changing number of "
             "workers: give it `batch_size=` and, if you need one, a `sampler=`. "
@@ -90,6 +91,15 @@ class PlannedLoader:
         self._iterator: Any = None
         self._delivered = 0
         self._restarts = 0
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """Called in each worker process when it starts."""
+        return self._inner.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, value: Any) -> None:
+        self._inner.worker_init_fn = value
 
     def warm_up(self) -> None:
         """Start the worker processes."""
@@ -156,3 +166,33 @@ class PlannedLoader:
     def _worker_died(self) -> bool:
         workers = getattr(self._iterator, "_workers", [])
         return any(not worker.is_alive() for worker in workers)
+
+
+class WrappedLoader:
+    """A user's DataLoader whose batches ElasticFlow plans.
+
+    Everything else (dataset, sampler, num_workers …) is as in the user's loader.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._planned = PlannedLoader(loader)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the user's loader."""
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """Called in each data worker; Lightning sets one with `seed_everything(workers=True)`."""
+        return self._planned.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, value: Any) -> None:
+        self._planned.worker_init_fn = value
+
+    def close(self) -> None:
+        """End the data workers."""
+        self._planned.close()

@@ -20,13 +20,13 @@ from ef_common.core.sharding import Range
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
-from ef_lightning.data_workers import PlannedLoader
-from ef_lightning.order import batch_size_of, num_samples, order_of
+from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of, ranges_of
 
 logger = logging.getLogger(__name__)
 
 
-class EvaluationLoader:
+class EvaluationLoader(WrappedLoader):
     """Wraps one of the user's evaluation DataLoaders.
 
     Args:
@@ -48,8 +48,7 @@ class EvaluationLoader:
         stage: str,
         index: int,
     ) -> None:
-        self._planned = PlannedLoader(loader)
-        self._loader = loader
+        super().__init__(loader)
         self._session = session
         self._trainer = trainer
         self._log = log
@@ -57,22 +56,18 @@ class EvaluationLoader:
         self._batch_size = batch_size_of(loader)
         self._run = 0
         self._batches: list[list[int]] = []
+        self._num_own = 0
         self._next = 0
+        self.padding = False
         self._done: list[Range] = []
         self._length = 0
         self._order = np.arange(0)
-        self.batch_sampler = _recording(loader.batch_sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else is as in the user's loader."""
-        if name.startswith("__") or name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        self.batch_sampler = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
 
     def __len__(self) -> int:
-        """Batches of a worker in a whole pass, for the progress bar."""
-        length = num_samples(self._loader)
-        return -(-length // (self._batch_size * self._session.completed_in.world_size))
+        """Batches of a worker in a whole pass, before Lightning applies its limit."""
+        batches = -(-self._num_positions() // (self._batch_size * self._session.completed_in.world_size))
+        return before_limit(batches, self._limit)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
@@ -80,6 +75,8 @@ class EvaluationLoader:
             self._session.run(Barrier())  # settles whom the data set is dealt to
         self._run = self._session.completed  # a number on which all agree
         self._done = []
+        if self.batch_sampler is not None:
+            self.batch_sampler.seen_batch_indices = []
         self._length = self._num_positions()
         epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
@@ -91,6 +88,7 @@ class EvaluationLoader:
         loop = hooks.active_evaluation_loop(self._trainer)
         if self._next == 0 and loop is not None:
             hooks.free_evaluation_length(loop)
+        self.padding = False
         while self._next >= len(self._batches):
             if not self._take_missing():
                 if loop is not None:
@@ -99,34 +97,43 @@ class EvaluationLoader:
         batch = self._planned.next()
         if self.batch_sampler is not None:
             self.batch_sampler.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
+        self.padding = self._next >= self._num_own
         self._next += 1
         return batch
 
+    @property
+    def _limit(self) -> float:
+        limit: float = getattr(self._trainer, f"limit_{self.stage}_batches")
+        return limit
+
     def _num_positions(self) -> int:
         """Samples of a pass, after the Trainer's limits."""
-        length = num_samples(self._loader)
+        length = limited(num_samples(self._loader), self._batch_size, self._limit)
         per_batch = self._batch_size * self._session.completed_in.world_size
-        limit = getattr(self._trainer, f"limit_{self.stage}_batches")
-        if isinstance(limit, int):
-            length = min(length, limit * per_batch)
-        elif limit < 1.0:
-            length = int(length * limit)
+        if isinstance(self._limit, int):
+            length = min(length, self._limit * per_batch)
         if self._trainer.sanity_checking:
             length = min(length, int(min(self._trainer.num_sanity_val_steps, length) * per_batch))
         return length
 
     def _take(self, positions: np.ndarray, members: tuple[str, ...]) -> None:
-        """Take this worker's share; everybody gets the same number of batches, as far as samples allow."""
+        """Take this worker's share.
+
+        Everybody gets the same number of batches, so that all log equally often; a worker that is short of
+        samples gets one that only keeps step. Predictions are not reduced, and would hold it twice.
+        """
         world_size = len(members)
         rank = members.index(self._session.worker.id) if self._session.worker.id in members else 0
         start, stop = sharding.share(len(positions), world_size, rank)
         share = positions[start:stop]
         largest = -(-len(positions) // world_size)
-        num_batches = min(-(-largest // self._batch_size), len(share))
-        bounds = [sharding.share(len(share), num_batches, i) for i in range(num_batches)]
-        batches = [share[low:high].tolist() for low, high in bounds]
+        num_batches = -(-largest // self._batch_size)
+        batches = _batched(share, num_batches, self._batch_size)
+        self._num_own = len(batches)
+        if self.stage != "predict":
+            batches += [positions[:1].tolist()] * (num_batches - self._num_own)
         self._batches, self._next = batches, 0
-        self._done += _ranges(share)
+        self._done += ranges_of(share)
         self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
 
     def _take_missing(self) -> bool:
@@ -148,29 +155,22 @@ class EvaluationLoader:
     def _log_pass(self, shares: dict[str, Any]) -> None:
         if self._trainer.sanity_checking or self._session.newcomer:
             return
-        self._log.write(
-            "evaluation",
-            stage=self.stage,
-            run=self._run,
-            loader=self._index,
-            length=self._length,
-            shares=shares,
-            exact=True,
-        )
-
-    def close(self) -> None:
-        """End the data workers."""
-        self._planned.close()
+        record = {
+            "stage": self.stage,
+            "run": self._run,
+            "loader": self._index,
+            "length": self._length,
+            "shares": shares,
+            "exact": True,
+        }
+        self._session.when_confirmed(lambda: self._log.write("evaluation", **record))
 
 
-def _ranges(positions: np.ndarray) -> list[Range]:
-    """Sorted positions as half-open ranges."""
-    if len(positions) == 0:
-        return []
-    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
-    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
-
-
-def _recording(batch_sampler: Any) -> Any:
-    """Lightning's own recorder of the predicted indices, where it put one; PredictionWriter reads it."""
-    return batch_sampler if hasattr(batch_sampler, "seen_batch_indices") else None
+def _batched(share: np.ndarray, num_batches: int, batch_size: int) -> list[list[int]]:
+    """So many batches, as an ordinary loader makes them; smaller ones if that gives too few."""
+    starts = range(0, len(share), batch_size)
+    bounds = [(start, start + batch_size) for start in starts]
+    if len(bounds) < num_batches:
+        number = min(num_batches, len(share))
+        bounds = [sharding.share(len(share), number, i) for i in range(number)]
+    return [share[start:stop].tolist() for start, stop in bounds]

@@ -1,4 +1,4 @@
-"""The private parts of Lightning's loops that ElasticFlow touches, and nothing else does.
+"""The private parts of Lightning that ElasticFlow touches, and nothing else does.
 
 Everything here reads or sets attributes of one Trainer's own objects. `tests/lightning/test_hooks.py` fails with
 the name of what moved when a release of Lightning changes one.
@@ -6,8 +6,18 @@ the name of what moved when a release of Lightning changes one.
 
 from __future__ import annotations
 
+import csv
 import math
+import os
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from ef_lightning.host import Host
+
+# ---------------------------------------------------------------- set-up
 
 
 def keep_samplers(trainer: Any) -> None:
@@ -15,9 +25,68 @@ def keep_samplers(trainer: Any) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
+def layer_sync(strategy: Any) -> Any:
+    """What `Trainer(sync_batchnorm=True)`, or a plugin, would synchronize layers with."""
+    return strategy._layer_sync
+
+
+def validates_by_time(trainer: Any) -> bool:
+    """`val_check_interval` is a duration."""
+    return trainer._val_check_time_interval is not None
+
+
+def set_up_validation(trainer: Any) -> None:
+    """Set up the validation loaders now, if nobody has yet.
+
+    Lightning does it at different moments (sanity check, first validation), with collectives; a newcomer must
+    not be the only one that still has it before it.
+    """
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    if trainer.enable_validation and loop._combined_loader is None:
+        trainer.validating = True
+        loop.setup_data()
+        trainer.training = True
+
+
+# ---------------------------------------------------------------- loaders and their lengths
+
+
+def train_loaders(trainer: Any) -> list[Any]:
+    """The training loaders that are set up."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def evaluation_loaders(trainer: Any) -> list[Any]:
+    """The loaders of the evaluation that runs or is being set up."""
+    loop = trainer._active_loop
+    combined = None if loop is None else loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def recorder_of(batch_sampler: Any) -> Any:
+    """The wrapper by which Lightning records which samples are predicted, if it has wrapped a batch sampler."""
+    return batch_sampler if type(batch_sampler).__name__ == "_IndexBatchSamplerWrapper" else None
+
+
+def recorded(recorder: Any) -> Any:
+    """The batch sampler that a recorder has wrapped."""
+    return recorder._batch_sampler
+
+
 def num_batches_started(trainer: Any) -> int:
     """Batches of this epoch that the training loop has fetched."""
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+def set_train_limit(trainer: Any, num_batches: int) -> None:
+    """Batches of the epoch that is resumed; Lightning has asked the loader before it knew where it goes on."""
+    trainer.fit_loop._combined_loader.limits = [num_batches]
+
+
+def set_num_batches(trainer: Any, num_batches: float) -> None:
+    """Batches of a training epoch, which `trainer.estimated_stepping_batches` is computed from."""
+    trainer.fit_loop.max_batches = num_batches
 
 
 def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
@@ -43,7 +112,7 @@ def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
 
 def active_evaluation_loop(trainer: Any) -> Any:
     """The loop that runs a validation, a test or a prediction now."""
-    return trainer._active_loop if not trainer.fit_loop is trainer._active_loop else None
+    return trainer._active_loop if trainer.fit_loop is not trainer._active_loop else None
 
 
 def free_evaluation_length(loop: Any) -> None:
@@ -61,9 +130,7 @@ def mark_evaluation_done(loop: Any) -> None:
     loop.batch_progress.is_last_batch = True
 
 
-def combined_loader(trainer: Any) -> Any:
-    """The loader that combines the user's training loaders."""
-    return trainer.fit_loop._combined_loader
+# ---------------------------------------------------------------- self.log
 
 
 def metric_dicts(trainer: Any) -> dict[str, dict[str, Any]]:
@@ -73,14 +140,95 @@ def metric_dicts(trainer: Any) -> dict[str, dict[str, Any]]:
     return {name: getattr(connector, name) for name in names}
 
 
-def epoch_results(trainer: Any) -> Any:
-    """Running results of `self.log` in this training epoch."""
-    return trainer.fit_loop.epoch_loop._results
+def log_state(trainer: Any) -> dict[str, Any]:
+    """What the training and the validation have logged: keys and how each is reduced, not the values.
+
+    The end of an epoch reduces all of them in this order, so it must be the same in all workers.
+    """
+    connector = trainer._logger_connector
+    return {
+        # Whether the next `self.log` is the first one of its hook in this epoch, and resets it.
+        "place": [connector._first_loop_iter, connector._current_fx],
+        "results": [[_describe(*item) for item in results.items()] for results in _results(trainer)],
+    }
+
+
+def load_log_state(trainer: Any, host: Host, state: dict[str, Any]) -> None:
+    """Know what the others have logged, with nothing in it."""
+    connector = trainer._logger_connector
+    connector._first_loop_iter, connector._current_fx = state["place"]
+    modules = dict(trainer.lightning_module.named_modules())
+    for results, described in zip(_results(trainer), state["results"], strict=True):
+        results.clear()
+        for item in described:
+            results[item["key"]] = _empty_result(host, trainer, item, modules)
+
+
+def _results(trainer: Any) -> list[Any]:
+    epoch_loop = trainer.fit_loop.epoch_loop
+    return [epoch_loop._results, epoch_loop.val_loop._results]
+
+
+_META = "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx metric_attribute"
+
+
+def _describe(key: str, result: Any) -> dict[str, Any]:
+    meta = result.meta
+    return {
+        "key": key,
+        "is_tensor": result.is_tensor,
+        "has_reset": result.has_reset,
+        "reduce_fx": meta.reduce_fx.__name__,
+        "sync": [meta.sync.should, meta.sync.rank_zero_only],
+        "dtypes": {name: getattr(result, name).dtype for name in result._defaults},
+        "fields": {name: getattr(meta, name) for name in _META.split()},
+    }
+
+
+def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: dict[str, Any]) -> Any:
+    module = "trainer.connectors.logger_connector.result"
+    meta = host.get(module, "_Metadata")(reduce_fx=getattr(torch, described["reduce_fx"]), **described["fields"])
+    should, rank_zero_only = described["sync"]
+    meta.sync = host.get(module, "_Sync")(
+        _should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only
+    )
+    result = host.get(module, "_ResultMetric")(meta, described["is_tensor"]).to(trainer.strategy.root_device)
+    result.has_reset = described["has_reset"]
+    for name, dtype in described["dtypes"].items():
+        setattr(result, name, getattr(result, name).to(dtype))
+    if not described["is_tensor"]:
+        result.value = modules[meta.metric_attribute]
+    return result
+
+
+def logged_values(trainer: Any) -> dict[str, dict[str, Tensor]]:
+    """What `self.log` has accumulated in the loop that runs now: key → field → value."""
+    results = {key: result for key, result in (trainer._results or {}).items() if result.is_tensor}
+    return {key: {name: getattr(r, name) for name in r._defaults} for key, r in results.items()}
+
+
+def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> None:
+    """Go back to these values; what was not logged then stays known, with nothing in it."""
+    for key, result in (trainer._results or {}).items():
+        if result.is_tensor:
+            for name, value in values.get(key, result._defaults).items():
+                setattr(result, name, value.clone().to(getattr(result, name).dtype))
+
+
+def set_zero_batch_size(trainer: Any) -> None:
+    """The batch at hand only keeps step: what `self.log` averages over samples must not count it."""
+    if trainer._results is not None:
+        trainer._results.batch_size = 0
+
+
+# ---------------------------------------------------------------- loops and checkpoints
 
 
 def loop_progress(trainer: Any) -> dict[str, Any]:
     """Counters of the fit loop and its children, by name."""
-    return dict(trainer.fit_loop.state_dict())
+    progress = dict(trainer.fit_loop.state_dict())
+    progress["state_dict"] = {}  # the loader's state goes its own way
+    return progress
 
 
 def load_loop_progress(trainer: Any, state: dict[str, Any]) -> None:
@@ -94,9 +242,88 @@ def load_loop_progress(trainer: Any, state: dict[str, Any]) -> None:
             owner.on_load_checkpoint(value)
         else:
             getattr(owner, last).load_state_dict(value)
-    trainer.fit_loop._combined_loader_states_to_load = []
 
 
-def set_zero_batch_size(trainer: Any) -> None:
-    """The batch at hand is padding: what `self.log` averages over samples must not count it."""
-    epoch_results(trainer).batch_size = 0
+def loop_fields(trainer: Any) -> dict[str, Any]:
+    """What else the loops decide by, and no checkpoint holds."""
+    fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+    return {
+        "train_reload_epoch": fit_loop._last_train_dl_reload_epoch,
+        "val_reload_epoch": val_loop._last_val_dl_reload_epoch,
+        "val_batches_seen": dict(val_loop._seen_batches_per_dataloader),
+        "accumulate": trainer.accumulate_grad_batches,
+        "should_stop": bool(trainer.should_stop),
+    }
+
+
+def load_loop_fields(trainer: Any, fields: dict[str, Any]) -> None:
+    """Set what :func:`loop_fields` returned in another worker."""
+    fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+    fit_loop._last_train_dl_reload_epoch = fields["train_reload_epoch"]
+    val_loop._last_val_dl_reload_epoch = fields["val_reload_epoch"]
+    val_loop._seen_batches_per_dataloader.update(fields["val_batches_seen"])
+    trainer.accumulate_grad_batches = fields["accumulate"]
+    trainer.should_stop = fields["should_stop"]
+
+
+def dump_checkpoint(trainer: Any) -> dict[str, Any]:
+    """What Lightning would write into a checkpoint file."""
+    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    return checkpoint
+
+
+def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """Load model, data module, callbacks and precision from a checkpoint, as Lightning does when it resumes."""
+    connector = trainer._checkpoint_connector
+    previous = connector._loaded_checkpoint
+    connector._loaded_checkpoint = checkpoint
+    try:
+        connector.restore_model()
+        connector.restore_datamodule()
+        connector.restore_callbacks()
+        connector.restore_precision_plugin_state()
+    finally:
+        connector._loaded_checkpoint = previous
+
+
+def move_loader_state_out(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the state of our loader out of a checkpoint: a Trainer without ElasticFlow could not place it."""
+    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    states = fit_loop.pop("combined_loader", None)
+    return states[0] if states else None
+
+
+def move_loader_state_in(checkpoint: dict[str, Any], state: dict[str, Any]) -> None:
+    """Put it back to where Lightning gives it to the loader."""
+    checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = [state]
+
+
+# ---------------------------------------------------------------- loggers
+
+
+def logger_versions(trainer: Any) -> list[Any]:
+    """Version of each logger."""
+    return [getattr(logger, "version", None) for logger in trainer.loggers]
+
+
+def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
+    """Make the loggers of this worker write where those of rank 0 do, should it become rank 0."""
+    for logger, version in zip(trainer.loggers, versions, strict=True):
+        if hasattr(logger, "_version") and version is not None:
+            logger._version = version
+
+
+def take_over_logs(trainer: Any, host: Host) -> None:
+    """This worker has become rank 0: write on where the one before it did.
+
+    Lightning's CSV writer would delete the metrics that it finds. The others append to what there is.
+    """
+    writer_class = host.get("loggers.csv_logs", "ExperimentWriter")
+    for logger in trainer.loggers:
+        if isinstance(logger, host.get("loggers", "CSVLogger")) and logger._experiment is None:
+            keeping = type("KeepingWriter", (writer_class,), {"_check_log_dir_exists": lambda self: None})
+            writer = keeping(log_dir=logger.log_dir)
+            if os.path.isfile(writer.metrics_file_path):
+                with open(writer.metrics_file_path, newline="") as file:
+                    writer.metrics_keys = list(next(csv.reader(file), []))
+            logger._experiment = writer

@@ -53,8 +53,11 @@ HOSTS = {
 }
 
 
-def detect() -> Host:
+def detect() -> Host | None:
     """The tree that the program has imported; else the one that is installed.
+
+    Returns:
+        None if it has imported neither yet, and both are installed.
 
     Raises:
         MixedImportsError: The program has imported both.
@@ -65,20 +68,27 @@ def detect() -> Host:
         raise MixedImportsError(
             "both `lightning.pytorch` and `pytorch_lightning` are imported, and a strategy of one does not work "
             "in a Trainer of the other. Import only one of them, or say which one you mean: "
-            "`ef_lightning.strategy_for('lightning.pytorch')`"
+            "`ef_lightning.strategy_for('lightning.pytorch')()`"
         )
-    if imported:
-        return HOSTS[imported[0]]
-    for name in NAMES:
-        if importlib.util.find_spec(name.split(".")[0]) is not None:
-            return HOSTS[name]
-    raise UsageError("no Lightning is installed: pip install 'elasticflow[lightning]'")
+    candidates = imported or [name for name in NAMES if importlib.util.find_spec(name.split(".")[0]) is not None]
+    if not candidates:
+        raise UsageError("no Lightning is installed: pip install 'elasticflow[lightning]'")
+    return HOSTS[candidates[0]] if len(candidates) == 1 else None
 
 
 def of(obj: object) -> Host | None:
     """The tree that an object's class, or a base of it, comes from."""
-    for cls in type(obj).__mro__:
-        for name, host in HOSTS.items():
-            if cls.__module__ == name or cls.__module__.startswith(f"{name}."):
-                return host
+    trees = (_tree(cls) for cls in type(obj).__mro__)
+    return next((tree for tree in trees if tree is not None), None)
+
+
+def is_of_lightning(cls: type) -> bool:
+    """Whether Lightning itself, and not the user, has defined a class."""
+    return _tree(cls) is not None
+
+
+def _tree(cls: type) -> Host | None:
+    for name, host in HOSTS.items():
+        if cls.__module__ == name or cls.__module__.startswith(f"{name}."):
+            return host
     return None

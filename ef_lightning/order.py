@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from ef_common.collectives import operations
 from ef_common.core import sharding
+from ef_common.core.sharding import Range
 from ef_common.session import Session
 
 
@@ -25,22 +27,67 @@ def num_samples(loader: DataLoader[Any]) -> int:
     return length
 
 
+def limited(length: int, batch_size: int, limit: float) -> int:
+    """Samples that a fraction of the batches holds, as one process without ElasticFlow counts them.
+
+    >>> limited(100, 8, 0.5), limited(100, 8, 1.0), limited(100, 8, 3)  # a number of batches is no fraction
+    (48, 100, 100)
+    """
+    if isinstance(limit, int) or limit >= 1.0:
+        return length
+    return min(length, int(-(-length // batch_size) * limit) * batch_size)
+
+
+def before_limit(num_batches: int, limit: float) -> int:
+    """The length of a loader of which Lightning's limit leaves so many batches.
+
+    >>> before_limit(3, 0.3), before_limit(3, 1.0), before_limit(3, 5)
+    (10, 3, 3)
+    """
+    if isinstance(limit, int) or limit in (0.0, 1.0):
+        return num_batches
+    length = math.ceil(num_batches / limit)
+    while int(length * limit) < num_batches:  # rounding
+        length += 1
+    return length
+
+
+def is_computed(loader: DataLoader[Any]) -> bool:
+    """Whether the order is a function of seed and epoch; else a sampler of the user's draws it."""
+    sampler = _sampler(loader)
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
 def order_of(loader: DataLoader[Any], session: Session, *, seed: int, epoch: int) -> np.ndarray:
     """Indices of the samples in the order of an epoch, shape (samples of the sampler,).
 
     `shuffle=True` and no shuffling are functions of (seed, epoch); from a sampler of the user's rank 0 draws,
     and everybody takes its order (one collective, so all members must call this together).
     """
-    sampler: Any = _sampler(loader)
-    if type(sampler) is SequentialSampler:
-        return np.arange(len(sampler))
-    if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
+    sampler = _sampler(loader)
+    if is_computed(loader):
+        if type(sampler) is SequentialSampler:
+            return np.arange(len(sampler))
         return sharding.shuffled(len(sampler), seed=seed, epoch=epoch)
     drawn: list[Any] = [None]
     while all(part is None for part in drawn):  # rank 0 may be lost meanwhile
         own = np.asarray(list(sampler)) if session.rank == 0 or session.newcomer else None
         drawn, _ = operations.gather(session, own, what="the sampler's indices")
     return np.asarray(next(part for part in drawn if part is not None))
+
+
+def ranges_of(positions: np.ndarray) -> list[Range]:
+    """Sorted positions as half-open ranges.
+
+    >>> ranges_of(np.array([0, 1, 2, 5, 7, 8]))
+    [(0, 3), (5, 6), (7, 9)]
+    """
+    if len(positions) == 0:
+        return []
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

@@ -6,7 +6,6 @@ difference in what anybody logs, monitors or saves would make the workers' next 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives import codec
+from ef_common.collectives.torch_gradients import GradientReducer
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning.host import Host
@@ -21,18 +21,17 @@ from ef_lightning.train_loader import ElasticLoader
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 8 << 20
-_NOT_SENT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
+_NOT_SENT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters", "loops")
 
 
 class TrainerState:
     """The state of one Trainer, as the session's port `State` wants it.
 
     Args:
-        trainer: The Trainer.
+        trainer: The Trainer, with its optimizers.
         host: Its class tree.
         loader: The training loader; None before it is set up.
-        rebuild: Called with the names of the parameters whose gradients the others reduce.
-        reduced: Returns these names.
+        reducer: Reduces the gradients; None in a world that never changes.
     """
 
     def __init__(
@@ -41,14 +40,15 @@ class TrainerState:
         host: Host,
         *,
         loader: Callable[[], ElasticLoader | None],
-        reduced: Callable[[], list[str]],
-        rebuild: Callable[[list[str]], None],
+        reducer: GradientReducer | None,
     ) -> None:
         self._trainer = trainer
         self._host = host
         self._loader = loader
-        self._reduced = reduced
-        self._rebuild = rebuild
+        self._reducer = reducer
+        # The length of an epoch on which `configure_optimizers` may have based its schedules: a world that has
+        # another size now would give another one.
+        self._num_batches_at_start = trainer.num_training_batches if hooks.train_loaders(trainer) else None
         self._outgoing: list[Tensor] = []
         self._incoming: list[Tensor] = []
         self._packed: list[Tensor] = []
@@ -84,119 +84,80 @@ class TrainerState:
 
     def _collect(self) -> dict[str, Any]:
         trainer = self._trainer
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        for key in (*_NOT_SENT, "loops"):
+        checkpoint = hooks.dump_checkpoint(trainer)
+        for key in _NOT_SENT:
             checkpoint.pop(key, None)
         loader = self._loader()
+        module = trainer.lightning_module
         return {
             "checkpoint": checkpoint,
+            "trainable": [name for name, p in module.named_parameters() if p.requires_grad],
+            "reduced": [] if self._reducer is None else self._reducer.names(),
+            "num_batches_at_start": self._num_batches_at_start,
             "loops": hooks.loop_progress(trainer),
+            "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
-            "results": [_describe_result(key, result) for key, result in hooks.epoch_results(trainer).items()],
-            "checkpoint_callbacks": [self._private(c) for c in trainer.callbacks if self._is_checkpoint(c)],
-            "loggers": logger_versions(trainer),
-            "should_stop": bool(trainer.should_stop),
+            "logged": hooks.log_state(trainer),
+            "checkpoint_callbacks": [_private(callback) for callback in self._callbacks("ModelCheckpoint")],
+            "loggers": hooks.logger_versions(trainer),
             "loader": None if loader is None else loader.state(),
-            "reduced": self._reduced(),
         }
 
-    def _is_checkpoint(self, callback: Any) -> bool:
-        return isinstance(callback, self._host.get("callbacks", "ModelCheckpoint"))
-
-    def _private(self, callback: Any) -> dict[str, Any]:
-        """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
-        return {k: v for k, v in vars(callback).items() if _is_plain(v) and k != "_last_time_checked"}
+    def _callbacks(self, kind: str) -> list[Any]:
+        return [c for c in self._trainer.callbacks if isinstance(c, self._host.get("callbacks", kind))]
 
     # ------------------------------------------------------------ adopt
 
     def _adopt(self, state: dict[str, Any]) -> None:
-        trainer, checkpoint = self._trainer, state["checkpoint"]
-        callbacks = [c for c in trainer.callbacks if self._is_checkpoint(c)]
-        for callback, private in zip(callbacks, state["checkpoint_callbacks"], strict=True):
+        trainer, module = self._trainer, self._trainer.lightning_module
+        for callback, private in zip(
+            self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True
+        ):
             vars(callback).update(private)
-        self._load_checkpoint(checkpoint)
+        hooks.load_checkpoint(trainer, state["checkpoint"])
+        trainable = set(state["trainable"])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in trainable)
+        self._load_optimizers(state)
         hooks.load_loop_progress(trainer, state["loops"])
+        hooks.load_loop_fields(trainer, state["fields"])
         for name, metrics in hooks.metric_dicts(trainer).items():
             metrics.clear()
             metrics.update(state["metrics"][name])
-        for described in state["results"]:
-            _add_result(self._host, trainer, described)
-        set_logger_versions(trainer, state["loggers"])
-        trainer.should_stop = state["should_stop"]
-        self._rebuild(state["reduced"])
+        hooks.load_log_state(trainer, self._host, state["logged"])
+        hooks.set_logger_versions(trainer, state["loggers"])
+        if self._reducer is not None:
+            self._reducer.attach(state["reduced"])
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])
 
-    def _load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        trainer = self._trainer
-        strategy = trainer.strategy
-        call = self._host.get("trainer.call", "_call_lightning_module_hook")
-        call(trainer, "on_load_checkpoint", checkpoint)
-        strategy.load_model_state_dict(checkpoint)
+    def _load_optimizers(self, state: dict[str, Any]) -> None:
+        trainer, strategy = self._trainer, self._trainer.strategy
+        checkpoint, num_batches = state["checkpoint"], state["num_batches_at_start"]
+        if num_batches not in (None, self._num_batches_at_start):
+            hooks.set_num_batches(trainer, num_batches)
+            strategy.setup_optimizers(trainer)
+        self._num_batches_at_start = num_batches
+        for callback in self._callbacks("BaseFinetuning"):
+            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
+        groups = [len(saved["param_groups"]) for saved in checkpoint["optimizer_states"]]
+        own = [len(optimizer.param_groups) for optimizer in trainer.optimizers]
+        if own != groups or len(strategy.lr_scheduler_configs) != len(checkpoint["lr_schedulers"]):
+            raise ElasticFlowError(
+                "the others have changed their optimizers or schedulers since they started (a callback has added "
+                "parameters, say), so this worker cannot catch up with them. Expected parameter groups and number "
+                f"of schedulers: {groups}, {len(checkpoint['lr_schedulers'])}. "
+                f"Received: {own}, {len(strategy.lr_scheduler_configs)}"
+            )
         strategy.load_optimizer_state_dict(checkpoint)
-        for config, scheduler in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
-            config.scheduler.load_state_dict(scheduler)
-        connector = trainer._checkpoint_connector
-        previous = connector._loaded_checkpoint
-        connector._loaded_checkpoint = checkpoint
-        try:
-            connector.restore_datamodule()
-            connector.restore_callbacks()
-            connector.restore_precision_plugin_state()
-        finally:
-            connector._loaded_checkpoint = previous
+        for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
 
 
-def logger_versions(trainer: Any) -> list[Any]:
-    """Version of each logger, so that another rank can write on where rank 0 wrote."""
-    return [getattr(logger, "version", None) for logger in trainer.loggers]
-
-
-def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
-    """Make the loggers of this worker write where those of rank 0 do, should it become rank 0."""
-    for logger, version in zip(trainer.loggers, versions, strict=True):
-        if hasattr(logger, "_version") and version is not None:
-            logger._version = version
-
-
-# ---------------------------------------------------------------- results of self.log
-
-
-def _describe_result(key: str, result: Any) -> dict[str, Any]:
-    meta = result.meta
-    return {
-        "key": key,
-        "is_tensor": result.is_tensor,
-        "has_reset": result.has_reset,
-        "reduce_fx": meta.reduce_fx.__name__,
-        "sync": [meta.sync.should, meta.sync.rank_zero_only],
-        "fields": {
-            name: getattr(meta, name)
-            for name in (
-                "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx "
-                "metric_attribute"
-            ).split()
-        },
-    }
-
-
-def _add_result(host: Host, trainer: Any, described: dict[str, Any]) -> None:
-    """Know a logged value, with nothing in it: the end of an epoch reduces all of them, in this order."""
-    results = hooks.epoch_results(trainer)
-    if described["key"] in results:
-        return
-    module = "trainer.connectors.logger_connector.result"
-    meta = host.get(module, "_Metadata")(reduce_fx=getattr(torch, described["reduce_fx"]), **described["fields"])
-    should, rank_zero_only = described["sync"]
-    meta.sync = host.get(module, "_Sync")(
-        _should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only
-    )
-    result = host.get(module, "_ResultMetric")(meta, described["is_tensor"]).to(trainer.strategy.root_device)
-    result.has_reset = described["has_reset"]
-    if not described["is_tensor"]:
-        result.value = dict(trainer.lightning_module.named_modules())[meta.metric_attribute]
-    results[described["key"]] = result
+def _private(callback: Any) -> dict[str, Any]:
+    """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
+    return {k: v for k, v in vars(callback).items() if _is_plain(v) and k != "_last_time_checked"}
 
 
 # ---------------------------------------------------------------- packing
@@ -204,48 +165,38 @@ def _add_result(host: Host, trainer: Any, described: dict[str, Any]) -> None:
 
 def _pack(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Large tensors as views of their bytes, small ones copied together: few messages, no needless copy."""
-    packed: list[Tensor] = []
-    small: list[Tensor] = []
-    for tensor in tensors:
-        flat = codec.as_bytes(tensor)
-        if flat.numel() > _SMALL_BYTES:
-            packed.append(flat)
-            continue
-        small.append(flat)
-        if sum(t.numel() for t in small) > _CHUNK_BYTES:
-            packed.append(torch.cat(small))
-            small = []
-    if any(t.numel() for t in small):
-        packed.append(torch.cat(small))
-    return packed
+    large, chunks = _sort([codec.as_bytes(tensor) for tensor in tensors])
+    return large + [torch.cat(chunk) for chunk in chunks]
 
 
 def _unpack(packed: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy the small tensors out again, in the order in which `_pack` put them together."""
-    chunks = iter(packed)
-    small: list[Tensor] = []
+    """Copy the small tensors out again; the large ones hold their bytes already."""
+    large, chunks = _sort([codec.as_bytes(tensor) for tensor in tensors])
+    for together, chunk in zip(packed[len(large) :], chunks, strict=True):
+        for target, part in zip(chunk, torch.split(together, [t.numel() for t in chunk]), strict=True):
+            target.copy_(part)
 
-    def spread() -> None:
-        if any(t.numel() for t in small):
-            for target, part in zip(small, next(chunks).split([t.numel() for t in small]), strict=True):
-                target.copy_(part)
 
-    pending_large: list[Tensor] = []
-    for tensor in tensors:
-        flat = codec.as_bytes(tensor)
-        if flat.numel() > _SMALL_BYTES:
-            pending_large.append(next(chunks))  # a view of this tensor: it holds the bytes already
-            continue
-        small.append(flat)
-        if sum(t.numel() for t in small) > _CHUNK_BYTES:
-            spread()
-            small = []
-    spread()
+def _sort(flat: Sequence[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """The large tensors, and the others in chunks that are sent together."""
+    large: list[Tensor] = []
+    chunks: list[list[Tensor]] = []
+    room = 0
+    for tensor in flat:
+        if tensor.numel() > _SMALL_BYTES:
+            large.append(tensor)
+        elif tensor.numel():
+            if room < tensor.numel():
+                chunks.append([])
+                room = _CHUNK_BYTES
+            chunks[-1].append(tensor)
+            room -= tensor.numel()
+    return large, chunks
 
 
 def _is_plain(value: Any) -> bool:
     try:
-        json.dumps(codec.encode(value)[0].decode())
+        codec.encode(value)
     except UnsupportedError:
         return False
     return True

@@ -6,11 +6,9 @@ It only translates. Membership and recovery are `ef_common.session`'s, gradients
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,28 +18,27 @@ from torch.utils.data import DataLoader
 from ef_common.collectives import codec, operations
 from ef_common.collectives.torch_gradients import GradientReducer
 from ef_common.core.view import View
-from ef_common.errors import JobFinished, Left, MixedImportsError, UnsupportedError, UsageError
+from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
-from ef_lightning import host as hosts
-from ef_lightning.data_workers import check
+from ef_lightning.checks import check_optimizers, check_trainer
+from ef_lightning.collectives import CollectivesMixin, exit_cleanly, leaving_cleanly
 from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.host import Host
-from ef_lightning.metrics import MetricSync
-from ef_lightning.state import TrainerState, logger_versions, set_logger_versions
+from ef_lightning.metrics import MetricSync, leaving_no_trace
+from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader
 
-logger = logging.getLogger(__name__)
-
-STRATEGY_NAME = "elasticflow"
 BACKENDS = ("gloo",)
+CHECKPOINT_KEY = "elasticflow"
+"""Where a checkpoint file holds how far its epoch is."""
 
 
-class ElasticMixin:
-    """Everything but the base class, which is one of two (see :func:`strategy_for`).
+class ElasticMixin(CollectivesMixin):
+    """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
 
     Args:
         backend: Data plane; "gloo".
@@ -53,7 +50,7 @@ class ElasticMixin:
     host: Host
     # Without this, Lightning would ignore `self.log(sync_dist=True)`.
     is_distributed = True
-    strategy_name = STRATEGY_NAME
+    strategy_name = "elasticflow"
 
     if TYPE_CHECKING:
         model: Any
@@ -62,19 +59,24 @@ class ElasticMixin:
         local_rank: int
         cluster_environment: Any
         optimizers: Any
+        checkpoint_io: Any
 
     def __init__(self, backend: str = "gloo", **kwargs: Any) -> None:
         if backend not in BACKENDS:
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
-        super().__init__(cluster_environment=environment_for(self.host), **kwargs)
+        super().__init__(cluster_environment=environment_for(self.host), **kwargs)  # type: ignore[call-arg]
         self.backend = backend
         self._worker: Worker | None = None
         self._trainer: Any = None
         self._reducer: GradientReducer | None = None
+        self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
-        self._closed = False
+
+    def __repr__(self) -> str:
+        """Lightning prints this where it takes the strategy for one of the other class tree."""
+        return f"<ElasticFlowStrategy for a Trainer of {self.host.name}>"
 
     # ------------------------------------------------------------ environment
 
@@ -129,37 +131,36 @@ class ElasticMixin:
         try:
             self._worker = this_worker()
         except JobFinished:
-            _exit_cleanly("the job has finished already; nothing to join")
+            exit_cleanly("the job has finished already; nothing to join")
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
 
     def _follow_ranks(self, view: View) -> None:
         self.cluster_environment.follow(self.session)
         self.host.set_rank(self.session.rank)
+        if self._trainer is not None and self.session.rank == 0:
+            hooks.take_over_logs(self._trainer, self.host)
 
     # ------------------------------------------------------------ set-up and teardown
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
+        check_trainer(trainer, self.host, elastic=self._here.elastic)
         self._trainer = trainer
-        self._check(trainer)
         hooks.keep_samplers(trainer)
         super().setup(trainer)  # type: ignore[misc]
-        module = self.lightning_module
-        MetricSync(self.session).connect(module)
+        self._metrics = MetricSync(self.session)
+        self._metrics.connect(self.lightning_module)
         if not self.session.newcomer:
             self._agree_on_start(trainer)
         if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
             return
         if self._here.elastic:
-            self._reducer = GradientReducer(self.session, module, weights=self._weights)
+            check_optimizers(self.optimizers)
+            self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             self._reducer.attach()
         self.session.state = TrainerState(
-            trainer,
-            self.host,
-            loader=lambda: self._train_loader,
-            reduced=self._reduced_names,
-            rebuild=self._rebuild_reducer,
+            trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer
         )
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
@@ -176,41 +177,54 @@ class ElasticMixin:
             self.session.run(first)
             if self.session.completed_in.world_size > 1:
                 first.apply()
-        versions, _ = operations.gather(self.session, logger_versions(trainer), what="a logger's version")
-        set_logger_versions(trainer, versions[0])
-
-    def _check(self, trainer: Any) -> None:
-        """Refuse what elastic training cannot keep, before anything runs."""
-        host = hosts.of(trainer)
-        if host is not None and host is not self.host:
-            raise MixedImportsError(
-                f"this strategy is for `{self.host.name}`, but the Trainer is of `{host.name}`. Import only one "
-                "of the two in your program"
-            )
-        if getattr(self, "_layer_sync", None) is not None:
-            raise UnsupportedError(
-                "Trainer(sync_batchnorm=True) needs a fixed process group. Leave it out: ElasticFlow keeps the "
-                "BatchNorm statistics of all workers equal"
-            )
-        if self.root_device.type not in ("cpu", "cuda"):
-            raise UnsupportedError(f"unsupported device. Expected cpu or cuda. Received: {self.root_device}")
+        versions, _ = operations.gather(
+            self.session, hooks.logger_versions(trainer), what="a logger's version"
+        )
+        hooks.set_logger_versions(trainer, versions[0])
 
     def teardown(self) -> None:
         """Let go of the Trainer; the membership lasts as long as the process."""
         if self._reducer is not None:
             self._reducer.detach()
             self._reducer = None
+        if self._metrics is not None:
+            self._metrics.disconnect()
+            self._metrics = None
         for loader in (self._train_loader, *self._evaluation_loaders):
             if loader is not None:
                 loader.close()
         self._train_loader, self._evaluation_loaders = None, []
+        self._trainer = None
         if self._worker is not None:
             self.session.state = None
         super().teardown()  # type: ignore[misc]
 
+    def on_train_start(self) -> None:
+        """Have everything set up before the first boundary, where newcomers meet the others."""
+        self._connect_metrics()
+        hooks.set_up_validation(self._trainer)
+
+    def on_validation_start(self) -> None:
+        """Metrics may have been made since the set-up."""
+        self._connect_metrics()
+
+    on_test_start = on_validation_start
+
+    def on_validation_end(self) -> None:
+        """Everybody has the result of the evaluation."""
+        with leaving_cleanly():
+            self.session.run(Barrier())
+
+    on_test_end = on_validation_end
+    on_predict_end = on_validation_end
+
+    def _connect_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.connect(self.lightning_module)
+
     def on_train_end(self) -> None:
         """Everybody has come to the end: from here on, nobody can join."""
-        with _leaving_cleanly():
+        with leaving_cleanly():
             if self._train_loader is not None:
                 self._train_loader.finish()
             self.session.run(Barrier())
@@ -231,31 +245,71 @@ class ElasticMixin:
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
-        check(dataloader)
-        trainer = self._trainer
-        if trainer.training:
+        if self._trainer.training:
             return self._wrap_train_loader(dataloader)
+        return self._wrap_evaluation_loader(dataloader)
+
+    def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
+        # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
+        limits = {} if self._here.elastic else {"min_share": 1}
+        loader = ElasticLoader(dataloader, self.session, self._trainer, log=self._log, **limits)
+        loader.on_boundary = self._log_weights
+        if self._train_loader is not None:  # Lightning reloads
+            loader.succeed(self._train_loader)
+        self._train_loader = loader
+        return loader
+
+    def _wrap_evaluation_loader(self, dataloader: DataLoader[Any]) -> EvaluationLoader:
         stages = {"validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}
-        stage = stages[str(trainer.state.stage.value)]
-        index = sum(loader.stage == stage for loader in self._evaluation_loaders)
-        loader = EvaluationLoader(dataloader, self.session, trainer, log=self._log, stage=stage, index=index)
+        stage = stages[str(self._trainer.state.stage.value)]
+        old = hooks.evaluation_loaders(self._trainer)
+        if self._evaluation_loaders and self._evaluation_loaders == old:  # Lightning reloads
+            self._close_evaluation_loaders()
+        loader = EvaluationLoader(
+            dataloader,
+            self.session,
+            self._trainer,
+            log=self._log,
+            stage=stage,
+            index=len(self._evaluation_loaders),
+        )
         self._evaluation_loaders.append(loader)
         return loader
 
-    def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
-        previous = self._train_loader
-        if previous is not None and not self._trainer.reload_dataloaders_every_n_epochs:
-            raise UnsupportedError(
-                "several training DataLoaders cannot be dealt together. Combine the data sets instead, for example "
-                "with torch.utils.data.StackDataset or ConcatDataset"
-            )
-        self._train_loader = ElasticLoader(dataloader, self.session, self._trainer, self._log)
-        self._train_loader.on_boundary = self._log_weights
-        if previous is not None:
-            self._train_loader.succeed(previous)
-        return self._train_loader
+    def _close_evaluation_loaders(self) -> None:
+        for loader in self._evaluation_loaders:
+            loader.close()
+        self._evaluation_loaders = []
 
-    # ------------------------------------------------------------ gradients
+    # ------------------------------------------------------------ steps and gradients
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A step; every worker reduces gradients in it, also one that has none."""
+        loader = self._train_loader
+        with self._keeping_step(loader is not None and loader.padding):
+            output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if not self._here.elastic:
+            return output
+        if not self.lightning_module.automatic_optimization:
+            if loader is not None and loader.progress.uncommitted:  # it has skipped this batch
+                self.pre_backward(_nothing())
+                self.post_backward(_nothing())
+        elif output is None:
+            return _nothing(self.root_device)
+        return output
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A step on a batch of this worker's, or on one that only keeps step with the others."""
+        with self._keeping_step(any(loader.padding for loader in self._evaluation_loaders)):
+            return super().validation_step(*args, **kwargs)  # type: ignore[misc]
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The same."""
+        with self._keeping_step(any(loader.padding for loader in self._evaluation_loaders)):
+            return super().test_step(*args, **kwargs)  # type: ignore[misc]
+
+    def _keeping_step(self, padding: bool) -> Any:
+        return leaving_no_trace(self._trainer) if padding else nullcontext()
 
     def _weights(self, view: View) -> Any:
         if self._train_loader is None:
@@ -263,7 +317,7 @@ class ElasticMixin:
         return self._train_loader.weights(view)
 
     @contextmanager
-    def block_backward_sync(self) -> Generator[None, None, None]:
+    def block_backward_sync(self) -> Iterator[None]:
         """Accumulate locally: Lightning calls this around all backward passes but the last of an accumulation."""
         self._sync_gradients = False
         try:
@@ -282,128 +336,53 @@ class ElasticMixin:
             return
         contributors = self.session.completed_in
         if self._reducer is not None:
-            with _leaving_cleanly():
+            with leaving_cleanly():
                 contributors = self._reducer.after_backward() or contributors
         if self._train_loader is not None:
             loss = float(closure_loss.detach()) if self._log.enabled else None
             self._train_loader.commit(contributors, loss)
 
-    def _reduced_names(self) -> list[str]:
-        return [] if self._reducer is None else self._reducer.names()
+    # ------------------------------------------------------------ checkpoints
 
-    def _rebuild_reducer(self, names: list[str]) -> None:
-        if self._reducer is not None:
-            self._reducer.attach(names)
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Rank 0 writes; if it is lost before the others know that it has, the next one does."""
+        if self.session.newcomer:
+            return
+        state = hooks.move_loader_state_out(checkpoint)
+        if state is not None:
+            checkpoint[CHECKPOINT_KEY] = state
+        done = False
+        while not done:
+            writer = self.session.completed_in.ids[0]
+            if writer == self.session.worker.id:
+                self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            self.barrier()
+            done = self._alone or writer in self.session.completed_in.ids
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Keep a batch that only pads out of the running means."""
-        if self._train_loader is not None:
-            self._train_loader.discount_padding()
-
-    # ------------------------------------------------------------ collectives for Lightning and the user
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""
-        if not isinstance(tensor, Tensor):
-            return tensor
-        name = str(reduce_op or "mean").lower().rsplit(".", 1)[-1]
-        name = "mean" if name == "avg" else name
-        if name not in ("mean", "sum", "max", "min"):
-            raise UnsupportedError(f"unknown reduction. Expected mean, sum, max or min. Received: {reduce_op!r}")
-        with _leaving_cleanly():
-            return operations.reduce(self.session, tensor, name)
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all (or any) of the workers say yes."""
-        decisions, _ = self._gather(bool(decision))
-        return bool(min(decisions)) if all else bool(max(decisions))
-
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for everybody."""
-        if self._worker is not None:
-            with _leaving_cleanly():
-                self.session.run(Barrier())
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Rank `src`'s value, for everybody. Plain values and tensors only: nothing is unpickled."""
-        if self._worker is None or self.session.completed_in.world_size == 1:
-            return obj
-        values, _ = self._gather(obj if self.session.rank == src else None)
-        return values[min(src, len(values) - 1)]
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Everybody's tensor, stacked: shape (world size, *tensor.shape)."""
-        if sync_grads:
-            raise UnsupportedError(
-                "all_gather(sync_grads=True) cannot be run again after a loss. Compute the loss from the local "
-                "batch; gradients are averaged over the workers"
-            )
-        values, _ = self._gather(tensor)
-        return torch.stack([value.to(tensor.device) for value in values])
-
-    def _gather(self, value: Any) -> tuple[list[Any], View]:
-        with _leaving_cleanly():
-            return operations.gather(self.session, value)
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load a file of ours, or of any other strategy."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(  # type: ignore[misc]
+            checkpoint_path, weights_only=weights_only
+        )
+        state = checkpoint.pop(CHECKPOINT_KEY, None)
+        if state is not None:
+            hooks.move_loader_state_in(checkpoint, state)
+        return checkpoint
 
     # ------------------------------------------------------------ audit
 
     def _log_weights(self) -> None:
         """In audit mode, note a hash of the weights after each update."""
-        if self._here.audit and self._train_loader is not None and self._train_loader.num_updates:
+        loader = self._train_loader
+        # Between accumulated batches, buffers differ until the next reduction, as they do under DDP.
+        if self._here.audit and loader is not None and loader.num_updates and not loader.progress.uncommitted:
             digest = hashlib.blake2b(digest_size=16)
             for tensor in self.lightning_module.state_dict().values():
                 if isinstance(tensor, Tensor):
                     digest.update(codec.as_bytes(tensor).numpy().tobytes())
-            self._log.write("weights", step=self._train_loader.num_updates, hash=digest.hexdigest())
+            self._log.write("weights", step=loader.num_updates, hash=digest.hexdigest())
 
 
-@contextmanager
-def _leaving_cleanly() -> Generator[None, None, None]:
-    """A worker that has nothing more to do here ends with status 0."""
-    try:
-        yield
-    except JobFinished:
-        _exit_cleanly("the job has finished; nothing to join")
-    except Left as left:
-        _exit_cleanly(f"left the job: {left}")
-
-
-def _exit_cleanly(reason: str) -> None:
-    logger.info("%s", reason)
-    raise SystemExit(0)
-
-
-@functools.cache
-def strategy_for(host_name: str) -> type[ElasticMixin]:
-    """The strategy class for `"lightning.pytorch"` or `"pytorch_lightning"`.
-
-    Raises:
-        UsageError: Any other name.
-    """
-    if host_name not in hosts.HOSTS:
-        raise UsageError(f"unknown Lightning. Expected one of {hosts.NAMES}. Received: {host_name!r}")
-    host = hosts.HOSTS[host_name]
-    base = host.get("strategies.parallel", "ParallelStrategy")
-    namespace = {"host": host, "__doc__": ElasticMixin.__doc__, "__module__": __name__}
-    return type("ElasticFlowStrategy", (ElasticMixin, base), namespace)
-
-
-if TYPE_CHECKING:
-
-    class ElasticFlowStrategy(ElasticMixin):
-        """The strategy for the Lightning that the program has imported."""
-
-
-def register() -> None:
-    """Make `Trainer(strategy="elasticflow")` known to the Lightning that the program has imported."""
-    import sys
-
-    for name in hosts.NAMES:
-        if f"{name}.trainer.trainer" in sys.modules:
-            registry = hosts.HOSTS[name].get("strategies", "StrategyRegistry")
-            if STRATEGY_NAME not in registry:
-                registry.register(
-                    STRATEGY_NAME,
-                    strategy_for(name),
-                    description="elastic data-parallel training that keeps its processes",
-                )
+def _nothing(device: torch.device | None = None) -> Tensor:
+    """The loss of a batch that is skipped: no parameter has a gradient of it."""
+    return torch.zeros((), device=device, requires_grad=True)

@@ -10,24 +10,27 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress
+from ef_common.core.sharding import EpochProgress, Window
 from ef_common.core.view import View
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.data_workers import PlannedLoader
-from ef_lightning.order import batch_size_of, num_samples, order_of
+from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.order import batch_size_of, before_limit, is_computed, limited, num_samples, order_of, ranges_of
 
 logger = logging.getLogger(__name__)
 
 
-class ElasticLoader:
+class ElasticLoader(WrappedLoader):
     """Wraps the user's training DataLoader.
 
     Args:
@@ -35,42 +38,52 @@ class ElasticLoader:
         session: The worker's session.
         trainer: The Trainer that iterates over it.
         log: Event log.
+        min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
     """
 
-    def __init__(self, loader: DataLoader[Any], session: Session, trainer: Any, log: EventLog) -> None:
-        self._planned = PlannedLoader(loader)
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        session: Session,
+        trainer: Any,
+        *,
+        log: EventLog,
+        min_share: int = sharding.MIN_SHARE,
+    ) -> None:
+        super().__init__(loader)
+        self._min_share = min_share
         self._session = session
         self._trainer = trainer
         self._log = log
-        self._loader = loader
         self._batch_size = batch_size_of(loader)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         self.num_updates = 0
         self.progress = EpochProgress(epoch=-1, length=self._length())
         self._order = np.arange(0)
         self._wants_epoch = True
+        self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int] | None = None
-        self._padding = False
+        self._newest: tuple[Window, ...] = ()
+        self.padding = False
         self._logged_epoch = -1
         self.on_boundary: Callable[[], None] = lambda: None
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else (dataset, sampler, num_workers …) is as in the user's loader."""
-        if name.startswith("__") or name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
     # ------------------------------------------------------------ what Lightning asks
 
     def __len__(self) -> int:
-        """Batches of the epoch, if the world stays as it is."""
+        """Batches of the epoch, if the world stays as it is, before Lightning applies its limit."""
         progress = self.progress
         if self._wants_epoch:
             progress = EpochProgress(epoch=0, length=self._length())
-        return self._num_steps(progress)
+        return before_limit(self._num_steps(progress), self._trainer.limit_train_batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._wants_epoch = True
+        if len(hooks.train_loaders(self._trainer)) > 1:
+            raise UnsupportedError(
+                "several training DataLoaders cannot be dealt together. Combine the data sets instead, for "
+                "example with torch.utils.data.StackDataset or ConcatDataset"
+            )
+        self._wants_epoch = not self._resumed
         return self
 
     def __next__(self) -> Any:
@@ -83,10 +96,11 @@ class ElasticLoader:
             # Else the state brought the progress, the loops' counters, and the order of the epoch.
             logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
         else:
-            if self._wants_epoch:
+            if self._wants_epoch or (self._resumed and not self._goes_on()):
                 self._begin_epoch()
             if self.progress.remaining > 0 and not self.progress.uncommitted:
                 self._session.boundary()
+        self._resumed = False
         if self.progress.remaining == 0:
             raise StopIteration
         return self._deal()
@@ -94,12 +108,8 @@ class ElasticLoader:
     # ------------------------------------------------------------ dealing
 
     def _length(self) -> int:
-        """Positions of an epoch: the samples that the sampler draws, limited by a fraction."""
-        length = num_samples(self._loader)
-        limit = self._trainer.limit_train_batches
-        if isinstance(limit, float) and limit < 1.0:
-            length = max(min(1, length), int(length * limit))
-        return length
+        """Positions of an epoch: the samples that the sampler draws, limited by the Trainer's fraction."""
+        return limited(num_samples(self._loader), self._batch_size, self._trainer.limit_train_batches)
 
     def _max_steps(self) -> float:
         limit = self._trainer.limit_train_batches
@@ -107,7 +117,9 @@ class ElasticLoader:
 
     def _num_steps(self, progress: EpochProgress) -> int:
         world_size = self._session.completed_in.world_size
-        steps = sharding.num_steps(progress, world_size, batch_size=self._batch_size)
+        steps = sharding.num_steps(
+            progress, world_size, batch_size=self._batch_size, min_share=self._min_share
+        )
         return int(min(steps, self._max_steps()))
 
     def _begin_epoch(self) -> None:
@@ -135,20 +147,23 @@ class ElasticLoader:
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
             self._log.write("epoch", epoch=before.epoch, length=before.length)
-        self.progress, window = sharding.deal(before, members, batch_size=self._batch_size)
+        self.progress, window = self._next_window(before, members)
         plan_of = (members, len(before.returned))
         if plan_of != self._plan_of:
             self._plan_of = plan_of
             self._planned.read(lambda start: self._batches(before, members, start))
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
         start, stop = window.slice_of(self._session.worker.id)
-        self._padding = start == stop
+        self.padding = start == stop
         return self._planned.next()
+
+    def _next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
+        return sharding.deal(progress, members, batch_size=self._batch_size, min_share=self._min_share)
 
     def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[int]]:
         """Indices of this worker's batches from here on, as long as nothing changes."""
         while progress.remaining > 0:
-            progress, window = sharding.deal(progress, members, batch_size=self._batch_size)
+            progress, window = self._next_window(progress, members)
             if skip > 0:
                 skip -= 1
                 continue
@@ -158,16 +173,15 @@ class ElasticLoader:
             positions = positions or progress.positions((window.start, few))
             yield self._order[positions].tolist()
 
-    def discount_padding(self) -> None:
-        """A batch that is not this worker's to train on only keeps step: no mean over samples counts it."""
-        if self._padding:
-            hooks.set_zero_batch_size(self._trainer)
-
     # ------------------------------------------------------------ commit
 
     def weights(self, view: View) -> Sequence[float]:
-        """Weight of each member's gradient: its number of samples since the last reduction."""
-        return sharding.weights(self.progress.uncommitted, view.ids)
+        """Weight of each member's gradient: its number of samples since the last reduction.
+
+        A second reduction on the same batch (another optimizer's, say) weighs them as the first one did.
+        """
+        self._newest = self.progress.uncommitted or self._newest
+        return sharding.weights(self._newest, view.ids)
 
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""
@@ -219,23 +233,70 @@ class ElasticLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are."""
-        self.seed, self.num_updates = state["seed"], state["num_updates"]
-        self.progress = EpochProgress(
-            epoch=state["epoch"],
-            length=state["length"],
-            cursor=state["cursor"],
-            returned=tuple(state["returned"].tolist()),
-            steps=state["steps"],
-        )
-        self._order = state["order"]
-        self._wants_epoch = False
-        self._plan_of = None
+        self._set(state)
         self._log.write(
             "admitted",
             generation=self._session.view.generation,
             step=self.num_updates,
             epoch=self.progress.epoch,
         )
+
+    def _set(self, state: dict[str, Any]) -> None:
+        self.seed, self.num_updates = state["seed"], state["num_updates"]
+        self.progress = EpochProgress(
+            epoch=state["epoch"],
+            length=state["length"],
+            cursor=state["cursor"],
+            returned=tuple(np.asarray(state["returned"]).tolist()),
+            steps=state["steps"],
+        )
+        if state["order"] is None:
+            self._order = order_of(self._loader, self._session, seed=self.seed, epoch=state["epoch"])
+        else:
+            self._order = np.asarray(state["order"])
+        self._wants_epoch = False
+        self._plan_of = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint (the protocol of a stateful loader): how far the epoch is.
+
+        What is dealt and not committed yet (in the middle of an accumulation) is dealt again.
+        """
+        state = self.state()
+        uncommitted = self.progress.uncommitted
+        if uncommitted:
+            state["cursor"] = uncommitted[0].start
+        state["returned"] = torch.from_numpy(state["returned"])
+        state["order"] = None if is_computed(self._loader) else torch.from_numpy(self._order)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the middle of the epoch of a checkpoint, with any number of workers."""
+        if state["length"] != self._length():
+            raise UsageError(
+                "the checkpoint was made in the middle of an epoch of another length: the data set or "
+                "limit_train_batches has changed. Use a checkpoint of the end of an epoch. "
+                f"Expected: {state['length']} samples. Received: {self._length()}"
+            )
+        self._set(state)
+        self._resumed = True
+        hooks.set_train_limit(self._trainer, self._num_steps(self.progress))
+
+    def _goes_on(self) -> bool:
+        """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
+        progress, batches = self.progress, hooks.num_batches_started(self._trainer)
+        if batches > 0 and progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
+            self.progress = replace(progress, steps=batches)
+            self._log.write(
+                "rollback",
+                generation=self._session.completed_in.generation,
+                step=self.num_updates,
+                epoch=progress.epoch,
+                cursor_positions=_done(progress),
+            )
+            return True
+        self.progress = replace(progress, epoch=-1)
+        return False
 
     def succeed(self, previous: ElasticLoader) -> None:
         """Go on counting where a loader that Lightning has reloaded ended."""
@@ -248,6 +309,10 @@ class ElasticLoader:
         self._end_epoch()
         self.progress = EpochProgress(epoch=-1, length=self._length())
 
-    def close(self) -> None:
-        """End the data workers."""
-        self._planned.close()
+
+def _done(progress: EpochProgress) -> list[tuple[int, int]]:
+    """Positions that have been committed, if nothing is uncommitted."""
+    done = np.zeros(progress.length, dtype=bool)
+    done[: progress.cursor] = True
+    done[list(progress.returned[max(0, progress.cursor - progress.length) :])] = False
+    return ranges_of(np.flatnonzero(done))

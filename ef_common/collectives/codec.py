@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -42,9 +42,16 @@ def encode(value: Any, *, what: str = "value") -> tuple[bytes, list[Tensor]]:
 
 
 def room(header: bytes) -> list[Tensor]:
-    """Empty tensors on the CPU for what `header` describes."""
+    """Empty tensors on the CPU for what `header` describes.
+
+    Raises:
+        ProtocolError: The header is not one that `encode` makes.
+    """
     specs = _load(header)["tensors"]
-    return [torch.empty(shape, dtype=_dtype(name)) for name, shape in specs]
+    try:
+        return [torch.empty(shape, dtype=_dtype(name)) for name, shape in specs]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ProtocolError(f"malformed tensors in a header: {error}") from None
 
 
 def decode(header: bytes, tensors: Sequence[Tensor]) -> Any:
@@ -144,7 +151,7 @@ def _encode(value: Any, tensors: list[Tensor], where: str) -> Any:
     )
 
 
-_SEQUENCES: dict[str, type] = {"l": list, "u": tuple, "e": set, "f": frozenset, "q": deque}
+_SEQUENCES: dict[str, Any] = {"l": list, "u": tuple, "e": set, "f": frozenset, "q": deque}
 
 
 def _decode(node: Any, tensors: Sequence[Tensor]) -> Any:
@@ -173,14 +180,3 @@ def _decode(node: Any, tensors: Sequence[Tensor]) -> Any:
             return OrderedDict(pairs) if tag == "o" else dict(pairs)
         case _:
             return _SEQUENCES[tag](_decode(item, tensors) for item in content)
-
-
-def plain(value: Any) -> Any:
-    """A copy in which default dicts and named tuples have become plain dicts and tuples."""
-    if isinstance(value, defaultdict | OrderedDict | dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(plain(item) for item in value)
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return value

@@ -17,6 +17,11 @@ from ef_common.core.view import View
 from ef_common.session import Session
 
 
+_FEW = 1024
+"""Sums of so few numbers are made in double precision. Exact, and safe: what is logged may have another precision
+in a worker that has nothing to log, and Gloo ends a process that receives another number of bytes."""
+
+
 class GatherBytes:
     """Everybody's payload, in rank order."""
 
@@ -110,9 +115,11 @@ def gather(session: Session, value: Any, *, what: str = "value") -> tuple[list[A
 def reduce(session: Session, tensor: Tensor, op: str) -> Tensor:
     """Reduce a tensor: "sum", "mean", "max" or "min" over the members; same shape, floating for a mean."""
     if op in ("sum", "mean"):
-        operation = SumTensor(tensor)
+        small = tensor.is_floating_point() and tensor.numel() <= _FEW
+        operation = SumTensor(tensor.double() if small else tensor)
         view = session.run(operation)
-        return operation.total / view.world_size if op == "mean" else operation.total
+        total = operation.total.to(tensor.dtype) if small else operation.total
+        return total / view.world_size if op == "mean" else total
     parts, _ = gather(session, tensor)
     stacked = torch.stack([part.to(tensor.device) for part in parts])
     return stacked.amax(0) if op == "max" else stacked.amin(0)

@@ -291,6 +291,10 @@ def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:
         torch._foreach_copy_(targets, values)
 
 
+def _hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
+
+
 class GradientReducer:
     """Keeps gradients, and the module's buffers, equal over the members of a session.
 
@@ -335,7 +339,7 @@ class GradientReducer:
             self._layout = None
             return
         self._layout = Layout(chosen, list(self._module.buffers()))
-        self._handles = [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in chosen]
+        self._handles = [_hook(p, self._gradient_ready) for p in chosen]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         if self._reduction is not None:

@@ -7,6 +7,9 @@ Three things make it elastic:
 * Gloo cannot interrupt an operation in flight, but the operation fails at once when its sockets do.
   :meth:`TorchGroup.abort` shuts down the sockets of this group (never its listener: Gloo ends the process if
   `accept` fails), so every blocked thread wakes, in the process that aborts and in its peers.
+* With one exception: Gloo forgets a message that is half sent or half received when its connection ends, and
+  whoever waits for it would wait for ever. Such an operation is *lost*: it is found out after the abort, and
+  given up.
 * Only errors of communication become `GroupBroken`; every other error reaches the user.
 """
 
@@ -17,8 +20,10 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,20 +39,25 @@ logger = logging.getLogger(__name__)
 # A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator.
 OPERATION_TIMEOUT = timedelta(hours=6)
 _ABANDON_POLL_S = 0.02
+_LOOK_AGAIN = timedelta(milliseconds=10)
+_SETTLE_POLL = timedelta(milliseconds=2)
+_IDLE_LOOKS = 3
+_SETTLE_S = 2.0
+_GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
 _FRAME_BYTES = 128
 _COMMUNICATION_ERROR = re.compile(
     r"gloo/|connection|connect|timed out|timeout|socket|reset by peer|broken pipe|abort", re.IGNORECASE
 )
 
 
-class BootstrapStore(dist.Store):
+class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
     """The part of a store that Gloo needs to exchange addresses, over the bootstrap of one view."""
 
     def __init__(self, bootstrap: Bootstrap) -> None:
         super().__init__()
         self._bootstrap = bootstrap
 
-    def set(self, key: str, value: Any) -> None:  # type: ignore[override]
+    def set(self, key: str, value: Any) -> None:
         """Publish an address."""
         self._bootstrap.put(key, value.encode() if isinstance(value, str) else bytes(value))
 
@@ -55,7 +65,7 @@ class BootstrapStore(dist.Store):
         """Wait for an address."""
         return self._bootstrap.get(key)
 
-    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         """Wait for several; `get` ends when the view is replaced, so no timeout is needed."""
         for key in keys:
             self._bootstrap.get(key)
@@ -70,7 +80,7 @@ class TorchPending:
 
     def wait(self) -> None:
         """Block until it is complete."""
-        self._group.guard(self._work.wait)
+        self._group.finish(self._work)
 
 
 class TorchGroup:
@@ -82,21 +92,55 @@ class TorchGroup:
         self._sockets = list(sockets)
         self._lock = threading.Lock()
         self._aborted = False
+        self._broken = ""
+        self._lost = False
+        self._flying: set[Any] = set()
 
-    def guard(self, act: Callable[[], Any]) -> Any:
-        """Run something that communicates; its communication errors become `GroupBroken`."""
-        if self._aborted:
-            raise GroupBroken("aborted")
+    def _guard(self, act: Callable[[], Any]) -> Any:
+        """Run something that communicates; its communication errors become `GroupBroken`, from then on."""
+        if self._aborted or self._broken:
+            raise GroupBroken(self._broken or "aborted")
         try:
             return act()
-        except RuntimeError as error:
-            if self._aborted or _COMMUNICATION_ERROR.search(str(error)):
-                raise GroupBroken(str(error).splitlines()[0][:200]) from None
+        except GroupBroken as broken:
+            self._broken = str(broken)
             raise
+        except RuntimeError as error:
+            if self._is_aborted() or _COMMUNICATION_ERROR.search(str(error)):
+                self._broken = str(error).splitlines()[0][:200]
+                raise GroupBroken(self._broken) from None
+            raise
+
+    def _is_aborted(self) -> bool:
+        return self._aborted  # another thread may have set it meanwhile
+
+    def _start(self, act: Callable[[], Any]) -> TorchPending:
+        work = self._guard(act)
+        self._flying.add(work)
+        return TorchPending(work, self)
+
+    def finish(self, work: Any) -> None:
+        """Wait for an operation."""
+        self._guard(partial(self._wait, work))
+        self._flying.discard(work)
+
+    def _wait(self, work: Any) -> None:
+        while not self._lost:
+            try:
+                work.wait(_LOOK_AGAIN)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # it may have failed, or succeeded after all
+                    return
+                if self._is_aborted():  # it may have begun when the sockets were down already
+                    self.abort()
+            else:
+                return
+        raise GroupBroken("aborted, and lost by Gloo")
 
     def all_reduce(self, tensor: Tensor) -> TorchPending:
         """Start to sum a tensor over the members, in place."""
-        return TorchPending(self.guard(lambda: self._process_group.allreduce([tensor])), self)
+        return self._start(lambda: self._process_group.allreduce([tensor]))
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
@@ -110,7 +154,7 @@ class TorchGroup:
         framed = length.to_bytes(8, "big") + payload
         mine = torch.frombuffer(bytearray(framed.ljust(size, b"\0")), dtype=torch.uint8)
         frames = [torch.empty(size, dtype=torch.uint8) for _ in range(self._world_size)]
-        TorchPending(self.guard(lambda: self._process_group.allgather([frames], [mine])), self).wait()
+        self._start(lambda: self._process_group.allgather([frames], [mine])).wait()
         result = []
         for frame in frames:
             raw = frame.numpy().tobytes()
@@ -120,41 +164,118 @@ class TorchGroup:
 
     def send(self, tensors: Sequence[Tensor], target: int) -> None:
         """Send tensors to one rank."""
-        for tensor in tensors:
-            work = self.guard(lambda tensor=tensor: self._process_group.send([_flat(tensor)], target, 0))
-            self.guard(work.wait)
+        self._transfer([partial(self._process_group.send, [_flat(t)], target, 0) for t in tensors])
 
     def receive(self, tensors: Sequence[Tensor], source: int) -> None:
         """Receive tensors from one rank, in place."""
-        for tensor in tensors:
-            work = self.guard(lambda tensor=tensor: self._process_group.recv([_flat(tensor)], source, 0))
-            self.guard(work.wait)
+        self._transfer([partial(self._process_group.recv, [_flat(t)], source, 0) for t in tensors])
+
+    def _transfer(self, starts: Sequence[Callable[[], Any]]) -> None:
+        """Run transfers in a thread, which is left to itself if one of them is lost."""
+        if starts:
+            transfer = _Transfer(starts)
+            self._flying.add(transfer)
+            threading.Thread(target=transfer.run, args=(self,), daemon=True, name="ef-transfer").start()
+            self.finish(transfer)
 
     def abort(self) -> None:
-        """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once."""
+        """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once.
+
+        When this returns, no operation of the group touches its tensors any more.
+        """
         with self._lock:
-            if self._aborted:
+            if not self._aborted:
+                self._aborted = True
+                for descriptor, inode in self._sockets:
+                    _shut_down(descriptor, inode)
+            if not self._lost:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Wait until every operation has ended, or is lost."""
+        flying = tuple(self._flying)
+        deadline = time.monotonic() + _SETTLE_S
+        num_idle = 0
+        while not all(_has_ended(work) for work in flying):
+            num_idle = num_idle + 1 if _gloo_is_idle() else 0
+            if num_idle >= _IDLE_LOOKS or time.monotonic() > deadline:
+                self._lost = True
+                # A process group that goes out of scope waits for its operations: not in a thread of ours.
+                threading.Thread(target=_bury, args=(self, flying), daemon=True, name="ef-lost").start()
                 return
-            self._aborted = True
-        for descriptor, inode in self._sockets:
-            _shut_down(descriptor, inode)
+
+
+class _Transfer:
+    """Messages between two ranks, one after the other; like a `Work` of torch."""
+
+    def __init__(self, starts: Sequence[Callable[[], Any]]) -> None:
+        self._starts = starts
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+
+    def run(self, group: TorchGroup) -> None:
+        """Body of the thread. Its reference to the group keeps the group alive while this lasts."""
+        try:
+            for start in self._starts:
+                start().wait()
+        except Exception as error:
+            self._error = error
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: timedelta = OPERATION_TIMEOUT) -> None:
+        """Wait for the end.
+
+        Raises:
+            RuntimeError: It has not ended in time, or a message has failed.
+        """
+        if not self._ended.wait(timeout.total_seconds()):
+            raise RuntimeError("timed out")
+        if self._error is not None:
+            raise self._error
+
+
+def _has_ended(work: Any) -> bool:
+    try:
+        work.wait(_SETTLE_POLL)
+    except RuntimeError:
+        return bool(work.is_completed())
+    return True
+
+
+def _gloo_is_idle() -> bool:
+    """Whether no thread of Gloo is running: nothing more comes of an operation whose sockets are down then."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+                _, _, rest = file.read().partition("(")
+        except OSError:
+            continue
+        name, _, state = rest.rpartition(") ")
+        if name in _GLOO_THREADS and state[:1] not in ("S", "I"):
+            return False
+    return True
+
+
+def _bury(group: TorchGroup, works: Sequence[Any]) -> None:
+    """Keep a group whose end would block until what it waits for is over (Gloo's timeout, mostly)."""
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            logger.debug("a lost operation has ended: %s", error)
 
 
 class TorchGroups:
-    """Builds Gloo groups.
-
-    Args:
-        address: Address of this worker that the others can reach; the interface with it is used, unless
-            GLOO_SOCKET_IFNAME names one.
-    """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
+    """Builds Gloo groups, on the interface that GLOO_SOCKET_IFNAME names or that leads to the other members."""
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         """Connect to the other members of the view; see the port for the contract."""
         with _NewSockets() as listeners:
-            device = self._device()
+            device = _device(view, rank)
         outcome: list[Any] = []
         finished = threading.Event()
 
@@ -179,12 +300,6 @@ class TorchGroups:
         group: Group = result
         return group
 
-    def _device(self) -> Any:
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        if interface:
-            return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
-        return dist.ProcessGroupGloo.create_device(hostname=self._address)
-
     def empty_bytes(self, num_bytes: int) -> Tensor:
         """A tensor of so many bytes."""
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -198,9 +313,37 @@ class TorchGroups:
         return tensor.numpy().tobytes()
 
 
+def _device(view: View, rank: int) -> Any:
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
+    return dist.ProcessGroupGloo.create_device(hostname=_own_address(view, rank))
+
+
+def _own_address(view: View, rank: int) -> str:
+    """The address from which this worker reaches the others: the one under which they reach it.
+
+    The name of a host is no help: on Debian it resolves to a loopback address on the host itself.
+    """
+    for other, member in enumerate(view.members):
+        if other == rank or not member.address:
+            continue
+        try:
+            family, _, _, _, address = socket.getaddrinfo(member.address, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing
+                own = str(probe.getsockname()[0])
+        except OSError as error:
+            logger.debug("no way to %s: %s", member.address, error)
+            continue
+        if not own.startswith("127.") and own != "::1":
+            return own
+    return "127.0.0.1"
+
+
 def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int) -> TorchGroup:
     bootstrap.put(f"port/{rank}", str(port).encode())
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
     options._timeout = OPERATION_TIMEOUT
     options._threads = 2
@@ -213,7 +356,8 @@ def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int
 class _NewSockets:
     """Finds the sockets that Gloo opens while the context is entered, by their inodes.
 
-    Other threads may open sockets meanwhile; `connected` keeps those that start or end at a listener of the group.
+    Other threads may open sockets meanwhile; `connected` keeps those that start or end at a listener of the
+    group.
     """
 
     def __enter__(self) -> _NewSockets:

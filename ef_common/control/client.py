@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 BEATS_PER_TIMEOUT = 4
 """A worker sends so many heartbeats within the heartbeat timeout."""
 _JOIN_S = 5.0
+_ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 
 _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
     "ready": lambda generation: wire.Ready(),
@@ -78,6 +79,13 @@ class CoordinatorClient:
         self._line = line
         self._process = os.getpid()
         self._on_view = on_view
+        try:
+            return self._begin(line, answer)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self, line: Line, answer: wire.Welcome | wire.Finish) -> bool:
         if isinstance(answer, wire.Finish):
             raise JobFinished("the job has ended")
         line.trust(answer.heartbeat_timeout_s)
@@ -166,6 +174,7 @@ class CoordinatorClient:
                 self._inbox.put_end(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
                 # A world of one has no peers whose loss would tell it: it must ask at its next boundary.
                 self.change_pending = True
+                self._tell(_ABOVE_ALL)
             case wire.Error(reason=reason):
                 self._inbox.put_end(CoordinatorLost(f"the coordinator closed the connection: {reason}"))
             case wire.Challenge():
@@ -179,11 +188,14 @@ class CoordinatorClient:
         else:
             self.change_pending = False
             self._inbox.put_view(view)
+        self._tell(view.generation)
+
+    def _tell(self, generation: int) -> None:
         try:
-            self._on_view(view.generation)
+            self._on_view(generation)
         except Exception:
             # Whatever it is, the line must stay alive; the worker's own thread will meet the cause.
-            logger.exception("ending the group of the view before view %d failed", view.generation)
+            logger.exception("ending the group of the view before view %d failed", generation)
 
 
 class RelayBootstrap:

@@ -206,8 +206,9 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
             state, actions, reason = _gone(state, worker, why, settings)
         case Tick():
             state, actions, reason = _overdue(state, now, settings)
-    if state.view is None and not actions:
-        return _form(state, now, settings) or (state, actions, reason)
+    if state.view is None and (formed := _form(state, now, settings)):
+        state, install, reason = formed
+        actions = (*actions, *install)
     return state, actions, reason
 
 
@@ -263,9 +264,12 @@ def _ready(state: Membership, worker: str, now: float, settings: Settings) -> De
 
 
 def _leaving(state: Membership, worker: str) -> Decision:
+    if worker not in state.workers:
+        return state, (), ""  # asked twice, and is out already
     phase = phase_of(state, worker)
     if phase not in (Phase.MEMBER, Phase.LEAVING):
-        raise ProtocolError(f"worker {worker} wants to leave, but it is {phase.value}")
+        workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
+        return replace(state, workers=workers), (), f"{worker} left before it was admitted"
     state = replace(state, workers=_with_phase(state, {worker: Phase.LEAVING}))
     return _announce(state, f"{worker} wants to leave")
 
@@ -305,7 +309,7 @@ def _plan_or(state: Membership, actions: tuple[Action, ...], reason: str, settin
 def _plan(state: Membership, settings: Settings) -> Decision:
     """Issue a planned view if every member stands at the boundary."""
     view = state.view
-    if view is None or not state.at_boundary.issuperset(view.ids):
+    if view is None or len(state.at_boundary) < view.world_size:  # it holds members only
         return state, (), ""
     staying = _staying(state, view)
     joining = _admissible(state, staying, settings)

@@ -111,16 +111,29 @@ def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> 
     return (start, start + base + (rank < extra))
 
 
-def deal(progress: EpochProgress, members: Sequence[str], *, batch_size: int) -> tuple[EpochProgress, Window]:
+def deal(
+    progress: EpochProgress, members: Sequence[str], *, batch_size: int, min_share: int = MIN_SHARE
+) -> tuple[EpochProgress, Window]:
     """Deal the next window: up to `batch_size` positions for each member.
+
+    Args:
+        progress: How far the epoch is.
+        members: Ids in rank order.
+        batch_size: Of each member.
+        min_share: The smallest share, unless `batch_size` is smaller. With 1 and one member, windows are the
+            batches of an ordinary loader.
+
+    Returns:
+        The progress with the window dealt, and the window.
 
     Raises:
         ValueError: Nothing is left to deal.
     """
     if progress.remaining <= 0:
         raise ValueError(f"the epoch is over. Received: cursor={progress.cursor}, places={progress.places}")
-    stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), batch_size)
-    window = Window(progress.cursor, stop, tuple(members), min_share=min(MIN_SHARE, batch_size))
+    min_share = min(min_share, batch_size)
+    stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), min_share)
+    window = Window(progress.cursor, stop, tuple(members), min_share=min_share)
     dealt = replace(
         progress, cursor=stop, uncommitted=(*progress.uncommitted, window), steps=progress.steps + 1
     )
@@ -152,8 +165,8 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
         members: Ids of the contributors in rank order.
 
     Returns:
-        One weight per member; they sum to one. Without samples (a reduction that no window belongs to)
-        all weigh the same.
+        One weight per member; they sum to one. In a reduction that no window belongs to, all weigh the same;
+        if none of these members has a sample in the windows, all weigh nothing.
     """
     counts = [0] * len(members)
     for window in uncommitted:
@@ -162,26 +175,28 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
             counts[rank] += stop - start
     total = sum(counts)
     if total == 0:
-        return [1.0 / len(members)] * len(members)
+        return [0.0 if uncommitted else 1.0 / len(members)] * len(members)
     return [count / total for count in counts]
 
 
-def num_steps(progress: EpochProgress, world_size: int, *, batch_size: int) -> int:
+def num_steps(
+    progress: EpochProgress, world_size: int, *, batch_size: int, min_share: int = MIN_SHARE
+) -> int:
     """Steps of the whole epoch, if the world stays as it is from here on."""
     window, remaining = batch_size * world_size, progress.remaining
     whole = max(0, remaining // window - 1)  # the rule for the last ones can only concern what comes after
     remaining -= whole * window
     steps = progress.steps + whole
     while remaining > 0:
-        remaining -= _window_size(remaining, window, batch_size)
+        remaining -= _window_size(remaining, window, min(min_share, batch_size))
         steps += 1
     return steps
 
 
-def _window_size(remaining: int, window: int, batch_size: int) -> int:
+def _window_size(remaining: int, window: int, min_share: int) -> int:
     """Places of the next window; a single one never remains, nor does a share of one (see MIN_SHARE)."""
     size = min(window, remaining)
-    if remaining - size == 1 and batch_size >= MIN_SHARE:
+    if remaining - size == 1 and min_share > 1:
         return size - 1 if size > MIN_SHARE else size + 1
     return size
 

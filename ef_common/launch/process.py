@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import SOLO
 from ef_common.events import EventLog
+from ef_common.launch.c10d import host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.session import Session
 
@@ -58,19 +59,22 @@ def this_worker() -> Worker:
 def _start(environment: WorkerEnvironment) -> Worker:
     from ef_common.collectives.torch_group import TorchGroups
 
+    if is_plain_torchrun():
+        job = host_or_find_coordinator(environment)
+        environment = job.environment
+        atexit.register(job.close)  # runs after the session's own end: exit handlers run last in, first out
     member = environment.member()
-    coordinator = environment.coordinator
-    if coordinator is None:
+    if environment.coordinator is None:
         log = EventLog(environment.run_dir, member.id)
-        session = Session(SOLO.members[0], channel=None, groups=TorchGroups("127.0.0.1"))
+        session = Session(SOLO.members[0], channel=None, groups=TorchGroups())
         _write_start(log)
         return Worker(session, log, elastic=False, audit=environment.audit)
-    channel = CoordinatorClient(coordinator, member, environment.token)
+    channel = CoordinatorClient(environment.coordinator, member, environment.token)
     log = EventLog(environment.run_dir, member.id)
     session = Session(
         member,
         channel=channel,
-        groups=TorchGroups(member.address or _own_address(coordinator)),
+        groups=TorchGroups(),
         on_event=log.write,
         clock=time.monotonic,
     )
@@ -84,10 +88,3 @@ def _start(environment: WorkerEnvironment) -> Worker:
 def _write_start(log: EventLog) -> None:
     log.write("start", pid=os.getpid(), host=socket.gethostname())
 
-
-def _own_address(coordinator: tuple[str, int]) -> str:
-    """Address of the interface that leads to the coordinator: the others can reach it there too."""
-    family, kind, _, _, address = socket.getaddrinfo(*coordinator, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,8 +12,9 @@ import pytest
 from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.client import CoordinatorClient
+from ef_common.control.coordinator import Coordinator
 from ef_common.core.view import Member
-from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, ProtocolError
+from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError
 from ef_common.session import ControlChannel
 
 MEMBER = Member("w", "n", "")
@@ -53,8 +56,6 @@ def test_client_waits_for_a_coordinator_that_starts_later(serve, join):
         address = sock.getsockname()
     worker = join(address, "w")
     time.sleep(0.1)
-    from ef_common.control.coordinator import Coordinator
-
     coordinator = Coordinator(address)
     coordinator.start()
     try:
@@ -196,3 +197,21 @@ def test_client_started_twice_raises_protocol_error(form):
 def test_client_unknown_message_raises_protocol_error():
     with pytest.raises(ProtocolError, match="kind='hello'"):
         CoordinatorClient(("127.0.0.1", 1), MEMBER, None).send("hello")
+
+
+def test_client_that_comes_after_the_end_closes_its_line(form, join):
+    coordinator, workers = form(1)
+    workers[0].client.send("close")
+    workers[0].client.stop()
+    late = join(coordinator, "late")
+    with pytest.raises(JobFinished):
+        late.started()
+    assert coordinator.wait_until_idle(10)
+
+
+def test_control_plane_does_not_import_torch():
+    code = (
+        "import sys, ef_common.control.client, ef_common.control.coordinator, ef_common.launch.environment;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

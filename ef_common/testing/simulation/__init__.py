@@ -1,11 +1,11 @@
-"""A whole job under a virtual clock, with seeded faults: the real coordinator and sessions, all else in memory.
+"""A job under a virtual clock, with seeded faults: the real coordinator and sessions, all else in memory.
 
 ``python -m ef_common.testing.simulation --seed 7`` replays one schedule and prints its trace.
 
-From the bottom up: `scheduler` (virtual time, processes as greenlets), `network` (groups in memory), `control`
-(the coordinator and the lines to it), `schedule` (the job and its faults, as data), `operations` and `trainer`
-(a training loop with exact arithmetic), `invariants` (what must hold after every event), `simulation` (one
-run), `campaign` (many).
+From the bottom up: `scheduler` (virtual time, processes as greenlets), `network` (groups in memory),
+`control` (the coordinator and the lines to it), `schedule` (the job and its faults, as data), `operations`
+and `trainer` (a training loop with exact arithmetic), `invariants` (what must hold after every event),
+`simulation` (one run), `campaign` (many).
 """
 
 from ef_common.testing.simulation.invariants import Violation

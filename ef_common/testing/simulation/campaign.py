@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from ef_common.testing.simulation.schedule import schedule_of
@@ -74,5 +75,5 @@ def _map(chunks: list[range], jobs: int) -> Iterator[Summary]:
     if jobs <= 1:
         yield from map(run_seeds, chunks)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(run_seeds, chunks)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(run_seeds, chunks)

@@ -6,19 +6,26 @@ noticed after all that was sent on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.membership import Announce, Event, Finish, Install, Membership, Settings, Welcome
 from ef_common.core.view import Member, View
 from ef_common.errors import Evicted, JobFinished, Left, ProtocolError
-from ef_common.testing.simulation.invariants import Violation
+from ef_common.ports import Bootstrap
+from ef_common.testing.simulation.invariants import SILENT, Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
 MESSAGE_S = 0.005
 NEVER = 1 << 60
 """A generation above all: told to `on_view` when this worker is out."""
+
+_SIMPLE: Mapping[str, Callable[[str], Event]] = {
+    "ready": membership.Ready,
+    "leave": membership.Leaving,
+    "close": membership.Closed,
+}
 
 Observer = Callable[[Membership, Event, Membership], None]
 
@@ -34,7 +41,12 @@ class Coordinator:
     """
 
     def __init__(
-        self, scheduler: Scheduler, settings: Settings, *, observer: Observer, note: Callable[[str, str], None]
+        self,
+        scheduler: Scheduler,
+        settings: Settings,
+        *,
+        observer: Observer,
+        note: Callable[[str, str], None],
     ) -> None:
         self.scheduler = scheduler
         self.state = Membership()
@@ -86,7 +98,9 @@ class Coordinator:
             return
         self.handle(membership.Tick())
         if membership.next_deadline(self.state, self.settings) == deadline:
-            raise Violation(f"a tick at the deadline {deadline:.3f} does not change it: a coordinator would spin")
+            raise Violation(
+                f"a tick at the deadline {deadline:.3f} does not change it: a coordinator would spin"
+            )
 
     def receive(self, line: Line, kind: str, generation: int) -> None:
         """A message of a worker has arrived."""
@@ -103,8 +117,7 @@ class Coordinator:
         elif kind == "suspect":
             self.handle(membership.Suspected(worker, generation))
         else:
-            simple = {"ready": membership.Ready, "leave": membership.Leaving, "close": membership.Closed}
-            self.handle(simple[kind](worker))
+            self.handle(_SIMPLE[kind](worker))
 
     def lose(self, line: Line) -> None:
         """A line has ended without a goodbye."""
@@ -115,7 +128,7 @@ class Coordinator:
         """A worker was silent for too long."""
         if self.lines.get(line.member.id) is line:
             line.to_worker("evicted", None)
-            self._drop(line, "silent for too long")
+            self._drop(line, SILENT)
 
     def _drop(self, line: Line, why: str) -> None:
         del self.lines[line.member.id]
@@ -132,6 +145,10 @@ class Values:
         """See the port."""
         return b""
 
+    def replaced(self) -> bool:
+        """See the port; here, `Factory.replaced` is told."""
+        return False
+
 
 class Line:
     """A worker's line to the coordinator: the `ControlChannel` port.
@@ -141,7 +158,7 @@ class Line:
         process: This end.
         member: This worker.
         mark: Called with the name of a place that the worker passes.
-        replaced: Called with the generation of a newer view: a group that is being built is of no use any more.
+        replaced: Called with the generation of a newer view: a group that is being built is in vain.
     """
 
     def __init__(
@@ -194,7 +211,7 @@ class Line:
                 return self._view
             self._pause()
 
-    def bootstrap(self, generation: int) -> Values:
+    def bootstrap(self, generation: int) -> Bootstrap:
         """See the port."""
         return Values()
 

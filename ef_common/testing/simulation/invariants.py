@@ -14,10 +14,12 @@ from ef_common.core.membership import Event, Gone, Membership, Phase
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
 
+SILENT = "silent for too long"
+"""Why a worker is gone that is evicted."""
 _IN = (Phase.MEMBER, Phase.LEAVING)
 
 
-class Violation(Exception):
+class Violation(Exception):  # noqa: N818 (it is a verdict)
     """An invariant does not hold."""
 
 
@@ -32,6 +34,7 @@ class Record:
         view: View of the contributors.
         committed: Ranges of positions made final.
         fingerprint: Depends on the weights after this update and on all before.
+        made_at: When this worker made it.
     """
 
     life: str
@@ -40,6 +43,7 @@ class Record:
     view: tuple[int, tuple[str, ...]]
     committed: tuple[Range, ...]
     fingerprint: int
+    made_at: float = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class Invariants:
     evaluations: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
+    evicted: set[str] = field(default_factory=set)
 
     def decided(self, before: Membership, event: Event, after: Membership) -> None:
         """The coordinator has decided."""
@@ -74,6 +79,8 @@ class Invariants:
         phases = {worker for worker, (_, phase) in after.workers.items() if phase in _IN}
         if len(set(members)) != len(members) or phases != set(members):
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
+        if isinstance(event, Gone) and event.why == SILENT:
+            self.evicted.add(event.worker)
         if view is None or view is before.view:
             return
         if view.generation != before.generation + 1 or view.generation != after.generation:
@@ -99,14 +106,18 @@ class Invariants:
             if known != record:
                 raise Violation(f"two contents of one update: {known} and, of {worker}, {record}")
             return
-        if record.life != next(reversed(self.history)):
-            raise Violation(f"{worker} continues a history that others have begun anew: {record}")
+        for life, others in self.history.items():
+            first = record if life == record.life else others[min(others)]
+            if first.view[0] > record.view[0] and first.made_at < record.made_at:
+                raise Violation(f"{worker} goes on with a history that others began anew: {record}")
         generation, contributors = record.view
         if self.views[generation].ids != contributors:
             raise Violation(f"{contributors} commit in view {generation} = {self.views[generation].ids}")
         history[record.update] = record
         key = (record.life, record.epoch)
-        self.committed[key] = add_once(self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}")
+        self.committed[key] = add_once(
+            self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}"
+        )
 
     def evaluated(self, worker: str, life: str, epoch: int, covered: list[int], num_samples: int) -> None:
         """A worker has the results of an evaluation."""
@@ -123,11 +134,17 @@ class Invariants:
 
     def ended(self) -> None:
         """The job is over."""
-        if not self.results:
+        # Whoever was frozen in its last collective may find it complete: it has finished, and is evicted.
+        results = [result for result in self.results if result.worker not in self.evicted]
+        if not results:
             return
-        first = self.results[0]
-        for other in self.results:
-            if (first.life, first.updates, first.fingerprint) != (other.life, other.updates, other.fingerprint):
+        first = results[0]
+        for other in results:
+            if (first.life, first.updates, first.fingerprint) != (
+                other.life,
+                other.updates,
+                other.fingerprint,
+            ):
                 raise Violation(f"survivors differ: {first} and {other}")
         history = self.history.get(first.life, {})
         if sorted(history) != list(range(first.updates)):

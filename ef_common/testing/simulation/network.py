@@ -1,8 +1,8 @@
 """The data plane in memory: meshes of ends, which complete, break and stall at random times.
 
-What is kept of the real thing: a collective completes in each member at its own time after all have entered,
-so a loss finds some with the result and others without; a member notices that a peer is lost after a while, or
-never by itself; a broken operation leaves rubbish in its tensor; sends are buffered and arrive later.
+What is kept of the real thing: a collective completes in each member at its own time after all have
+entered, so a loss finds some with the result and others without; a member notices that a peer is lost after a
+while, or never by itself; a broken operation leaves rubbish in its tensor; sends are buffered.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ef_common.collectives.base import Bootstrap
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
+from ef_common.ports import Bootstrap
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
@@ -26,7 +26,7 @@ Mark = Callable[[str], None]
 
 
 class Pending:
-    """A collective in flight, as one end sees it. Entered with `payload`, which it hands on if it is no list."""
+    """A collective in flight, as one end sees it."""
 
     __slots__ = ("_end", "done", "payload", "result", "tensor")
 
@@ -97,7 +97,8 @@ class Mesh:
         scheduler = self.network.scheduler
         for end in tuple(self.ends.values()) if peers is None else peers:
             if end is not lost and not end.broken and scheduler.chance(0.6):
-                scheduler.after(scheduler.delay(NOTICE_S), end.break_)
+                typical = NOTICE_S if scheduler.chance(0.5) else 0.1 * NOTICE_S
+                scheduler.after(scheduler.delay(typical), end.break_)
 
     def enter(self, end: End, number: int, kind: str, pending: Pending, size: int) -> None:
         """A member has entered its collective of this number."""
@@ -106,8 +107,8 @@ class Mesh:
         this = self.rounds[number]
         if this.kind != kind or (kind == "all_reduce" and this.size != size):
             raise Violation(
-                f"view {self.view.generation}: {end.process.name} enters {kind}/{size} as collective {number}, "
-                f"others {this.kind}/{this.size}"
+                f"view {self.view.generation}: {end.process.name} enters {kind}/{size} as collective "
+                f"{number}, others {this.kind}/{this.size}"
             )
         this.entered[end.rank] = pending
         if len(this.entered) == self.view.world_size:
@@ -119,8 +120,9 @@ class Mesh:
         if this.kind == "all_reduce":
             result = [sum(column) for column in zip(*payloads, strict=True)]
         scheduler = self.network.scheduler
+        spread = 20.0 if scheduler.chance(0.2) else 1.0
         for pending in this.entered.values():
-            scheduler.after(scheduler.delay(LATENCY_S), pending.complete, result)
+            scheduler.after(scheduler.delay(LATENCY_S) * spread, pending.complete, result)
 
     def stall(self, rank: int) -> None:
         """A member froze before its last bytes were out: nobody can complete what is in flight."""

@@ -112,20 +112,20 @@ def schedule_of(seed: int) -> Schedule:
 
 
 def _job(draw: random.Random) -> Job:
-    num_workers = draw.choice((2, 2, 3, 3, 4, 5))
+    num_workers = draw.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
     spares = draw.random() < 0.1
     return Job(
         num_workers=num_workers,
-        length=draw.choice((1, 2, 3, 5, 7, 11, 13, 17, 23, 29, 37)),
+        length=draw.choice((1, 2, 3, 5, 7, 11, 17, 23, 29, 37, 53)),
         batch_size=draw.randint(1, 4),
         epochs=draw.choice((1, 1, 2, 2, 3)),
         accumulate=draw.choice((1, 1, 1, 2, 3)),
         num_validation=draw.choice((0, 0, 1, 5, 8)),
         overlap=draw.random() < 0.5,
         metrics_every=draw.choice((0, 0, 1, 2, 3)),
-        step_s=draw.choice((0.02, 0.05, 0.2)),
-        min_nodes=draw.choice((1, 1, 1, 2)),
-        max_nodes=draw.randint(2, num_workers) if spares else 1_000_000,
+        step_s=draw.choice((0.005, 0.05, 0.2)),
+        min_nodes=draw.choice((1, 1, 1, 2, 3)),
+        max_nodes=max(3, num_workers - draw.randint(0, 2)) if spares else 1_000_000,
         last_call_s=draw.choice((0.1, 0.5)),
     )
 
@@ -142,6 +142,14 @@ def _crash_at_place(draw: random.Random, job: Job) -> list[Fault]:
     victim = draw.choice(("self", "another", "both"))
     delay = draw.choice((0.0, 0.001, 0.005))
     return [Fault("crash", victim, place=draw.choice(PLACES), nth=draw.randint(1, 12), delay_s=delay)]
+
+
+def _lost_while_completing(draw: random.Random, job: Job) -> list[Fault]:
+    """When some have the result and others don't."""
+    place = draw.choice(("bucket1", "reduced", "metrics", "forward"))
+    nth = draw.randint(1, 5 * job.num_workers)
+    victim = draw.choice(("self", "another", "another"))
+    return [Fault("crash", victim, place=place, nth=nth, delay_s=draw.random() * 0.003)]
 
 
 def _two_losses_in_one_collective(draw: random.Random, job: Job) -> list[Fault]:
@@ -163,13 +171,20 @@ def _loss_in_recovery(draw: random.Random, job: Job) -> list[Fault]:
     place = draw.choice(_RECOVERY)
     kind = draw.choice(("crash", "crash", "freeze", "break"))
     strike = Fault(
-        kind, draw.choice(("self", "another")), place=place, nth=draw.randint(1, 8), duration_s=draw.choice((1, 4))
+        kind,
+        draw.choice(("self", "another")),
+        place=place,
+        nth=draw.randint(1, 8),
+        duration_s=draw.choice((1, 4)),
     )
     return [*_crash_anywhere(draw, job), strike, *_arrivals(draw)]
 
 
 def _arrivals(draw: random.Random) -> list[Fault]:
-    return [Fault("arrive", at=_sometime(draw), count=draw.choice((1, 1, 1, 2))) for _ in range(draw.randint(1, 2))]
+    return [
+        Fault("arrive", at=_sometime(draw), count=draw.choice((1, 1, 1, 2)))
+        for _ in range(draw.randint(1, 2))
+    ]
 
 
 def _join(draw: random.Random, job: Job) -> list[Fault]:
@@ -198,7 +213,9 @@ def _boundary_interrupted(draw: random.Random, job: Job) -> list[Fault]:
     """A change is agreed; a member is lost in it, or just after it while others are still in it."""
     place = draw.choice(("next_view", "exchange", "build", "forward"))
     nth = job.num_workers + draw.randint(1, job.num_workers + 2)
-    strike = Fault("crash", draw.choice(("self", "another")), place=place, nth=nth, delay_s=draw.random() * 0.02)
+    strike = Fault(
+        "crash", draw.choice(("self", "another")), place=place, nth=nth, delay_s=draw.random() * 0.02
+    )
     change = draw.choice((_arrivals, _leave_now))
     return [*change(draw), strike]
 
@@ -243,17 +260,22 @@ def _all_lost(draw: random.Random, job: Job) -> list[Fault]:
 
 
 def _late(draw: random.Random, job: Job) -> list[Fault]:
-    return [Fault("arrive", place="closing", nth=draw.randint(1, job.num_workers), delay_s=draw.random() * 0.1)]
+    return [
+        Fault("arrive", place="closing", nth=draw.randint(1, job.num_workers), delay_s=draw.random() * 0.1)
+    ]
 
 
 _THEMES = (
     _crash_anywhere,
     _crash_at_place,
+    _lost_while_completing,
+    _lost_while_completing,
     _two_losses_in_one_collective,
     _loss_in_recovery,
     _join,
     _join_storm,
     _joiner_lost,
+    _boundary_interrupted,
     _boundary_interrupted,
     _leave,
     _silence,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from ef_common.core import sharding
@@ -29,6 +29,12 @@ def gradient(epoch: int, position: int) -> int:
     return (position * 7919 + epoch * 104729 + 13) % 1009 + 1
 
 
+def _progress(fields: dict[str, Any]) -> EpochProgress:
+    fields["returned"] = tuple(fields["returned"])
+    windows = (Window(**{**window, "members": tuple(window["members"])}) for window in fields["uncommitted"])
+    return EpochProgress(**{**fields, "uncommitted": tuple(windows)})
+
+
 def initial_weights(worker: str) -> int:
     """Every worker begins with other weights, until they are made equal."""
     return sum(worker.encode()) * 1_000_003
@@ -42,6 +48,7 @@ class Trainer:
         session: The worker's session.
         invariants: Told of all that is confirmed.
         sleep: Lets virtual time pass.
+        now: The virtual time.
         delay: Draws a random time around a typical one.
         mark: Called with the places that are passed.
         note: Counts what is worth it.
@@ -54,6 +61,7 @@ class Trainer:
         *,
         invariants: Invariants,
         sleep: Callable[[float], None],
+        now: Callable[[], float],
         delay: Callable[[float], float],
         mark: Note,
         note: Note,
@@ -71,6 +79,7 @@ class Trainer:
         self.progress = EpochProgress(0, job.length)
         self._invariants = invariants
         self._sleep = sleep
+        self._now = now
         self._delay = delay
         self._mark = mark
         self._note = note
@@ -78,6 +87,11 @@ class Trainer:
         self._total = 0
         self._count = 0
         self._room: list[int] = []
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who shares the next samples: the same for all that stand at this place."""
+        return self.session.completed_in.ids
 
     def train(self) -> None:
         """From the start of the session to its end."""
@@ -98,17 +112,17 @@ class Trainer:
             self.done = 0
             self.progress = EpochProgress(self.epoch, job.length)
         self._mark("closing")
-        self._gather("closing", None)
+        session.run(Gather("closing", None, mark=self._mark, note=self._note))
         session.close()
         session.stop()
         self._invariants.finished(self._result())
 
     def _result(self) -> Result:
         job = self.job
-        total = sum(gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length))
-        return Result(
-            self.worker, self.life, self.updates, self.weights, self.base + total, self.fingerprint
+        total = sum(
+            gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length)
         )
+        return Result(self.worker, self.life, self.updates, self.weights, self.base + total, self.fingerprint)
 
     # ------------------------------------------------------------ the loop
 
@@ -136,8 +150,7 @@ class Trainer:
 
     def _step(self) -> None:
         job = self.job
-        members = self.session.completed_in.ids
-        self.progress, window = sharding.deal(self.progress, members, batch_size=job.batch_size)
+        self.progress, window = sharding.deal(self.progress, self.members, batch_size=job.batch_size)
         self._mark("forward")
         positions = self.progress.positions(window.slice_of(self.worker))
         self._sleep(self._delay(job.step_s))
@@ -181,22 +194,30 @@ class Trainer:
         self._check(operation, commit)
         self._update(operation)
         record = Record(
-            self.life, self.updates - 1, self.epoch, (view.generation, view.ids), commit.committed, self.fingerprint
+            self.life,
+            self.updates - 1,
+            epoch=self.epoch,
+            view=(view.generation, view.ids),
+            committed=commit.committed,
+            fingerprint=self.fingerprint,
+            made_at=self._now(),
         )
         self.session.when_confirmed(lambda: self._invariants.confirmed(self.worker, record))
 
     def _check(self, operation: Reduction, commit: Commit) -> None:
         self.done = add_once(self.done, commit.committed, what=f"{self.worker}, epoch {self.epoch}")
         gradients = [
-            gradient(self.epoch, position) for start, stop in commit.committed for position in range(start, stop)
+            gradient(self.epoch, position)
+            for start, stop in commit.committed
+            for position in range(start, stop)
         ]
         mean = sum(gradients) / len(gradients) if gradients else 0.0
         if operation.sum != sum(gradients) or not abs(operation.mean - mean) < _TOLERANCE:
             raise Violation(
-                f"{self.worker}, update {self.updates}: sum {operation.sum}, mean {operation.mean} do not belong "
-                f"to the positions {commit.committed}"
+                f"{self.worker}, update {self.updates}: sum {operation.sum}, mean {operation.mean} do not "
+                f"belong to the positions {commit.committed}"
             )
-        if not abs(operation.weights - 1.0) < _TOLERANCE:
+        if not abs(operation.weights - bool(gradients)) < _TOLERANCE:
             raise Violation(f"{self.worker}, update {self.updates}: the weights sum to {operation.weights}")
 
     def _update(self, operation: Reduction) -> None:
@@ -212,7 +233,7 @@ class Trainer:
         turn = 0
         while todo:
             self._mark("evaluate")
-            members = self.session.completed_in.ids
+            members = self.members
             shares = {}
             for rank, member in enumerate(members):
                 low, high = sharding.share(len(todo), len(members), rank)
@@ -232,18 +253,13 @@ class Trainer:
     def describe(self) -> bytes:
         """See the port."""
         self._mark("send_state")
-        progress = self.progress
-        windows = [[window.start, window.stop, window.members] for window in progress.uncommitted]
         state = {
             "life": self.life,
             "base": self.base,
             "epoch": self.epoch,
             "updates": self.updates,
             "done": self.done,
-            "cursor": progress.cursor,
-            "returned": progress.returned,
-            "uncommitted": windows,
-            "steps": progress.steps,
+            "progress": asdict(self.progress),
         }
         return json.dumps(state).encode()
 
@@ -261,10 +277,4 @@ class Trainer:
         self.weights, self.fingerprint = self._room
         self.life, self.base = state["life"], state["base"]
         self.epoch, self.updates, self.done = state["epoch"], state["updates"], state["done"]
-        self.progress = replace(
-            EpochProgress(self.epoch, self.job.length),
-            cursor=state["cursor"],
-            returned=tuple(state["returned"]),
-            uncommitted=tuple(Window(start, stop, tuple(ids)) for start, stop, ids in state["uncommitted"]),
-            steps=state["steps"],
-        )
+        self.progress = _progress(state["progress"])

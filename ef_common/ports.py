@@ -1,0 +1,152 @@
+"""The ports: what the session needs of the world, and what a plugin gives it.
+
+Each has a real adapter, and an in-memory one for the simulator:
+
+================  ====================================  ================================
+`ControlChannel`  `ef_common.control.client`            the line to the coordinator
+`GroupFactory`    `ef_common.collectives.torch_group`   the data plane
+`Operation`       `ef_common.collectives`               one collective that can be run again
+`State`           the plugin of a framework             what a newcomer receives
+================  ====================================  ================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ef_common.core.view import View
+
+
+class Pending(Protocol):
+    """A collective in flight."""
+
+    def wait(self) -> None:
+        """Block until it is complete; the result stands in the tensor.
+
+        Raises:
+            GroupBroken: A member is gone, or the group was aborted.
+        """
+
+
+class Group(Protocol):
+    """The process group of one view.
+
+    Every member must call the same collectives in the same order. Each raises `GroupBroken`, and nothing else,
+    when communication fails; after that the group is good for nothing but `abort`, and all else raises again. A
+    tensor is whatever the adapter's framework calls one; it must be contiguous.
+    """
+
+    def all_reduce(self, tensor: Any) -> Pending:
+        """Start to sum `tensor` over the members, in place; bit for bit equal in all of them."""
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Exchange small payloads; returns everybody's, in rank order. Completes only if all have entered."""
+
+    def send(self, tensors: Sequence[Any], target: int) -> None:
+        """Send tensors to one rank."""
+
+    def receive(self, tensors: Sequence[Any], source: int) -> None:
+        """Receive tensors of the same shapes and types from one rank, in place."""
+
+    def abort(self) -> None:
+        """End the group, from any thread: operations in flight raise `GroupBroken` at once. May be repeated."""
+
+
+class Bootstrap(Protocol):
+    """Small values that members of one view exchange to find each other (addresses, mostly)."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value to the members of the view."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value that a member publishes.
+
+        Raises:
+            GroupBroken: The view has been replaced meanwhile.
+        """
+
+    def replaced(self) -> bool:
+        """A newer view is known, or none can come any more: whoever builds this one's group should give up."""
+
+
+class GroupFactory(Protocol):
+    """Builds the group of a view."""
+
+    def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
+        """Connect to the other members.
+
+        Raises:
+            GroupBroken: A member could not be reached, or the view has been replaced meanwhile.
+        """
+
+    def empty_bytes(self, num_bytes: int) -> Any:
+        """A tensor of so many bytes, to receive a byte string into."""
+
+    def from_bytes(self, payload: bytes) -> Any:
+        """A tensor with a copy of these bytes."""
+
+    def to_bytes(self, tensor: Any) -> bytes:
+        """The bytes of such a tensor."""
+
+
+class ControlChannel(Protocol):
+    """A worker's line to the coordinator. Sends never raise: a lost line is told by `next_view`."""
+
+    change_pending: bool
+
+    def start(self, on_view: Callable[[int], None]) -> bool:
+        """Connect and introduce this worker.
+
+        `on_view(generation)` is called as soon as a newer view is known, and with a generation above all when
+        this worker is evicted: a world of one has no peer whose loss would tell it.
+
+        Returns:
+            True if the job runs already: warm up, then call `ready`. False if the first view is to come.
+        """
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `leave`, `close`, `bye`."""
+
+    def next_view(self, after: int) -> View:
+        """Wait for the newest view with a generation above `after`.
+
+        Raises:
+            CoordinatorLost, Evicted, JobFinished, Left: As their names say.
+        """
+
+    def bootstrap(self, generation: int) -> Bootstrap:
+        """Exchange of values among the members of one view, relayed by the coordinator."""
+
+    def stop(self) -> None:
+        """Close the line."""
+
+
+class Operation(Protocol):
+    """One logical collective, which can be run again and whose result can be handed on."""
+
+    def run(self, group: Group, view: View) -> None:
+        """Run it from the start with these members. Its inputs must have been kept.
+
+        Raises:
+            GroupBroken: A member is gone.
+        """
+
+    def describe(self) -> bytes:
+        """Header of the result, for one who lacks it."""
+
+    def result(self, header: bytes | None) -> Sequence[Any]:
+        """Tensors that hold the result; with a header, room for the result which it describes."""
+
+
+class State(Protocol):
+    """Everything that a newcomer needs, as the host framework's plugin collects it."""
+
+    def describe(self) -> bytes:
+        """Header of the state of this worker."""
+
+    def tensors(self, header: bytes | None) -> Sequence[Any]:
+        """Tensors of this worker's state; with a header, room for the state which it describes."""
+
+    def adopt(self, header: bytes) -> None:
+        """Make the state that was received into the tensors of `header` this worker's own."""

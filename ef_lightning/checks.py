@@ -1,0 +1,116 @@
+"""What a Trainer may ask for that elastic training cannot keep: refused before anything runs.
+
+Data loaders are checked where they are wrapped (:func:`ef_lightning.data_workers.check`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from ef_common.errors import MixedImportsError, UnsupportedError
+from ef_lightning import hooks
+from ef_lightning import host as hosts
+from ef_lightning.host import Host
+
+# Precision plugins that belong to another strategy.
+_FOREIGN_PRECISION = ("FSDPPrecision", "DeepSpeedPrecision", "XLAPrecision")
+
+# Callbacks that a changing world would break, and what to do instead.
+_ELASTIC_CALLBACKS = {
+    "StochasticWeightAveraging": "swaps schedulers and the length of the run in a way that a newcomer cannot "
+    "catch up with. Use EMAWeightAveraging or WeightAveraging",
+    "LearningRateFinder": "trains and takes it back again. Find the rate in one process (`python train.py`), "
+    "then set it",
+    "BatchSizeFinder": "trains and takes it back again. Find the batch size with "
+    '`Trainer(strategy="auto")` in one process, then set it',
+}
+
+
+def check_trainer(trainer: Any, host: Host, *, elastic: bool) -> None:
+    """Refuse what cannot be kept.
+
+    Args:
+        trainer: The Trainer, with its model connected.
+        host: The class tree of its strategy.
+        elastic: The world may change; a world of one without a coordinator can do more.
+
+    Raises:
+        MixedImportsError: An object of the other class tree.
+        UnsupportedError: Naming what, and what to use instead.
+    """
+    strategy, module = trainer.strategy, trainer.lightning_module
+    _check_trees(trainer, host)
+    if hooks.layer_sync(strategy) is not None:
+        raise UnsupportedError(
+            "Trainer(sync_batchnorm=True) needs a fixed process group. Leave it out: ElasticFlow keeps the "
+            "BatchNorm statistics of all workers equal"
+        )
+    if strategy.root_device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"unsupported device. Expected cpu or cuda. Received: {strategy.root_device}")
+    if type(trainer.precision_plugin).__name__ in _FOREIGN_PRECISION:
+        raise UnsupportedError(
+            "this precision plugin belongs to a strategy that shards the model, and ElasticFlow keeps the whole "
+            'model in every worker. Use Trainer(precision="bf16-mixed"), say. '
+            f"Received: {type(trainer.precision_plugin).__name__}"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise UnsupportedError(
+            "training_step(dataloader_iter) fetches batches by itself, so there is no step boundary at which "
+            "workers could come and go. Use training_step(batch, batch_idx)"
+        )
+    _check_parameters(module)
+    if elastic:
+        _check_elastic(trainer)
+
+
+def _check_elastic(trainer: Any) -> None:
+    for callback in trainer.callbacks:
+        for cls in type(callback).__mro__:
+            if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls):
+                raise UnsupportedError(f"the callback {cls.__name__} {_ELASTIC_CALLBACKS[cls.__name__]}")
+    if hooks.validates_by_time(trainer):
+        raise UnsupportedError(
+            "Trainer(val_check_interval=<a duration>) is decided by each worker's own clock. Use a number of "
+            "batches or a fraction of the epoch"
+        )
+
+
+def check_optimizers(optimizers: list[Any]) -> None:
+    """Refuse optimizers that decide by the local loss how often they reduce gradients.
+
+    Raises:
+        UnsupportedError: Naming the optimizer.
+    """
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError(
+                "torch.optim.LBFGS decides by the loss of the local batch how often it evaluates the model, so "
+                "the workers would disagree. Use SGD, Adam or the like, or train in one process"
+            )
+
+
+def _check_trees(trainer: Any, host: Host) -> None:
+    for obj in (trainer.datamodule, *trainer.callbacks, *trainer.loggers):
+        other = hosts.of(obj)
+        if other is not None and other is not host:
+            raise MixedImportsError(
+                f"{type(obj).__name__} is of `{other.name}`, but the strategy and the Trainer are of `{host.name}`. "
+                "Import only one of the two in your program"
+            )
+
+
+def _check_parameters(module: torch.nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise UnsupportedError(
+                "a lazy parameter has no shape yet, so it cannot be made equal in all workers. Run the model once "
+                f"on a batch in `configure_model`. Received: {name}"
+            )
+        if hasattr(parameter, "device_mesh"):
+            raise UnsupportedError(
+                "a sharded parameter (FSDP2, tensor parallel) cannot be kept: ElasticFlow keeps the whole model "
+                f"in every worker. Leave out `fully_shard` or `parallelize_module`. Received: {name}"
+            )

@@ -1,0 +1,112 @@
+"""What Lightning and its users call to talk to the other workers, as collectives of the session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ef_common.collectives import operations
+from ef_common.core.view import View
+from ef_common.errors import JobFinished, Left, UnsupportedError, UsageError
+from ef_common.session import Barrier, Session
+
+logger = logging.getLogger(__name__)
+
+_REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
+
+
+class CollectivesMixin:
+    """The collectives of a strategy.
+
+    A worker that fails in its own code says what it still has to say (a last checkpoint, say) without the others:
+    they are somewhere else, and go on without it.
+    """
+
+    _trainer: Any = None
+
+    @property
+    def session(self) -> Session:
+        """The worker's session."""
+        raise NotImplementedError
+
+    @property
+    def _alone(self) -> bool:
+        return self._trainer is not None and self._trainer.interrupted
+
+    def _gather(self, value: Any) -> tuple[list[Any], View]:
+        if self._alone:
+            return [value], self.session.view
+        with leaving_cleanly():
+            return operations.gather(self.session, value)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""
+        if not isinstance(tensor, Tensor) or self._alone:
+            return tensor
+        name = _REDUCTIONS.get(str(reduce_op or "mean").lower().rsplit(".", 1)[-1])
+        if name is None:
+            raise UnsupportedError(
+                f"unknown reduction. Expected one of {tuple(_REDUCTIONS)}. Received: {reduce_op!r}"
+            )
+        with leaving_cleanly():
+            return operations.reduce(self.session, tensor, name)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all (or any) of the workers say yes."""
+        decisions, _ = self._gather(bool(decision))
+        return bool(min(decisions)) if all else bool(max(decisions))
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for everybody."""
+        if not self._alone:
+            with leaving_cleanly():
+                self.session.run(Barrier())
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Rank `src`'s value, for everybody. Plain values and tensors only: nothing is unpickled.
+
+        Everybody sends a value, so that there is one if the rank is lost meanwhile.
+        """
+        if self.session.completed_in.world_size == 1:
+            return obj
+        values, _ = self._gather(obj)
+        return values[min(src, len(values) - 1)]
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Everybody's tensor, stacked: shape (world size, *tensor.shape); the tensor itself in a world of one."""
+        if sync_grads:
+            raise UnsupportedError(
+                "all_gather(sync_grads=True) cannot be run again after a loss. Compute the loss from the local "
+                "batch; gradients are averaged over the workers"
+            )
+        values, _ = self._gather(tensor)
+        if len({value.shape for value in values}) > 1:
+            raise UsageError(
+                "all_gather needs tensors of the same shape in all workers, and the last batches of an epoch may "
+                "differ in size. Gather a sum or a mean, or pad the tensor. "
+                f"Received: shapes={[tuple(value.shape) for value in values]}"
+            )
+        values = [value.to(tensor.device) for value in values]
+        return values[0] if len(values) == 1 else torch.stack(values)
+
+
+@contextmanager
+def leaving_cleanly() -> Iterator[None]:
+    """A worker that has nothing more to do here ends with status 0."""
+    try:
+        yield
+    except JobFinished:
+        exit_cleanly("the job has finished; nothing to join")
+    except Left as left:
+        exit_cleanly(f"left the job: {left}")
+
+
+def exit_cleanly(reason: str) -> None:
+    """End this process with status 0."""
+    logger.info("%s", reason)
+    raise SystemExit(0)

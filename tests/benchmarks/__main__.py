@@ -1,0 +1,87 @@
+"""Run the benchmarks: `python -m tests.benchmarks [--quick] [names…]`.
+
+Collects build/bench.json (name → ours, peer, ratio, target, unit) and prints a table. A missed target is
+marked, and is no failure; a benchmark that cannot be measured is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.processes import ROOT
+
+NAMES = ("step_time", "peak_memory", "coordinator_cpu", "loss_recovery", "join_pause")
+RESULTS = ROOT / "build" / "bench.json"
+
+
+def main() -> int:
+    """Run what the command line asks for; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(NAMES):
+        parser.error(f"unknown benchmark: {', '.join(sorted(unknown))}. Expected some of {', '.join(NAMES)}")
+    figures: dict[str, Any] = {}
+    failed = []
+    for name in arguments.names or NAMES:
+        print(f"==== {name}", flush=True)
+        found = _run(name, ["--quick"] if arguments.quick else [])
+        if found is None:
+            failed.append(name)
+        else:
+            figures |= found
+            _save(figures)  # after each, so that an interruption loses little
+    Console(width=None if sys.stdout.isatty() else 120).print(_table(figures))
+    for name in failed:
+        print(f"{name} could not be measured")
+    return 1 if failed else 0
+
+
+def _run(name: str, options: list[str]) -> dict[str, Any] | None:
+    """Run one script; its output is passed on, its last line is returned."""
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options]
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            last = line
+    if process.returncode:
+        return None
+    figures: dict[str, Any] = json.loads(last)
+    return figures
+
+
+def _save(figures: dict[str, Any]) -> None:
+    """Put the figures into the results, and keep those of benchmarks that are not run this time."""
+    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(old | figures, indent=2) + "\n")
+
+
+def holds(figure: dict[str, Any]) -> bool:
+    """Whether a figure meets its target."""
+    return bool(figure["ratio"] <= figure["target"])
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    table = Table("benchmark", "ours", "peer", "unit", "ours/peer", "target", "")
+    for column in table.columns[1:3] + table.columns[4:6]:
+        column.justify = "right"
+    for name, figure in figures.items():
+        numbers = (f"{figure[key]:.3g}" for key in ("ours", "peer"))
+        mark = "[green]✓[/]" if holds(figure) else "[red]✗[/]"
+        ratio, target = (f"{figure[key]:.3f}" for key in ("ratio", "target"))
+        table.add_row(name, *numbers, figure["unit"], ratio, f"≤ {target}", mark)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""A worker of ours: Lightning with `ElasticFlowStrategy`, until it is killed.
+
+Arguments: size, seconds of a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+from ef_lightning import ElasticFlowStrategy
+from tests.benchmarks.lightning_module import Module, trainer
+from tests.benchmarks.models import loader
+from tests.benchmarks.processes import die_with_parent
+from tests.benchmarks.step_log import StepLog
+
+
+class LogSteps(Callback):
+    """Notes when each step was completed, and by how many workers."""
+
+    def __init__(self) -> None:
+        self._log = StepLog()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        session = trainer.strategy.session
+        self._log.write(world_size=session.completed_in.world_size, number=trainer.global_step)
+
+
+def main() -> None:
+    """Train."""
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    size, sleep_s = sys.argv[1], float(sys.argv[2])
+    fit = trainer(LogSteps(), strategy=ElasticFlowStrategy(), max_epochs=1)
+    fit.fit(Module(size, sleep_s=sleep_s), loader(1_000_000))
+
+
+if __name__ == "__main__":
+    main()

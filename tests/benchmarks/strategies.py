@@ -1,0 +1,21 @@
+"""The strategies that are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from ef_lightning import ElasticFlowStrategy
+from tests.benchmarks.pair import WORLD_SIZE
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """The Trainer's arguments for "ours" or a peer: "ddp" or "single"."""
+    if name == "ours":
+        return {"strategy": ElasticFlowStrategy()}
+    if name == "single":
+        return {"strategy": SingleDeviceStrategy("cpu")}
+    strategy = DDPStrategy(cluster_environment=TorchElasticEnvironment(), process_group_backend="gloo")
+    return {"strategy": strategy, "num_nodes": WORLD_SIZE}

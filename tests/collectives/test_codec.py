@@ -1,0 +1,131 @@
+"""Values as bytes and tensors: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, deque
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ef_common.collectives import codec
+from ef_common.errors import ProtocolError, UnsupportedError
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+keys = st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text())
+trees = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner) | st.frozensets(scalars)
+    ),
+    max_leaves=20,
+)
+
+
+def _through(value: Any) -> Any:
+    header, tensors = codec.encode(value)
+    room = codec.room(header)
+    for empty, tensor in zip(room, tensors, strict=True):
+        empty.copy_(tensor)
+    return codec.decode(header, room)
+
+
+@given(trees)
+def test_tree_round_trip_gives_an_equal_tree_of_the_same_types(value: Any) -> None:
+    for copy in (_through(value), codec.loads(codec.dumps(value))):
+        assert copy == value
+        assert type(copy) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        OrderedDict(b=1, a=2),
+        deque([1, 2]),
+        {3, 4},
+        Path("a/b"),
+        timedelta(seconds=1.5),
+        torch.float16,
+        torch.device("cpu"),
+        np.float32(0.5),
+        np.int64(7),
+    ],
+)
+def test_special_value_round_trip_is_equal(value: Any) -> None:
+    copy = codec.loads(codec.dumps({"x": [value]}))["x"][0]
+    assert copy == value
+    assert type(copy) is type(value)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).view(2, 3),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor(3, dtype=torch.int64),
+        torch.tensor([], dtype=torch.float32),
+        torch.tensor([True, False]),
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    ],
+)
+def test_tensor_round_trip_keeps_type_shape_and_bits(tensor: torch.Tensor) -> None:
+    copy = codec.loads(codec.dumps(("t", tensor)))[1]
+    assert copy.dtype == tensor.dtype
+    assert copy.shape == tensor.shape
+    assert torch.equal(copy, tensor)
+
+
+def test_array_round_trip_is_equal() -> None:
+    array = np.arange(12, dtype=np.uint32).reshape(3, 4)
+    copy = codec.loads(codec.dumps(array))
+    np.testing.assert_array_equal(copy, array)
+
+
+class Strange:
+    """Something that only pickle could carry."""
+
+
+def test_unknown_type_raises_and_tells_where() -> None:
+    with pytest.raises(UnsupportedError, match=r"state\['a'\]\[1\] .*Strange"):
+        codec.encode({"a": [0, Strange()]}, what="state")
+
+
+@given(st.binary(max_size=64))
+def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        codec.room(payload)
+    with pytest.raises(ProtocolError):
+        codec.decode(payload, [])
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"tree": ["t", 0], "tensors": []},
+        {"tree": ["?", 0], "tensors": []},
+        {"tree": [], "tensors": []},
+        {"tree": ["b", 5], "tensors": []},
+    ],
+)
+def test_malformed_tree_raises_a_protocol_error(document: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode(json.dumps(document).encode(), [])
+
+
+@pytest.mark.parametrize("specs", [[["nonsense", [1]]], [["float32", [-1]]], [["load", [1]]], [[1]], 3])
+def test_malformed_tensor_specs_raise_a_protocol_error(specs: Any) -> None:
+    header = json.dumps({"tree": None, "tensors": specs}).encode()
+    with pytest.raises(ProtocolError):
+        codec.room(header)
+
+
+def test_value_that_is_cut_short_raises_a_protocol_error() -> None:
+    payload = codec.dumps(torch.arange(10))
+    with pytest.raises(ProtocolError):
+        codec.loads(payload[:-3])

@@ -1,0 +1,304 @@
+"""Gradients and buffers are equal over the members, for every kind of model; and a result stays until all have it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ef_common.collectives import torch_gradients
+from ef_common.collectives.torch_gradients import GradientReducer, Layout, Reduction
+from ef_common.core.view import View
+from ef_common.ports import Group
+from tests.collectives.world import OneView, in_world, view_of
+
+WEIGHTS = (0.25, 0.75)
+
+
+def weights(view: View) -> tuple[float, ...]:
+    return WEIGHTS
+
+
+_seeding = threading.Lock()
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with _seeding:  # the generator is the process's, and the ranks are threads
+        torch.manual_seed(0)
+        return make()
+
+
+def reduced(
+    make: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, int], Tensor],
+    *,
+    prepare: Callable[[nn.Module, int], None] = lambda module, rank: None,
+    steps: int = 1,
+) -> list[dict[str, Any]]:
+    """Gradients and buffers of each rank after `steps` reductions without zeroing between them."""
+
+    def act(rank: int, group: Group) -> dict[str, Any]:
+        module = seeded(make)
+        session: Any = OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)
+        reducer.attach()
+        prepare(module, rank)
+        for _ in range(steps):
+            value = loss(module, rank)
+            reducer.before_backward()
+            value.backward()
+            reducer.after_backward()
+        group.all_gather(b"")
+        gradients = {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
+        return {**gradients, **{n: b.clone() for n, b in module.named_buffers()}}
+
+    return in_world(2, act)
+
+
+def alone(make: Callable[[], nn.Module], loss: Callable[[nn.Module, int], Tensor], rank: int) -> nn.Module:
+    module = seeded(make)
+    loss(module, rank).backward()
+    return module
+
+
+def batch(rank: int, size: int = 4) -> Tensor:
+    return torch.rand(3, size, generator=torch.Generator().manual_seed(100 + rank))
+
+
+def assert_weighted_mean(results: list[dict[str, Any]], make: Any, loss: Any) -> None:
+    modules = [alone(make, loss, rank) for rank in range(2)]
+    for name, _ in modules[0].named_parameters():
+        gradients = [dict(module.named_parameters())[name].grad for module in modules]
+        if all(gradient is None for gradient in gradients):
+            assert results[0][name] is None
+            continue
+        expected = sum(
+            weight * gradient
+            for weight, gradient in zip(WEIGHTS, gradients, strict=True)
+            if gradient is not None
+        )
+        torch.testing.assert_close(results[0][name], expected)
+        assert torch.equal(results[0][name], results[1][name])
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def large() -> nn.Module:
+    """More than one bucket: the first holds 1 MiB, the second 25 MiB."""
+    return nn.Sequential(nn.Linear(4, 3000), nn.Tanh(), nn.Linear(3000, 2400), nn.Tanh(), nn.Linear(2400, 2))
+
+
+def shared() -> nn.Module:
+    first = nn.Linear(4, 4)
+    return nn.Sequential(first, nn.Tanh(), first)
+
+
+def two_types() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Cast(torch.float64), nn.Linear(4, 4).double())
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype)
+
+
+def mean_loss(module: nn.Module, rank: int) -> Tensor:
+    return module(batch(rank)).square().mean()
+
+
+@pytest.mark.parametrize("make", [small, large, shared, two_types])
+def test_reduction_gives_the_weighted_mean(make: Callable[[], nn.Module]) -> None:
+    assert_weighted_mean(reduced(make, mean_loss), make, mean_loss)
+
+
+def test_parameter_used_on_one_rank_only_counts_as_zero_on_the_other() -> None:
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        first, _, last = module
+        return (last(first(batch(rank))) if rank == 0 else first(batch(rank))).square().mean()
+
+    results = reduced(small, loss)
+    assert_weighted_mean(results, small, loss)
+    assert results[1]["2.weight"] is not None
+
+
+def test_parameter_used_nowhere_keeps_no_gradient() -> None:
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        return module[0](batch(rank)).square().mean()
+
+    results = reduced(small, loss)
+    assert results[0]["2.weight"] is results[1]["2.weight"] is None
+
+
+def test_reduction_without_zeroing_adds_up_as_it_does_alone() -> None:
+    once, twice = (reduced(small, mean_loss, steps=steps) for steps in (1, 2))
+    for name in ("0.weight", "2.bias"):
+        torch.testing.assert_close(twice[0][name], 2 * once[0][name])
+
+
+def test_gradients_accumulated_before_are_part_of_the_reduction() -> None:
+    once = reduced(small, mean_loss)
+    twice = reduced(small, mean_loss, prepare=lambda module, rank: mean_loss(module, rank).backward())
+    torch.testing.assert_close(twice[0]["0.weight"], 2 * once[0]["0.weight"])
+
+
+def test_parameter_that_requires_a_gradient_later_is_taken_in() -> None:
+    def make() -> nn.Module:
+        module = small()
+        module[0].requires_grad_(False)
+        return module
+
+    def prepare(module: nn.Module, rank: int) -> None:
+        module.requires_grad_(True)
+
+    assert_weighted_mean(reduced(make, mean_loss, prepare=prepare), small, mean_loss)
+
+
+def test_reentrant_checkpointing_that_accumulates_twice_is_reduced_whole() -> None:
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        x = batch(rank).requires_grad_()
+        for _ in range(2):  # each backward of a checkpoint accumulates into the same parameters
+            x = checkpoint(module[0], x, use_reentrant=True)
+        return x.square().mean()
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4))
+
+    assert_weighted_mean(reduced(make, loss), make, loss)
+
+
+def test_buffers_of_every_type_become_those_of_rank_0() -> None:
+    def make() -> nn.Module:
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        module.register_buffer("flag", torch.tensor([True, False]))
+        module.register_buffer("scale", torch.zeros(3, dtype=torch.float16))
+        return module
+
+    def prepare(module: nn.Module, rank: int) -> None:
+        module.scale += rank + 1
+        module[1].num_batches_tracked += 2**40 + rank
+        if rank == 1:
+            module.flag.logical_not_()
+
+    results = reduced(make, mean_loss, prepare=prepare)
+    for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked", "flag", "scale"):
+        assert torch.equal(results[0][name], results[1][name]), name
+    assert int(results[1]["1.num_batches_tracked"]) == 2**40 + 1
+    assert results[1]["flag"].tolist() == [True, False]
+    assert results[1]["scale"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_gradient_of_weight_zero_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.WEIGHTS", (1.0, 0.0))
+
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        return mean_loss(module, rank) * (1.0 if rank == 0 else float("nan"))
+
+    results = reduced(small, loss)
+    expected = alone(small, mean_loss, 0)
+    torch.testing.assert_close(results[1]["0.weight"], expected[0].weight.grad)
+
+
+def test_flags_tell_how_many_know_of_a_change() -> None:
+    def act(rank: int, group: Group) -> list[float]:
+        module, session = small(), OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
+        reducer.attach()
+        for session.change_pending in (False, rank == 1, True):
+            reducer.before_backward()
+            mean_loss(module, rank).backward()
+            reducer.after_backward()
+        group.all_gather(b"")
+        return session.agreed
+
+    assert in_world(2, act) == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_module_without_parameters_reduces_nothing() -> None:
+    session: Any = OneView(0, None, 2)  # type: ignore[arg-type]
+    reducer = GradientReducer(session, nn.Tanh(), weights=weights)
+    reducer.attach()
+    reducer.before_backward()
+    assert reducer.after_backward() is None
+
+
+# ---------------------------------------------------------------- a result stays until everybody has it
+
+
+class Recorder:
+    """A group whose collectives complete when they are waited for; `on_first` is called when the first one is."""
+
+    def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
+        self.reduced: list[Tensor] = []
+        self._on_first = on_first
+
+    def all_reduce(self, tensor: Tensor) -> Any:
+        self.reduced.append(tensor)
+        return Completion(self._on_first if len(self.reduced) == 1 else lambda: None)
+
+
+class Completion:
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        self._on_wait = on_wait
+
+    def wait(self) -> None:
+        self._on_wait()
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+@pytest.mark.parametrize("make", [small, large, with_batch_norm])
+def test_result_is_not_overwritten_before_the_next_first_bucket_is_complete(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 1 << 20)
+    module = make()
+    session: Any = OneView(0, Recorder(), 2)  # type: ignore[arg-type]
+    layout = Layout(list(module.parameters()), list(module.buffers()))
+    module(batch(0)).sum().backward()
+    first = Reduction(layout, session, weights)
+    first.run(session.group, session.view)
+    kept = [tensor.clone() for tensor in first.result(None)]
+    intact: list[bool] = []
+
+    def check() -> None:
+        intact.append(all(map(torch.equal, kept, first.result(None))))
+
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 5.0)
+    second = Reduction(layout, session, weights)
+    session.group = Recorder(check)
+    second.start()
+    for parameter in reversed(list(module.parameters())):
+        second.gradient_ready(parameter)
+    second.run(session.group, session.view)
+    assert intact[0]
+    assert not all(map(torch.equal, kept, second.result(None)))
+
+
+def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:
+    module, lost = small(), Recorder()
+    session: Any = OneView(0, lost, 2)  # type: ignore[arg-type]
+    layout = Layout(list(module.parameters()), [])
+    mean_loss(module, 0).backward()
+    local = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    reduction = Reduction(layout, session, weights)
+    reduction.run(lost, session.view)
+    for tensor in lost.reduced:
+        tensor.fill_(7)  # what a collective that broke leaves behind
+    again = Recorder()
+    reduction.run(again, view_of(1, generation=2))  # type: ignore[arg-type]
+    expected = [WEIGHTS[0] * gradient.flatten() for gradient in reversed(local)]
+    torch.testing.assert_close(again.reduced[-1][: sum(map(Tensor.numel, expected))], torch.cat(expected))

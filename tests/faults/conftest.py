@@ -1,0 +1,47 @@
+"""A job of real workers, and what must be true of every run whatever has happened in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import Job, WorkerProcess
+from tests.faults.training import PRELOAD
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    with ExitStack() as stack:
+        yield lambda **kwargs: stack.enter_context(Job(tmp_path / "run", preload=PRELOAD, **kwargs))
+
+
+@pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job()
+
+
+@pytest.fixture
+def finish(job: Job) -> Callable[[Sequence[WorkerProcess]], list[dict[str, Any]]]:
+    """Wait for the workers that must have survived, and check what is promised of every run."""
+    return lambda survivors: check_run(job, survivors)
+
+
+def check_run(job: Job, survivors: Sequence[WorkerProcess]) -> list[dict[str, Any]]:
+    """The survivors keep their processes, their weights are equal, and the audit holds."""
+    results = [worker.result() for worker in survivors]
+    assert [result["pid"] for result in results] == [worker.pid for worker in survivors]
+    assert len({result["weights"] for result in results}) == 1
+    for name in ("step", "epoch", "metrics", "rate"):
+        assert all(result[name] == results[0][name] for result in results), name
+    job.audit()
+    return results
+
+
+def struck(job: Job, where: str) -> dict[str, Any]:
+    """The record of the one fault that has struck."""
+    (record,) = job.events("fault", what=f"injected:{where}")
+    return record

@@ -1,0 +1,159 @@
+"""SIGKILL of workers, everywhere in a step."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import Job, WorkerProcess
+from tests.faults.conftest import struck
+from tests.faults.training import train
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+Finish = Callable[..., list[dict[str, Any]]]
+LAST_BUCKET = 3
+"""The wide net's buckets: float buffers, integer buffers, a small first one, a large last one."""
+
+
+def start_with_fault(
+    job: Job, options: dict[str, Any], fault: dict[str, Any], *, world_size: int = 3
+) -> tuple[WorkerProcess, list[WorkerProcess]]:
+    """A world of which one worker bears a fault."""
+    founder = {"LOCAL_WORLD_SIZE": str(world_size)}
+    workers = [
+        job.start(
+            train,
+            options,
+            *([fault] if rank == 0 else []),
+            node="founders",
+            environ={**founder, "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world_size)
+    ]
+    job.view(world_size)
+    return workers[0], workers[1:]
+
+
+def view_sizes(job: Job) -> list[int]:
+    """World sizes, in order of the generations, without those of the end, when one after the other leaves."""
+    views = [view for view in job.events("view") if "goodbye" not in view["reason"]]
+    return [size for _, size in sorted({(view["generation"], view["world_size"]) for view in views})]
+
+
+@pytest.mark.parametrize(("world_size", "num_killed"), [(2, 1), (3, 1), (4, 2)])
+def test_kill_in_mid_epoch_survivors_go_on(
+    job: Job, finish: Finish, world_size: int, num_killed: int
+) -> None:
+    workers = job.start_world(world_size, train, {})
+    job.wait_for_step(3)
+    for worker in workers[:num_killed]:
+        worker.kill(signal.SIGSTOP)  # so that they end at once
+    for worker in workers[:num_killed]:
+        worker.kill()
+    finish(workers[num_killed:])
+    assert view_sizes(job)[-1] == world_size - num_killed
+    assert [worker.wait() for worker in workers[:num_killed]] == [-signal.SIGKILL] * num_killed
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_kill_within_a_step_survivors_go_on(job: Job, finish: Finish, where: str) -> None:
+    victim, others = start_with_fault(job, {}, {"where": where, "step": 3})
+    finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, where)["step"] == 3
+    assert view_sizes(job) == [3, 2]
+    (fourth, *_) = job.events("step", step=4)
+    # Whoever dies after the reduction has contributed to the update, whoever dies before it has not.
+    assert fourth["world_size"] == (3 if where == "optimizer" else 2)
+    assert bool(fourth["returned"]) == (where != "optimizer")
+
+
+@pytest.mark.parametrize("moment", ["issue", "wait"])
+@pytest.mark.parametrize("index", range(LAST_BUCKET + 1))
+def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(
+    job: Job, finish: Finish, index: int, moment: str
+) -> None:
+    options = {"wide": True, "length": 101, "epochs": 1}
+    fault = {"where": "reduction", "step": 2, "index": index, "moment": moment}
+    victim, others = start_with_fault(job, options, fault)
+    finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "reduction")["step"] == 2
+    assert view_sizes(job) == [3, 2]
+
+
+def test_wide_net_has_the_buckets_that_the_faults_aim_at(job: Job, finish: Finish) -> None:
+    """One bucket more would not be struck: no fault, and the victim ends well."""
+    options = {"wide": True, "length": 53, "epochs": 1}
+    fault = {"where": "reduction", "step": 1, "index": LAST_BUCKET + 1}
+    victim, others = start_with_fault(job, options, fault, world_size=2)
+    finish([victim, *others])
+    assert not job.events("fault")
+
+
+@pytest.mark.parametrize("index", [0, LAST_BUCKET])
+def test_result_that_one_lacks_is_handed_on(job: Job, finish: Finish, index: int) -> None:
+    options = {"wide": True, "length": 101, "epochs": 1}
+    fault = {"where": "reduction", "step": 2, "index": index, "moment": "lose"}
+    loser, others = start_with_fault(job, options, fault)
+    finish([loser, *others])
+    assert struck(job, "reduction")["step"] == 2
+    assert view_sizes(job) == [3, 3]  # nobody is lost, but the group was
+
+
+def test_kill_of_rank_0_survivors_go_on(job: Job, finish: Finish) -> None:
+    fault = {"where": "forward", "step": 3, "rank": 0, "generation": 1}
+    job.start_world(3, train, {"checkpoints": True}, fault)
+    first, *others = job.view(3)
+    assert first.wait() == -signal.SIGKILL
+    finish(others)
+    assert struck(job, "forward")["rank"] == 0
+
+
+def test_kill_between_accumulated_batches_survivors_go_on(job: Job, finish: Finish) -> None:
+    fault = {"where": "forward", "step": 2, "index": 2}
+    victim, others = start_with_fault(job, {"accumulate": 4, "length": 403}, fault)
+    finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "forward")["step"] == 2
+    third = job.events("step", step=3)[0]
+    # What the victim had accumulated is dealt again, and so is what it was still dealt after its death.
+    assert sum(stop - start for start, stop in third["returned"]) >= 3 * 8
+
+
+def test_kill_in_the_last_step_of_an_epoch_makes_it_longer(job: Job, finish: Finish) -> None:
+    options = {"length": 20, "batch_size": 4, "epochs": 2}  # steps of 8, 8 and 4
+    victim, others = start_with_fault(job, options, {"where": "forward", "step": 2}, world_size=2)
+    finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "forward")["step"] == 2
+    steps = others[0].events("step", epoch=0)
+    assert [len(step["returned"]) > 0 for step in steps] == [False, False, True, False]
+    assert len(others[0].events("step", epoch=1)) == 5  # alone
+
+
+def test_two_losses_in_one_collective_survivors_go_on(job: Job, finish: Finish) -> None:
+    """The second worker dies while the group without the first one is built."""
+    founders = {"LOCAL_WORLD_SIZE": "4"}
+    faults = [{"where": "forward", "step": 3}, {"where": "build", "index": 1}, None, None]
+    workers = [
+        job.start(train, {}, fault, node="founders", environ={**founders, "LOCAL_RANK": str(rank)})
+        for rank, fault in enumerate(faults)
+    ]
+    finish(workers[2:])
+    assert [worker.wait() for worker in workers[:2]] == [-signal.SIGKILL] * 2
+    assert struck(job, "forward")["step"] == struck(job, "build")["step"] == 3
+    assert view_sizes(job)[-1] == 2
+
+
+def test_kill_of_all_but_one_the_last_goes_on_alone(job: Job, finish: Finish) -> None:
+    workers = job.start_world(3, train, {})
+    job.wait_for_step(2)
+    for worker in workers[1:]:
+        worker.kill()
+    finish(workers[:1])
+    assert view_sizes(job)[-1] == 1

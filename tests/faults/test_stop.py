@@ -1,0 +1,59 @@
+"""Workers that fall silent without dying."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests.faults.conftest import check_run
+from tests.faults.test_kill import view_sizes
+from tests.faults.training import train
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job(heartbeat_timeout_s=3.0)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_stopped_worker_is_evicted_and_ends_with_an_error(job: Job, world_size: int) -> None:
+    victim, *others = job.start_world(world_size, train, {"length": 803})
+    job.wait_for_step(3)
+    victim.kill(signal.SIGSTOP)
+    job.view(world_size - 1)
+    victim.kill(signal.SIGCONT)
+    assert victim.wait() == 1
+    output = victim.output.read_text()
+    assert "Evicted: the others went on without worker" in output.splitlines()[-1]
+    check_run(job, others)
+    assert view_sizes(job) == [world_size, world_size - 1]
+
+
+def test_short_stop_is_waited_for(job: Job) -> None:
+    workers = job.start_world(2, train, {"length": 403})
+    job.wait_for_step(3)
+    workers[0].kill(signal.SIGSTOP)
+    steps = len(job.events("step"))
+    job.wait_until(lambda events: True)
+    workers[0].kill(signal.SIGCONT)
+    job.wait_until(lambda events: sum(e["kind"] == "step" for e in events) > steps + 4)
+    check_run(job, workers)
+    assert view_sizes(job) == [2]
+
+
+def test_stopped_joiner_is_evicted_others_go_on(job: Job) -> None:
+    options = {"length": 1003, "step_sleep_s": 0.02}
+    workers = job.start_world(2, train, options)
+    job.wait_for_step(2)
+    joiner = job.start(train, options, {"where": "transfer", "index": 1, "signal": int(signal.SIGSTOP)})
+    job.wait_for("fault", what="injected:transfer")
+    check_run(job, workers)
+    assert view_sizes(job)[-1] == 2
+    assert joiner.alive
+    joiner.kill(signal.SIGCONT)
+    assert joiner.wait() == 1

@@ -1,0 +1,69 @@
+"""Losses in a validation, and of data workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from ef_common.testing.harness import Job
+from tests.faults.conftest import struck
+from tests.faults.test_kill import start_with_fault, view_sizes
+from tests.faults.training import train
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+Finish = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_kill_in_validation_covers_each_sample_once(job: Job, finish: Finish, batch: int) -> None:
+    options = {"epochs": 1, "length": 53, "val_length": 101, "limits": {"num_sanity_val_steps": 0}}
+    victim, others = start_with_fault(job, options, {"where": "validation", "step": batch})
+    results = finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "validation")
+    assert view_sizes(job) == [3, 2]
+    # What the victim had seen died with it, and was done again by the others.
+    assert all(result["metrics"]["val_samples"] == 101 for result in results)
+
+
+def test_join_during_validation_waits_for_the_next_step(job: Job, finish: Finish) -> None:
+    options = {"epochs": 3, "length": 103, "val_length": 203, "step_sleep_s": 0.02}
+    workers = job.start_world(2, train, options)
+    job.wait_until(lambda events: any(e["kind"] == "epoch_end" for e in events), "the first validation")
+    joiner = job.start(train, options)
+    job.view(3)
+    results = finish([*workers, joiner])
+    assert all(result["metrics"]["val_samples"] == 203 for result in results)
+
+
+def test_kill_of_a_data_worker_training_process_survives(job: Job, finish: Finish) -> None:
+    options = {"num_workers": 2, "data_worker_dies_at": 100, "epochs": 1}
+    workers = job.start_world(2, train, options)
+    finish(workers)
+    assert len(job.events("fault", what="injected:data_worker")) == 1
+    assert view_sizes(job) == [2]
+
+
+def test_kill_of_a_worker_with_data_workers_is_noticed_and_leaves_none(job: Job, finish: Finish) -> None:
+    """Its data workers live on for a moment; they must not keep its connections open."""
+    workers = job.start_world(2, train, {"num_workers": 2, "epochs": 1})
+    job.wait_for_step(3)
+    victim, other = workers
+    victim.kill()
+    finish([other])
+    assert view_sizes(job) == [2, 1]
+    victim.end()
+    job.wait_until(lambda events: not any(runs_in_group(p, victim.pid) for p in psutil.process_iter()))
+
+
+def runs_in_group(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False

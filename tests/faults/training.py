@@ -1,0 +1,188 @@
+"""What the workers of these tests do: a small Lightning training that can be configured, and can fail."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from ef_common.events import EventLog
+from ef_common.launch.environment import read_environment
+from ef_common.launch.process import this_worker
+from ef_lightning import ElasticFlowStrategy
+from tests.faults.faults import Fault, Striker, use_faulty_ports
+
+PRELOAD = ("lightning.pytorch", "torchmetrics", "ef_lightning", "ef_common.launch.process", __name__)
+
+
+@dataclass
+class Options:
+    """Options of the training."""
+
+    length: int = 203
+    batch_size: int = 8
+    epochs: int = 2
+    step_sleep_s: float = 0.01
+    num_workers: int = 0
+    accumulate: int = 1
+    val_length: int = 0
+    checkpoints: bool = False
+    wide: bool = False  # a first layer that needs a bucket of its own
+    limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
+    data_worker_dies_at: int | None = None  # at the first reading of this sample
+
+
+class Images(Dataset[tuple[Tensor, Tensor]]):
+    """Images whose brighter half names the class; made from the index, so that every worker has the same."""
+
+    def __init__(self, length: int, dies_at: int | None = None) -> None:
+        self._length, self._dies_at = length, dies_at
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self._dies_at and torch.utils.data.get_worker_info() is not None:
+            self._die_once()
+        noise = torch.Generator().manual_seed(index)
+        image, label = torch.rand(1, 8, 8, generator=noise), index % 2
+        image[:, :, 4 * label : 4 * label + 4] += 0.5
+        return image, torch.tensor(label)
+
+    def _die_once(self) -> None:
+        run_dir = read_environment().run_dir
+        assert run_dir is not None
+        try:
+            (run_dir / "data-worker-died").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        EventLog(run_dir, f"data-worker-{os.getpid()}").write("fault", what="injected:data_worker")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class StrikingSGD(torch.optim.SGD):
+    """Is struck between the reduction and the update."""
+
+    striker: Striker
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        self.striker.at("optimizer", step=self.striker.step)
+        super().step()
+        return loss
+
+
+class Net(LightningModule):
+    """A net with the usual buffers, and no dropout."""
+
+    def __init__(self, options: Options, striker: Striker) -> None:
+        super().__init__()
+        width = 5000 if options.wide else 16  # 64 · 5000 parameters are more than the first bucket's 1 MiB
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 2))
+        self._options, self._striker = options, striker
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).flatten(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        images, labels = batch
+        striker = self._striker
+        striker.begin_forward(self.trainer.global_step)
+        striker.at("forward", step=striker.step, index=striker.num_forwards)
+        time.sleep(self._options.step_sleep_s)
+        hidden = self.features(images).flatten(1)
+        hidden.register_hook(
+            self._in_backward
+        )  # the head's gradients are complete, those of the rest are not
+        loss = F.cross_entropy(self.head(hidden), labels)
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        striker.begin_backward()
+        return loss
+
+    def _in_backward(self, gradient: Tensor) -> None:
+        self._striker.at("backward", step=self._striker.step)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        images, labels = batch
+        self._striker.at("validation", step=batch_idx, epoch=self.current_epoch)
+        time.sleep(self._options.step_sleep_s)
+        outputs = self(images)
+        self.log("val_loss", F.cross_entropy(outputs, labels), sync_dist=True)
+        self.log("val_accuracy", (outputs.argmax(1) == labels).float().mean(), sync_dist=True)
+        self.log("val_samples", float(len(labels)), sync_dist=True, reduce_fx="sum")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = StrikingSGD(self.parameters(), 0.05, momentum=0.9)
+        optimizer.striker = self._striker
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        return [optimizer], [scheduler]
+
+
+def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train, and tell how it ended.
+
+    Args:
+        options: Fields of `Options`.
+        fault: Fields of the `Fault` of this process, if it has one.
+    """
+    chosen = Options(**options)
+    striker = Striker(None if fault is None else Fault(**fault))
+    use_faulty_ports(striker)
+    torch.manual_seed(os.getpid())  # the start must be equal all the same
+    trainer = _trainer(chosen)
+    net = Net(chosen, striker)
+    validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
+    trainer.fit(net, _loader(chosen), validation)
+    worker = this_worker()
+    return {
+        "pid": os.getpid(),
+        "worker": worker.session.worker.id,
+        "weights": _hash(net),
+        "step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "world_size": worker.session.world_size,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "rate": trainer.optimizers[0].param_groups[0]["lr"],
+    }
+
+
+def _trainer(options: Options) -> Trainer:
+    run_dir = read_environment().run_dir or Path()
+    return Trainer(
+        strategy=ElasticFlowStrategy(),
+        accelerator="cpu",
+        max_epochs=options.epochs,
+        accumulate_grad_batches=options.accumulate,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=options.checkpoints,
+        callbacks=[ModelCheckpoint(run_dir / "checkpoints", save_last=True)] if options.checkpoints else [],
+        **options.limits,
+    )
+
+
+def _loader(options: Options) -> DataLoader[Any]:
+    images = Images(options.length, options.data_worker_dies_at)
+    return DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
+
+
+def _hash(net: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in net.state_dict().values():
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

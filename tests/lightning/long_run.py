@@ -1,0 +1,113 @@
+"""A training with everything that people hang on a Trainer, slow enough to lose and to gain workers in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ef_common.launch.environment import read_environment
+from tests.lightning import training
+
+LENGTH = 203
+VAL_LENGTHS = (21, 5)
+EPOCHS = 4
+SLEEP_S = 0.03
+MONITORED = "val_loss/dataloader_idx_0"
+
+
+def module_of(pl: Any, sleep_s: float = SLEEP_S) -> Any:
+    from torchmetrics import MeanMetric, MetricCollection, SumMetric
+
+    class Logging(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.train_mean = MeanMetric()
+            self.several = nn.ModuleList(
+                MetricCollection({"val_mean": MeanMetric(), "val_sum": SumMetric()}) for _ in VAL_LENGTHS
+            )
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            time.sleep(sleep_s)
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss.detach().double(), on_step=True, on_epoch=True, sync_dist=True, prog_bar=True)
+            self.train_mean(batch[0].double())
+            self.log("train_mean", self.train_mean, on_step=False, on_epoch=True)
+            if batch_idx % 10 == 0:
+                self.log("sometimes", loss.detach(), on_epoch=True, sync_dist=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("val_loss", self.loss(batch), sync_dist=True)
+            if batch_idx == 0:
+                self.log("first", self.loss(batch), sync_dist=True)
+            self.several[dataloader_idx](batch[0].double())
+            self.log_dict(self.several[dataloader_idx])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+            total = self.trainer.estimated_stepping_batches  # differs in a newcomer, whose world is another one
+            return [optimizer], [
+                {
+                    "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (2 * total)),
+                    "interval": "step",
+                },
+                {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": MONITORED},
+            ]
+
+    return Logging()
+
+
+def run(host: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train with callbacks, loggers and a progress bar.
+
+    Args:
+        host: The class tree.
+        options: `bar`: name of the progress bar; `data_workers`; the rest is the Trainer's.
+    """
+    pl = training.use(host)
+    directory = read_environment().run_dir or Path()
+    callbacks, loggers = pl.callbacks, pl.loggers
+    options = dict(options)
+    bar = getattr(callbacks, options.pop("bar", "TQDMProgressBar"))(refresh_rate=1)
+    num_workers = options.pop("data_workers", 0)
+    best = callbacks.ModelCheckpoint(directory / "best", monitor=MONITORED, save_top_k=2, save_last=True)
+    often = callbacks.ModelCheckpoint(directory / "often", every_n_train_steps=5, save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        strategy="elasticflow",
+        max_epochs=EPOCHS,
+        default_root_dir=directory,
+        log_every_n_steps=1,
+        callbacks=[
+            bar,
+            best,
+            often,
+            callbacks.EarlyStopping(MONITORED, patience=50),
+            callbacks.LearningRateMonitor("step"),
+            callbacks.ModelSummary(),
+            callbacks.Timer(),
+            callbacks.GradientAccumulationScheduler({0: 1, 2: 2}),
+            callbacks.EMAWeightAveraging(decay=0.5),
+        ],
+        logger=[loggers.CSVLogger(directory, "csv"), loggers.TensorBoardLogger(directory, "board")],
+        **options,
+    )
+    module = module_of(pl)
+    loader = training.loader(LENGTH, shuffle=True, num_workers=num_workers)
+    trainer.fit(module, loader, [training.loader(length) for length in VAL_LENGTHS])
+    return {
+        "weights": training.weights(module),
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "batches": trainer.fit_loop.total_batch_idx,
+        "rates": [trainer.optimizers[0].param_groups[0]["lr"]],
+        "stopping": [trainer.early_stopping_callback.wait_count, float(trainer.early_stopping_callback.best_score)],
+        "best": [best.best_model_path, float(best.best_model_score), best.last_model_path, sorted(best.best_k_models)],
+        "often": often.best_model_path,
+        "versions": [logger.version for logger in trainer.loggers],
+    }

@@ -1,0 +1,63 @@
+"""A training with callbacks and loggers that gains a worker and loses its rank 0."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ef_common.testing.harness import Job
+from tests.lightning import long_run, training
+from tests.lightning.conftest import HOSTS
+from tests.lightning.long_run import VAL_LENGTHS
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+BARS = {"lightning.pytorch": "TQDMProgressBar", "pytorch_lightning": "RichProgressBar"}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_everybody_agrees_after_a_join_and_the_loss_of_rank_0(job: Job, host: str) -> None:
+    options = {"bar": BARS[host], "val_check_interval": 0.5}
+    first, second = job.start_world(2, long_run.run, host, options)
+    job.wait_for_step(7)
+    third = job.start(long_run.run, host, options)
+    leader, *others = job.view(3)
+    admitted = job.wait_for("admitted")[0]["step"]
+    job.wait_for_step(admitted + 9)
+    leader.kill()
+    results = [worker.result() for worker in (first, second, third) if worker is not leader]
+    job.audit()
+    assert results[0] == results[1]
+    check_metrics(results[0]["metrics"])
+    check_logs(job.directory, results[0]["step"])
+    check_checkpoints(job.directory, results[0])
+
+
+def check_metrics(metrics: dict[str, float]) -> None:
+    for index, length in enumerate(VAL_LENGTHS):
+        assert metrics[f"val_mean/dataloader_idx_{index}"] == pytest.approx((length - 1) / 2)
+        assert metrics[f"val_sum/dataloader_idx_{index}"] == length * (length - 1) / 2
+
+
+def check_logs(directory: Path, step: int) -> None:
+    """One version, and what the first rank 0 wrote is still there."""
+    assert [path.name for path in (directory / "csv").iterdir()] == ["version_0"]
+    with (directory / "csv" / "version_0" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    steps = sorted({int(row["step"]) for row in rows if row["loss_step"]})
+    assert steps[0] == 0
+    assert steps == list(range(steps[-1] + 1))  # none is missing, also where the writer changed
+    assert [path.name for path in (directory / "board").iterdir()] == ["version_0"]
+    assert len(list((directory / "board" / "version_0").glob("events*"))) >= 2
+
+
+def check_checkpoints(directory: Path, result: dict[str, Any]) -> None:
+    paths = [Path(result["best"][0]), Path(result["best"][2]), *(directory / "often").iterdir()]
+    for path in paths:
+        checkpoint = torch.load(path, weights_only=True)
+        assert "state_dict" in checkpoint
+        assert "combined_loader" not in checkpoint["loops"]["fit_loop"]["state_dict"]
+    assert len(list((directory / "best").glob("epoch*"))) == 2

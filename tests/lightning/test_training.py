@@ -1,0 +1,31 @@
+"""Everything a training can be told, against one process that is told the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lightning import battery
+from tests.lightning.conftest import HOSTS
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_two_workers_train_as_one_process_with_their_batches(run: Callable[..., list[Any]], host: str) -> None:
+    results = run(2, battery.run, host, audit=False)
+    wrong = {}
+    for name in battery.CASES:
+        ours, others = ([result[name][0] for result in results], results[0][name][1])
+        if ours[0] != ours[1]:
+            wrong[name] = f"ranks differ: {ours}"
+        for key in ("steps", "epochs", "batches", "rates"):
+            if ours[0][key] != others[key]:
+                wrong[name] = f"{key}: {ours[0][key]} != {others[key]}"
+        difference = (battery.finite(ours[0]["weights"]) - battery.finite(others["weights"])).abs().max()
+        if difference > 1e-5:
+            wrong[name] = f"weights differ by {difference}"
+    assert not wrong

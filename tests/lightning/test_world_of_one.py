@@ -1,0 +1,91 @@
+"""One process without a coordinator: the same as Lightning's own strategy for one device, bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_lightning import strategy_for
+from tests.lightning import battery, training
+from tests.lightning.conftest import HOSTS
+
+LENGTH = 13
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", battery.CASES)
+def test_training_gives_the_same_weights(host: str, name: str) -> None:
+    pl = importlib.import_module(host)
+    make = battery.CASES[name]
+    assert battery.train(make(pl), pl, strategy_for(host)()) == battery.train(make(pl), pl, "auto")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_lbfgs_and_stochastic_weight_averaging_give_the_same_weights(host: str) -> None:
+    pl = importlib.import_module(host)
+    torch = training.torch
+
+    class Second(training.regression(pl)):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3)
+
+    def averaging() -> battery.Case:
+        callback = pl.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1, annealing_epochs=1)
+        return battery.Case(training.regression(pl), {"callbacks": [callback], "max_epochs": 4})
+
+    for make in (lambda: battery.Case(Second), averaging):
+        assert battery.train(make(), pl, strategy_for(host)()) == battery.train(make(), pl, "auto")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_evaluation_gives_the_same_batches_and_numbers(host: str) -> None:
+    pl = importlib.import_module(host)
+
+    class Evaluated(training.regression(pl)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("index", batch[0].double().mean(), on_step=True, on_epoch=True, sync_dist=True)
+
+        test_step = validation_step
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.all_gather(batch[0])
+
+    def everything(strategy: Any) -> Any:
+        trainer, module = training.trainer(pl, strategy), Evaluated()
+        trainer.fit(module, training.loader(LENGTH), training.loader(LENGTH))
+        logged = [float(trainer.callback_metrics["index"])]
+        logged += [r["index_epoch"] for r in trainer.validate(module, training.loader(LENGTH), verbose=False)]
+        logged += [r["index_epoch"] for r in trainer.test(module, training.loader(LENGTH), verbose=False)]
+        return logged, [batch.tolist() for batch in trainer.predict(module, training.loader(LENGTH))]
+
+    assert everything(strategy_for(host)()) == everything("auto")
+
+
+def test_tuner_finds_the_same_learning_rate(tmp_path: Path) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    tuning = importlib.import_module(f"{HOSTS[0]}.tuner")
+
+    class Tuned(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.lr = 0.1
+
+        def configure_optimizers(self) -> Any:
+            return training.torch.optim.SGD(self.parameters(), self.lr)
+
+    def found(strategy: Any) -> Any:
+        module, loader = Tuned(), training.loader(100)
+        trainer = training.trainer(pl, strategy, default_root_dir=tmp_path)
+        results = tuning.Tuner(trainer).lr_find(module, loader, num_training=20, early_stop_threshold=None).results
+        trainer.fit(module, loader)
+        return results, module.lr, training.weights(module)
+
+    assert found(strategy_for(HOSTS[0])()) == found("auto")

@@ -1,0 +1,203 @@
+"""Mutations of the core and the session: each breaks one rule, and the simulator must notice.
+
+A mutation is a function that takes pytest's monkeypatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from ef_common import session as session_module
+from ef_common.core import membership, replay, sharding
+from ef_common.core.membership import Phase
+from ef_common.core.replay import FRESH
+from ef_common.session import Session
+from ef_common.testing.simulation import operations
+
+Patch = pytest.MonkeyPatch
+
+
+def forget_the_replay(patch: Patch) -> None:
+    """Those behind run the collective again, instead of receiving its result."""
+
+    def plan(completed: list[int]) -> replay.Replay:
+        planned = replay.plan_replay(completed)
+        held = [number for number in completed if number != FRESH]
+        return replace(planned, results=(), newest=min(held)) if planned.results else planned
+
+    patch.setattr(session_module, "plan_replay", plan)
+
+
+def drop_what_is_returned(patch: Patch) -> None:
+    """The slices of the lost are not dealt again."""
+    commit = sharding.commit
+
+    def forgetful(progress: sharding.EpochProgress, contributors: Any) -> Any:
+        after, done = commit(progress, contributors)
+        return replace(after, returned=progress.returned), done
+
+    patch.setattr(sharding, "commit", forgetful)
+
+
+def admit_newcomers_in_a_loss(patch: Patch) -> None:
+    """The view after a loss takes in whoever is ready."""
+    install = membership._install
+
+    def generous(state: Any, members: Any, settings: Any, *, planned: bool, **rest: Any) -> Any:
+        if not planned:
+            ready = (member for member, phase in state.workers.values() if phase is Phase.READY)
+            members = (*members, *ready)
+        return install(state, members, settings, planned=planned, **rest)
+
+    patch.setattr(membership, "_install", generous)
+
+
+def admit_newcomers_in_a_loss_unseen(patch: Patch) -> None:
+    """The same, and the check of the coordinator's decision is blind: the harm itself must show."""
+    admit_newcomers_in_a_loss(patch)
+    patch.setattr("ef_common.testing.simulation.invariants.Invariants.decided", _only_note_the_view)
+
+
+def _only_note_the_view(invariants: Any, before: Any, event: Any, after: Any) -> None:
+    if after.view is not None:
+        invariants.views[after.view.generation] = after.view
+
+
+def skip_the_barrier_after_a_change(patch: Patch) -> None:
+    """Whoever has left the exchange of a planned view trains on, whatever becomes of the others."""
+    run = Session.run
+
+    def hasty(self: Session, operation: Any) -> Any:
+        if isinstance(operation, session_module.Barrier) and self.view.generation > 1:
+            self.completed += 1
+            self.completed_in = self.view
+            return self.view
+        return run(self, operation)
+
+    patch.setattr(Session, "run", hasty)
+
+
+def agree_alone(patch: Patch) -> None:
+    """A worker goes for a change as soon as it knows of one itself."""
+
+    def agree(self: Session, num_flags: float) -> None:
+        if self.change_pending and self._change_agreed_in is None:
+            self._change_agreed_in = self.completed_in.generation
+
+    patch.setattr(Session, "agree", agree)
+
+
+def keep_the_weights_of_the_first_attempt(patch: Patch) -> None:
+    """The gradients of those that are left are weighted as if nobody were lost."""
+    weight = operations.Reduction.weight
+
+    def cached(self: Any, view: Any) -> float:
+        found = getattr(self, "_weight_at_first", None)
+        if found is None:
+            found = self._weight_at_first = weight(self, view)
+        return float(found)
+
+    patch.setattr(operations.Reduction, "weight", cached)
+
+
+def deal_by_the_view(patch: Patch) -> None:
+    """Windows are dealt by what a worker knows, which others may not know yet."""
+    patch.setattr(
+        "ef_common.testing.simulation.trainer.Trainer.members", property(lambda self: self.session.view.ids)
+    )
+
+
+def count_the_view_as_contributors(patch: Patch) -> None:
+    """A result that was handed on is taken for one of the receiver's own view."""
+    run = Session.run
+
+    def careless(self: Session, operation: Any) -> Any:
+        run(self, operation)
+        return self.view
+
+    patch.setattr(Session, "run", careless)
+
+
+def hold_by_the_view(patch: Patch) -> None:
+    """A worker holds as soon as it knows that it should."""
+
+    def agreed(self: Session) -> bool:
+        return self._change_agreed_in is not None or self.view.hold
+
+    patch.setattr(Session, "change_agreed", property(agreed))
+
+
+def confirm_at_once(patch: Patch) -> None:
+    """An update is logged before it is sure to survive."""
+    patch.setattr(Session, "when_confirmed", lambda self, act: act())
+
+
+def overwrite_the_last_result(patch: Patch) -> None:
+    """The first bucket has one buffer."""
+
+    def one_buffer(self: Any) -> None:
+        only = [0.0]
+        self.first = (only, only)
+        self.later = [0.0, 0.0, 0.0]
+
+    patch.setattr(operations.Buffers, "__init__", one_buffer)
+
+
+def overwrite_the_later_bucket(patch: Patch) -> None:
+    """The later bucket is filled before the first one has completed."""
+    bind = operations.Reduction._bind
+
+    def early(self: Any, group: Any, view: Any) -> None:
+        self._later[:] = [0.0, 0.0, 0.0]
+        bind(self, group, view)
+
+    patch.setattr(operations.Reduction, "_bind", early)
+
+
+def trust_in_being_alone(patch: Patch) -> None:
+    """A world of one does not look whether it is still in."""
+    patch.setattr(Session, "_ousted", False)
+
+
+def lose_the_joiners_state(patch: Patch) -> None:
+    """A newcomer is sent a state that lacks the windows of the gradients in progress."""
+    patch.setattr(
+        "ef_common.testing.simulation.trainer.asdict",
+        lambda progress: {**asdict(progress), "uncommitted": ()},
+    )
+
+
+def reuse_a_generation(patch: Patch) -> None:
+    """The view after a suspicion has the number of the one before."""
+    overdue = membership._overdue
+
+    def again(state: Any, now: float, settings: Any) -> Any:
+        return overdue(replace(state, generation=state.generation - 1), now, settings)
+
+    patch.setattr(membership, "_overdue", again)
+
+
+MUTATIONS = {
+    mutation.__name__: mutation
+    for mutation in (
+        forget_the_replay,
+        drop_what_is_returned,
+        admit_newcomers_in_a_loss,
+        admit_newcomers_in_a_loss_unseen,
+        skip_the_barrier_after_a_change,
+        agree_alone,
+        keep_the_weights_of_the_first_attempt,
+        deal_by_the_view,
+        count_the_view_as_contributors,
+        hold_by_the_view,
+        confirm_at_once,
+        overwrite_the_last_result,
+        overwrite_the_later_bucket,
+        trust_in_being_alone,
+        lose_the_joiners_state,
+        reuse_a_generation,
+    )
+}

@@ -1,0 +1,19 @@
+"""A simulator that finds nothing proves nothing: each mutation of the rules must be found."""
+
+from __future__ import annotations
+
+import pytest
+
+from ef_common.testing.simulation import schedule_of, simulate
+from tests.simulation.mutations import MUTATIONS
+
+NUM_SEEDS = 1_500
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[name](monkeypatch)
+
+    found = (seed for seed in range(NUM_SEEDS) if simulate(schedule_of(seed)).violation is not None)
+
+    assert next(found, None) is not None, f"no schedule below {NUM_SEEDS} shows: {MUTATIONS[name].__doc__}"

@@ -1,0 +1,96 @@
+"""20,000 seeded schedules of faults: every invariant holds, and every rare case did happen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ef_common.testing.simulation import __main__ as command
+from ef_common.testing.simulation import schedule_of, simulate
+from ef_common.testing.simulation.campaign import run_campaign
+from tests.simulation.mutations import forget_the_replay
+
+NUM_SCHEDULES = 20_000
+ROOT = Path(__file__).parents[2]
+
+# In how many of the schedules each rare case is to be seen, at least.
+RARE = {
+    "replayed": 300,  # a result was handed to one who lacked it
+    "barrier replayed": 50,  # the same in the barrier after a change of the view
+    "rerun": 5_000,  # a collective was run again without the lost
+    "two losses in one collective": 300,
+    "boundary interrupted": 100,  # members were lost while others waited for a planned view
+    "joiner lost half admitted": 200,
+    "planned change": 3_000,
+    "returned": 1_000,  # samples of the lost were dealt again
+    "restart": 300,  # all members were lost, and those that waited started over
+    "all lost": 300,
+    "suspicion": 200,  # a group broke with everybody alive
+    "hold": 1_000,  # too few nodes
+    "rescued": 300,  # held until a worker came
+    "leave": 500,
+    "freeze": 500,
+    "slow": 500,
+    "arrival after the end": 1_000,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_simulation_of_20000_schedules_keeps_every_invariant() -> None:
+    summary = run_campaign(NUM_SCHEDULES, jobs=2)
+
+    assert summary.num_schedules == NUM_SCHEDULES
+    assert summary.failures == {}
+    missed = {what: summary.seen[what] for what, least in RARE.items() if summary.seen[what] < least}
+    assert missed == {}, f"of all cases seen: {summary.seen}"
+    ends = {end for end, count in summary.ends.items() if count >= 100}
+    assert ends == {"finished", "crashed", "evicted", "frozen", "left", "told the end"}
+
+
+@pytest.mark.parametrize("seed", [3, 14, 159, 2653])
+def test_simulation_of_one_seed_twice_gives_the_same_trace(seed: int) -> None:
+    first = simulate(schedule_of(seed), trace=True)
+    second = simulate(schedule_of(seed), trace=True)
+
+    assert first.trace == second.trace
+    assert len(first.trace) > 10
+
+
+def test_replay_of_a_seed_does_not_depend_on_the_hash_seed() -> None:
+    outputs = set()
+    for hash_seed in ("1", "2"):
+        ran = subprocess.run(
+            [sys.executable, "-m", "ef_common.testing.simulation", "--seed", "15"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outputs.add(ran.stdout)
+
+    assert len(outputs) == 1
+    assert "seed 15: everything holds" in outputs.pop()
+
+
+def test_command_with_many_schedules_prints_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run_many(30, first_seed=100, jobs=1) == 0
+
+    assert "30 schedules" in capsys.readouterr().out
+
+
+def test_command_with_a_failure_names_the_first_failing_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget_the_replay(monkeypatch)
+
+    assert command.run_many(200, first_seed=0, jobs=1) == 1
+
+    output = capsys.readouterr().out
+    seed = int(output.rsplit("first failing seed: ", 1)[1].split(":")[0])
+    assert command.replay(seed) == 1
