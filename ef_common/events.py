@@ -324,11 +324,7 @@ def _ids(value: Any) -> bool:
 
 def _spans(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(span, list)
-        and len(span) == 2
-        and _integer(span[0])
-        and _integer(span[1])
-        and span[0] < span[1]
+        isinstance(span, list) and len(span) == 2 and _integer(span[0]) and _integer(span[1]) and span[0] < span[1]
         for span in value
     )
 

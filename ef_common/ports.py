@@ -106,7 +106,7 @@ class ControlChannel(Protocol):
         """
 
     def send(self, kind: str, generation: int = 0) -> None:
-        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `leave`, `close`, `bye`."""
+        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `settled`, `leave`, `close`, `bye`."""
 
     def next_view(self, after: int) -> View:
         """Wait for the newest view with a generation above `after`.

@@ -194,6 +194,8 @@ class Session:
             self._channel.send("bye")
             self._channel.stop()
         self._group.abort()
+        # Let go of the group here: at the very end of the interpreter, its threads would find nothing to stand on.
+        self._group, self._last = LoneGroup(), None
 
     # ------------------------------------------------------------ collectives
 
@@ -313,11 +315,8 @@ class Session:
         if rank is None:
             raise Left(view.reason)
         self.view = view
-        group: Group
-        if view.world_size == 1:
-            group = LoneGroup()
-        else:
-            group = self._groups.build(view, rank=rank, bootstrap=bootstrap)
+        alone = view.world_size == 1
+        group: Group = LoneGroup() if alone else self._groups.build(view, rank=rank, bootstrap=bootstrap)
         with self._group_lock:
             self._group = group
             replaced = self._newest_known > view.generation
@@ -328,6 +327,8 @@ class Session:
         if not replay.results:
             self._confirm()  # nobody is behind: so it is with what a newcomer is about to receive
         self._settle(replay, group, rank, operation)
+        if self._channel is not None:
+            self._channel.send("settled", view.generation)
         pause = None if self._troubled_since is None else self._clock() - self._troubled_since
         self._troubled_since = None
         self._on_event(

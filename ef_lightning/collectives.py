@@ -50,9 +50,7 @@ class CollectivesMixin:
             return tensor
         name = _REDUCTIONS.get(str(reduce_op or "mean").lower().rsplit(".", 1)[-1])
         if name is None:
-            raise UnsupportedError(
-                f"unknown reduction. Expected one of {tuple(_REDUCTIONS)}. Received: {reduce_op!r}"
-            )
+            raise UnsupportedError(f"unknown reduction. Expected one of {tuple(_REDUCTIONS)}. Received: {reduce_op!r}")
         with leaving_cleanly():
             return operations.reduce(self.session, tensor, name)
 

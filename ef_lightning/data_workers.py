@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ Plan = Callable[[int], Iterator[list[int]]]
 """`plan(k)` yields the batches (as indices in the dataset) from the k-th one on."""
 
 _MAX_RESTARTS = 3
+_DEATH_S = 2.0
+"""How long a data worker whose connection has ended may take to end."""
 _NOTICE_S = 0.25
 """How long `next` waits for a batch before it looks whether the data workers live."""
 
@@ -121,11 +124,13 @@ class PlannedLoader:
         while True:
             try:
                 batch = next(self._iterator)
-            except RuntimeError as error:
-                if not self._worker_died() or self._restarts >= _MAX_RESTARTS:
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                # A connection of the worker's may end a moment before the worker itself does.
+                patience_s = 0.0 if isinstance(error, RuntimeError) else _DEATH_S
+                if not self._worker_died(patience_s) or self._restarts >= _MAX_RESTARTS:
                     raise
                 self._restarts += 1
-                logger.warning("a data worker died (%s); reading its batches again", str(error).splitlines()[0])
+                logger.warning("a data worker died (%r); reading its batches again", error)
                 self.close()
                 self._batches.start = self._delivered
                 self._open()
@@ -163,9 +168,9 @@ class PlannedLoader:
             iterator._worker_pids_set = False
             iterator._try_get_data = functools.partial(iterator._try_get_data, _NOTICE_S)
 
-    def _worker_died(self) -> bool:
-        workers = getattr(self._iterator, "_workers", [])
-        return any(not worker.is_alive() for worker in workers)
+    def _worker_died(self, patience_s: float = 0.0) -> bool:
+        sentinels = [worker.sentinel for worker in getattr(self._iterator, "_workers", [])]
+        return bool(sentinels and connection.wait(sentinels, patience_s))
 
 
 class WrappedLoader:

@@ -32,7 +32,7 @@ def layer_sync(strategy: Any) -> Any:
 
 def validates_by_time(trainer: Any) -> bool:
     """`val_check_interval` is a duration."""
-    return trainer._val_check_time_interval is not None
+    return getattr(trainer, "_val_check_time_interval", None) is not None  # since Lightning 2.6
 
 
 def set_up_validation(trainer: Any) -> None:
@@ -189,9 +189,7 @@ def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: 
     module = "trainer.connectors.logger_connector.result"
     meta = host.get(module, "_Metadata")(reduce_fx=getattr(torch, described["reduce_fx"]), **described["fields"])
     should, rank_zero_only = described["sync"]
-    meta.sync = host.get(module, "_Sync")(
-        _should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only
-    )
+    meta.sync = host.get(module, "_Sync")(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
     result = host.get(module, "_ResultMetric")(meta, described["is_tensor"]).to(trainer.strategy.root_device)
     result.has_reset = described["has_reset"]
     for name, dtype in described["dtypes"].items():

@@ -110,9 +110,7 @@ class TrainerState:
 
     def _adopt(self, state: dict[str, Any]) -> None:
         trainer, module = self._trainer, self._trainer.lightning_module
-        for callback, private in zip(
-            self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True
-        ):
+        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
             vars(callback).update(private)
         hooks.load_checkpoint(trainer, state["checkpoint"])
         trainable = set(state["trainable"])

@@ -159,9 +159,7 @@ class ElasticMixin(CollectivesMixin):
             check_optimizers(self.optimizers)
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             self._reducer.attach()
-        self.session.state = TrainerState(
-            trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer
-        )
+        self.session.state = TrainerState(trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer)
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
 
@@ -177,9 +175,7 @@ class ElasticMixin(CollectivesMixin):
             self.session.run(first)
             if self.session.completed_in.world_size > 1:
                 first.apply()
-        versions, _ = operations.gather(
-            self.session, hooks.logger_versions(trainer), what="a logger's version"
-        )
+        versions, _ = operations.gather(self.session, hooks.logger_versions(trainer), what="a logger's version")
         hooks.set_logger_versions(trainer, versions[0])
 
     def teardown(self) -> None:
@@ -291,9 +287,9 @@ class ElasticMixin(CollectivesMixin):
         if not self._here.elastic:
             return output
         if not self.lightning_module.automatic_optimization:
-            if loader is not None and loader.progress.uncommitted:  # it has skipped this batch
-                self.pre_backward(_nothing())
-                self.post_backward(_nothing())
+            if self._reducer is not None and loader is not None and loader.progress.uncommitted:
+                with leaving_cleanly():
+                    loader.commit(self._reducer.skip() or self.session.completed_in)
         elif output is None:
             return _nothing(self.root_device)
         return output
@@ -359,11 +355,9 @@ class ElasticMixin(CollectivesMixin):
             self.barrier()
             done = self._alone or writer in self.session.completed_in.ids
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a file of ours, or of any other strategy."""
-        checkpoint: dict[str, Any] = super().load_checkpoint(  # type: ignore[misc]
-            checkpoint_path, weights_only=weights_only
-        )
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         state = checkpoint.pop(CHECKPOINT_KEY, None)
         if state is not None:
             hooks.move_loader_state_in(checkpoint, state)
@@ -383,6 +377,6 @@ class ElasticMixin(CollectivesMixin):
             self._log.write("weights", step=loader.num_updates, hash=digest.hexdigest())
 
 
-def _nothing(device: torch.device | None = None) -> Tensor:
+def _nothing(device: torch.device) -> Tensor:
     """The loss of a batch that is skipped: no parameter has a gradient of it."""
     return torch.zeros((), device=device, requires_grad=True)

@@ -72,17 +72,17 @@ class ElasticLoader(WrappedLoader):
 
     def __len__(self) -> int:
         """Batches of the epoch, if the world stays as it is, before Lightning applies its limit."""
+        if len(hooks.train_loaders(self._trainer)) > 1:  # Lightning asks each of them when it has all
+            raise UnsupportedError(
+                "several training DataLoaders cannot be dealt together. Combine the data sets instead, for "
+                "example with torch.utils.data.StackDataset or ConcatDataset"
+            )
         progress = self.progress
         if self._wants_epoch:
             progress = EpochProgress(epoch=0, length=self._length())
         return before_limit(self._num_steps(progress), self._trainer.limit_train_batches)
 
     def __iter__(self) -> Iterator[Any]:
-        if len(hooks.train_loaders(self._trainer)) > 1:
-            raise UnsupportedError(
-                "several training DataLoaders cannot be dealt together. Combine the data sets instead, for "
-                "example with torch.utils.data.StackDataset or ConcatDataset"
-            )
         self._wants_epoch = not self._resumed
         return self
 
@@ -117,9 +117,7 @@ class ElasticLoader(WrappedLoader):
 
     def _num_steps(self, progress: EpochProgress) -> int:
         world_size = self._session.completed_in.world_size
-        steps = sharding.num_steps(
-            progress, world_size, batch_size=self._batch_size, min_share=self._min_share
-        )
+        steps = sharding.num_steps(progress, world_size, batch_size=self._batch_size, min_share=self._min_share)
         return int(min(steps, self._max_steps()))
 
     def _begin_epoch(self) -> None:

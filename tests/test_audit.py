@@ -541,9 +541,7 @@ def test_evaluation_one_record_of_a_pass_is_enough(run: Run) -> None:
         ([[5, 11]], 10, "outside"),
     ],
 )
-def test_evaluation_that_misses_or_repeats_is_a_violation(
-    run: Run, mine: Spans, position: int, words: str
-) -> None:
+def test_evaluation_that_misses_or_repeats_is_a_violation(run: Run, mine: Spans, position: int, words: str) -> None:
     run.evaluation("a", shares={"a": [[0, 5]], "b": mine})
     found = run.violation("evaluation")
     assert found.position == position

@@ -94,7 +94,5 @@ def test_version_imports_neither_numpy_nor_torch() -> None:
         "main(['--version'], standalone_mode=False)\n"
         "print(sorted({'numpy', 'torch', 'lightning'} & set(sys.modules)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -156,9 +156,7 @@ def test_full_disk_warns_once_and_training_goes_on(
     assert [record["reason"] for record in read(tmp_path)] == ["one"]
 
 
-def test_run_directory_that_cannot_be_made_warns_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_directory_that_cannot_be_made_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     log = EventLog(tmp_path / "file", "a")
     log.write("end", reason="one")

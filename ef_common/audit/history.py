@@ -161,9 +161,7 @@ def _add(history: History, place: _Place, record: Record) -> None:
     elif kind == "view":
         place.generation = record["generation"]
         members = tuple(record["members"])
-        history.views.append(
-            View(record["worker"], place.generation, members, record["rank"], record["world_size"])
-        )
+        history.views.append(View(record["worker"], place.generation, members, record["rank"], record["world_size"]))
     elif kind in ("epoch", "epoch_end"):
         history.epochs.append(_epoch(record, place))
     elif kind == "evaluation":

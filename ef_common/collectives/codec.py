@@ -23,7 +23,10 @@ from ef_common.errors import ProtocolError, UnsupportedError
 
 
 def encode(value: Any, *, what: str = "value") -> tuple[bytes, list[Tensor]]:
-    """Encode a tree of None, bool, int, float, str, bytes, list, tuple, set, dict, tensor, numpy array, Path …
+    """Encode a tree of plain values.
+
+    That is: None, bool, int, float, str, bytes, list, tuple, set, deque, dict, tensor, numpy array or number,
+    Path, timedelta, torch dtype or device.
 
     Args:
         value: The tree.
@@ -62,7 +65,7 @@ def decode(header: bytes, tensors: Sequence[Tensor]) -> Any:
     """
     try:
         return _decode(_load(header)["tree"], tensors)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"a state that cannot be read: {error!r}") from None
 
 
@@ -139,9 +142,7 @@ def _encode(value: Any, tensors: list[Tensor], where: str) -> Any:
             return [tag, [_encode(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]]
     if isinstance(value, dict):
         tag = "o" if isinstance(value, OrderedDict) else "d"
-        pairs = [
-            [_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()
-        ]
+        pairs = [[_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]
         return [tag, pairs]
     if isinstance(value, bool | int | float):  # their subclasses, enums of numbers among them
         return value.real
@@ -166,7 +167,7 @@ def _decode(node: Any, tensors: Sequence[Tensor]) -> Any:
         case "n":
             return np.dtype(content).type(node[2])
         case "b":
-            return base64.b64decode(content)
+            return base64.b64decode(content, validate=True)
         case "p":
             return Path(content)
         case "s":

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives import codec
-from ef_common.collectives.base import Group
 from ef_common.collectives.torch_gradients import Bucket
 from ef_common.core.view import View
+from ef_common.ports import Group
 from ef_common.session import Session
-
 
 _FEW = 1024
 """Sums of so few numbers are made in double precision. Exact, and safe: what is logged may have another precision

@@ -10,7 +10,8 @@ buckets have two buffers in turn, and every other bucket is overwritten only aft
 reduction has completed. That costs a little memory, and no message.
 
 The last bucket ends with flags, each summed over the members: "I know of a pending change", "a gradient was
-accumulated twice, so the overlapped copy is stale", and one per parameter, "it has a gradient here".
+accumulated twice, so the overlapped copy is stale", "I had no backward pass in this step", and one per
+parameter, "it has a gradient here".
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ef_common.collectives.base import Group, Pending
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
+from ef_common.errors import GroupBroken, UsageError
+from ef_common.ports import Group, Pending
 from ef_common.session import Barrier, LoneGroup, Session
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
-_NUM_FIXED_FLAGS = 2  # change pending, stale
+_NUM_FIXED_FLAGS = 3  # change pending, stale, skipped
 
 Weights = Callable[[View], Sequence[float]]
 """Weight of each member's gradient in rank order; they sum to one."""
@@ -157,6 +158,8 @@ class Reduction:
     def __init__(self, layout: Layout, session: Session, weights: Weights) -> None:
         self.layout = layout
         self.stale = False
+        self.skipped = False
+        self.num_skipped = 0.0
         self._session = session
         self._weights = weights
         self._group: Group | None = None
@@ -236,7 +239,7 @@ class Reduction:
             pending.wait()
 
     def _write_flags(self) -> None:
-        flags = [float(self._session.change_pending), float(self.stale)]
+        flags = [float(self._session.change_pending), float(self.stale), float(self.skipped)]
         flags += [float(p.grad is not None) for p in self.layout.parameters]
         self.layout.buckets[-1].flags.copy_(torch.tensor(flags))
 
@@ -268,6 +271,7 @@ class Reduction:
             Sum of the members' "I know of a pending change" flags.
         """
         flags = self.layout.buckets[-1].flags.tolist()
+        self.num_skipped = flags[2]
         if self._session.completed_in.world_size == 1:
             return float(flags[0])
         used = dict(zip(map(id, self.layout.parameters), flags[_NUM_FIXED_FLAGS:], strict=True))
@@ -359,13 +363,29 @@ class GradientReducer:
 
         Returns:
             The view whose members contributed; None if there was nothing to reduce.
+
+        Raises:
+            UsageError: In all members, if some but not all of them have skipped the step.
         """
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None
         contributors = self._session.run(reduction)
         self._session.agree(reduction.apply())
+        if 0 < reduction.num_skipped < contributors.world_size:
+            raise UsageError(
+                "some workers had a backward pass in this step and others had none, so they would not make the "
+                "same update. Skip a batch in all workers or in none; a loss of zero has no effect. "
+                f"Received: {reduction.num_skipped:g} of {contributors.world_size} workers without"
+            )
         return contributors
+
+    def skip(self) -> View | None:
+        """Take part in the reduction of a step without a backward pass, instead of the two calls around it."""
+        self.before_backward()
+        if self._reduction is not None:
+            self._reduction.skipped = True
+        return self.after_backward()
 
     def _take_in_new(self) -> None:
         known = set() if self._layout is None else self._layout.bucket_of
@@ -376,4 +396,3 @@ class GradientReducer:
             self._session.run(Barrier())  # the last result must not be needed any more
         taken = {id(p) for p in fresh} | set(known)
         self._rebuild(p for p in self._module.parameters() if id(p) in taken)
-

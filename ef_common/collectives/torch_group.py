@@ -30,9 +30,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ef_common.collectives.base import Bootstrap, Group
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
+from ef_common.ports import Bootstrap, Group
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class TorchPending:
 
 
 class TorchGroup:
-    """Gloo group of one view; see :class:`~ef_common.collectives.base.Group` for the contract."""
+    """Gloo group of one view; see :class:`~ef_common.ports.Group` for the contract."""
 
     def __init__(self, process_group: Any, world_size: int, sockets: Sequence[tuple[int, int]]) -> None:
         self._process_group = process_group
@@ -370,18 +370,23 @@ class _NewSockets:
 
     def listening(self) -> int:
         """Port of the listener that was opened."""
-        for descriptor, _ in self._new:
-            with _duplicate(descriptor) as sock:
-                if _is_inet(sock) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    return int(sock.getsockname()[1])
+        for descriptor, inode in self._new:
+            sock = _duplicate(descriptor, inode)
+            if sock is not None:
+                with sock:
+                    if _is_inet(sock) and _listens(sock):
+                        return int(sock.getsockname()[1])
         return 0
 
     def connected(self, own_port: int, ports: set[int]) -> list[tuple[int, int]]:
         """(descriptor, inode) of the connections between this listener and the others."""
         found = []
         for descriptor, inode in self._new:
-            with _duplicate(descriptor) as sock:
-                if not _is_inet(sock) or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock = _duplicate(descriptor, inode)
+            if sock is None:
+                continue
+            with sock:
+                if not _is_inet(sock) or _listens(sock):
                     continue
                 try:
                     local, remote = sock.getsockname()[1], sock.getpeername()[1]
@@ -404,22 +409,31 @@ def _own_sockets() -> list[tuple[int, int]]:
     return found
 
 
-def _duplicate(descriptor: int) -> socket.socket:
-    return socket.socket(fileno=os.dup(descriptor))
+def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
+    """A duplicate of a socket; None if the descriptor was closed meanwhile, or used again for something else."""
+    try:
+        number = os.dup(descriptor)
+    except OSError:
+        return None
+    if os.fstat(number).st_ino != inode:
+        os.close(number)
+        return None
+    return socket.socket(fileno=number)
 
 
 def _is_inet(sock: socket.socket) -> bool:
     return sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
 
 
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
 def _shut_down(descriptor: int, inode: int) -> None:
-    try:
-        sock = _duplicate(descriptor)
-    except OSError:
-        return  # closed already
+    sock = _duplicate(descriptor, inode)
+    if sock is None:
+        return
     with sock:
-        if os.fstat(sock.fileno()).st_ino != inode:
-            return  # the number was used again for something else
         try:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:

@@ -26,6 +26,7 @@ _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
     "ready": lambda generation: wire.Ready(),
     "at_boundary": wire.AtBoundary,
     "suspect": wire.Suspect,
+    "settled": wire.Settled,
     "leave": lambda generation: wire.Leave(),
     "close": lambda generation: wire.Close(),
     "bye": lambda generation: wire.Bye(),
@@ -95,7 +96,7 @@ class CoordinatorClient:
         return self._inbox.wait_start()
 
     def send(self, kind: str, generation: int = 0) -> None:
-        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `leave`, `close`, `bye`."""
+        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `settled`, `leave`, `close`, `bye`."""
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
         self._send(_MESSAGES[kind](generation))

@@ -63,8 +63,7 @@ class Coordinator:
     ) -> None:
         if not 0.1 <= heartbeat_timeout_s <= 3600:
             raise UsageError(
-                "the heartbeat timeout must be 0.1 to 3600 seconds. "
-                f"Received: heartbeat_timeout={heartbeat_timeout_s}"
+                f"the heartbeat timeout must be 0.1 to 3600 seconds. Received: heartbeat_timeout={heartbeat_timeout_s}"
             )
         self._wanted = address
         self._bound: Address | None = None
@@ -156,9 +155,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve(
-        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard
-    ) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
         try:
             loop.call_soon(switchboard.start)
             loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
@@ -174,9 +171,7 @@ class Coordinator:
             loop.close()
             self._note_population(0)
 
-    def _accept(
-        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard
-    ) -> None:
+    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 sock, _ = listener.accept()
@@ -193,14 +188,10 @@ class Coordinator:
             self._adoptions.add(task)
             task.add_done_callback(self._adoptions.discard)
 
-    def _accept_again(
-        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard
-    ) -> None:
+    def _accept_again(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
         loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
 
-    async def _adopt(
-        self, loop: asyncio.AbstractEventLoop, connection: Connection, switchboard: Switchboard
-    ) -> None:
+    async def _adopt(self, loop: asyncio.AbstractEventLoop, connection: Connection, switchboard: Switchboard) -> None:
         sock = connection.socket
         try:
             sock.setblocking(False)

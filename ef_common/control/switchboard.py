@@ -32,6 +32,7 @@ _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
     wire.Ready: lambda worker, message: membership.Ready(worker),
     wire.AtBoundary: lambda worker, message: membership.AtBoundary(worker, message.generation),
     wire.Suspect: lambda worker, message: membership.Suspected(worker, message.generation),
+    wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
     wire.Leave: lambda worker, message: membership.Leaving(worker),
     wire.Close: lambda worker, message: membership.Closed(worker),
 }
@@ -153,9 +154,7 @@ class Switchboard:
         elif member.id in self._workers:
             self.on_refusal(connection, "double worker", f"worker {member.id} is connected already")
         else:
-            connection.proof = coordinator_proof(
-                self._token, client_nonce=nonce, server_nonce=connection.nonce
-            )
+            connection.proof = coordinator_proof(self._token, client_nonce=nonce, server_nonce=connection.nonce)
             connection.worker = member.id
             self._strangers.pop(connection, None)
             self._workers[member.id] = connection
@@ -178,7 +177,7 @@ class Switchboard:
             case wire.Relay():
                 self._relay(worker, message)
             case wire.Bye():
-                self._depart(connection, "it said goodbye")
+                self._depart(connection, "it said goodbye", goodbye=True)
             case wire.Hello():
                 self.on_refusal(connection, "second introduction", "a worker introduces itself once")
             case _:
@@ -190,12 +189,12 @@ class Switchboard:
             return  # its sender will learn of the newer view
         self._send(wire.encode(message), *(other for other in view.ids if other != worker))
 
-    def _depart(self, connection: Connection, why: str, *, last_words: bytes = b"") -> None:
+    def _depart(self, connection: Connection, why: str, *, last_words: bytes = b"", goodbye: bool = False) -> None:
         worker = connection.worker
         present = self._forget(connection)
         connection.drop(last_words)
         if present and worker is not None:
-            self._submit(membership.Gone(worker, _clip(why)), None)
+            self._submit(membership.Gone(worker, _clip(why), goodbye=goodbye), None)
 
     def _forget(self, connection: Connection) -> bool:
         """Take a connection off the books; whether it was a worker's."""

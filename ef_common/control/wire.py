@@ -122,9 +122,7 @@ def _load_member(value: Any) -> Member:
     local_rank, local_world_size = _COUNT.load(value[3]), _integer(1).load(value[4])
     if local_rank >= local_world_size:
         raise ValueError("expected a local rank below the local world size")
-    return Member(
-        _NAME.load(value[0]), _NAME.load(value[1]), _ADDRESS.load(value[2]), local_rank, local_world_size
-    )
+    return Member(_NAME.load(value[0]), _NAME.load(value[1]), _ADDRESS.load(value[2]), local_rank, local_world_size)
 
 
 def _dump_member(member: Member) -> list[Any]:
@@ -187,6 +185,13 @@ class AtBoundary:
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """This member's group broke."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """This member has built the group of this view."""
 
     generation: Count
 
@@ -270,7 +275,7 @@ class Error:
     reason: Reason
 
 
-FromWorker = Hello | Heartbeat | Ready | AtBoundary | Suspect | Leave | Close | Bye | Relay
+FromWorker = Hello | Heartbeat | Ready | AtBoundary | Suspect | Settled | Leave | Close | Bye | Relay
 FromCoordinator = Challenge | Welcome | NewView | Announce | Finish | Evicted | Relay | Error
 
 _FROM_WORKER: Mapping[str, type[FromWorker]] = {
@@ -279,6 +284,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "ready": Ready,
     "at_boundary": AtBoundary,
     "suspect": Suspect,
+    "settled": Settled,
     "leave": Leave,
     "close": Close,
     "bye": Bye,
@@ -353,17 +359,13 @@ def _decode(line: bytes, table: Mapping[str, type], max_bytes: int) -> Any:
         raise ProtocolError(f"expected one of {', '.join(table)}. Received: t={_brief(name)}")
     codecs = _FIELDS[kind]
     if record.keys() != codecs.keys():
-        raise ProtocolError(
-            f"{name} must have the fields ({', '.join(codecs)}). Received: {_brief(list(record))}"
-        )
+        raise ProtocolError(f"{name} must have the fields ({', '.join(codecs)}). Received: {_brief(list(record))}")
     return kind(**{field: _load(codec, record[field], f"{name}.{field}") for field, codec in codecs.items()})
 
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(
-            line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
-        )
+        record = json.loads(line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"expected a line of JSON: {_brief(str(error))}") from None
     if type(record) is not dict:

@@ -15,7 +15,10 @@ The coordinator runs :func:`decide` on every event. Rules:
 6. A member that suspects its group (a broken connection that the coordinator does not see) gets a new view
    with the same members when everyone suspects it, or when the time in which a loss would have been noticed
    has passed.
-7. Once the job is closed, whoever is not a member is told that it has finished.
+7. A member that says goodbye has nothing more to do, and mostly the others have not either. If all have settled
+   in the view (their group is built), they keep it, and whoever does need another one (its group breaks, it
+   stands at a boundary) gets it at once. Else somebody may be waiting for the one that has gone: as in rule 3.
+8. Once the job is closed, whoever is not a member is told that it has finished.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class Membership:
     view: View | None = None
     workers: Mapping[str, tuple[Member, Phase]] = field(default_factory=lambda: MappingProxyType({}))
     at_boundary: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
     suspects: frozenset[str] = frozenset()
     suspected_at: float | None = None
     last_arrival: float = 0.0
@@ -98,6 +102,14 @@ class AtBoundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """A member has built the group of the view of `generation`, and owes nobody anything."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Suspected:
     """A member's group of `generation` broke."""
 
@@ -121,10 +133,11 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker's connection ended, or it was silent for too long, or it said goodbye."""
+    """A worker's connection ended, or it was silent for too long, or (`goodbye`) it has ended as it should."""
 
     worker: str
     why: str
+    goodbye: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Arrived | Ready | AtBoundary | Suspected | Leaving | Closed | Gone | Tick
+Event = Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Tick
 
 
 # ---------------------------------------------------------------- actions
@@ -196,14 +209,16 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
                 return _plan_or(state, actions, reason, settings)
         case AtBoundary(worker, generation):
             return _at_boundary(state, worker, generation, settings)
+        case Settled(worker, generation):
+            return _settled(state, worker, generation)
         case Suspected(worker, generation):
             return _suspected(state, worker, generation, now, settings)
         case Leaving(worker):
             return _plan_or(*_leaving(state, worker), settings)
         case Closed(worker):
             return _closed(state, worker)
-        case Gone(worker, why):
-            state, actions, reason = _gone(state, worker, why, settings)
+        case Gone(worker, why, goodbye):
+            state, actions, reason = _gone(state, worker, why, settings, goodbye=goodbye)
         case Tick():
             state, actions, reason = _overdue(state, now, settings)
     if state.view is None and (formed := _form(state, now, settings)):
@@ -297,6 +312,8 @@ def _at_boundary(state: Membership, worker: str, generation: int, settings: Sett
     if generation != view.generation:
         return state, (), ""  # sent before the newest view reached it; it will ask again
     state = replace(state, at_boundary=state.at_boundary | {worker})
+    if len(_present(state, view)) < view.world_size:
+        return _install_present(state, view, settings, "somebody has said goodbye")
     return _plan(state, settings)
 
 
@@ -326,8 +343,21 @@ def _plan(state: Membership, settings: Settings) -> Decision:
     return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
 
 
+def _present(state: Membership, view: View) -> tuple[Member, ...]:
+    """Members of the view that have not said goodbye."""
+    return tuple(m for m in view.members if m.id in state.workers)
+
+
 def _staying(state: Membership, view: View) -> list[Member]:
-    return [m for m in view.members if state.workers[m.id][1] is Phase.MEMBER]
+    return [m for m in _present(state, view) if state.workers[m.id][1] is Phase.MEMBER]
+
+
+def _install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
+    """A view of the members that are left, without newcomers."""
+    members = _present(state, view)
+    if not members:
+        return _without_view(state), (), f"{reason}, no member is left"
+    return _install(state, members, settings, planned=False, dropped=(), reason=reason)
 
 
 def _admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
@@ -343,7 +373,7 @@ def _admissible(state: Membership, staying: list[Member], settings: Settings) ->
     return joining
 
 
-def _gone(state: Membership, worker: str, why: str, settings: Settings) -> Decision:
+def _gone(state: Membership, worker: str, why: str, settings: Settings, *, goodbye: bool) -> Decision:
     if worker not in state.workers:
         return state, (), ""
     workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
@@ -351,10 +381,17 @@ def _gone(state: Membership, worker: str, why: str, settings: Settings) -> Decis
     view = state.view
     if view is None or view.rank_of(worker) is None:
         return state, (), f"{worker} gone ({why}), it was not in the view"
-    members = tuple(m for m in view.members if m.id != worker)
-    if not members:
-        return _without_view(state), (), f"{worker} gone ({why}), no member is left"
-    return _install(state, members, settings, planned=False, dropped=(), reason=f"{worker} gone ({why})")
+    wanted = state.suspects or state.at_boundary or len(state.settled) < view.world_size
+    if goodbye and not wanted and _present(state, view):
+        return state, (), f"{worker} said goodbye"
+    return _install_present(state, view, settings, f"{worker} gone ({why})")
+
+
+def _settled(state: Membership, worker: str, generation: int) -> Decision:
+    view = state.view
+    if view is None or view.generation != generation or view.rank_of(worker) is None:
+        return state, (), ""  # a newer view is on its way to it
+    return replace(state, settled=state.settled | {worker}), (), ""
 
 
 def _suspected(state: Membership, worker: str, generation: int, now: float, settings: Settings) -> Decision:
@@ -364,6 +401,8 @@ def _suspected(state: Membership, worker: str, generation: int, now: float, sett
     suspects = state.suspects | {worker}
     since = now if state.suspected_at is None else state.suspected_at
     state = replace(state, suspects=suspects, suspected_at=since)
+    if len(_present(state, view)) < view.world_size:
+        return _install_present(state, view, settings, f"{worker} needs a view without those who said goodbye")
     if suspects.issuperset(view.ids):
         return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")
     return state, (), f"{worker} suspects the group of view {generation}"
@@ -381,7 +420,7 @@ def _without_view(state: Membership) -> Membership:
     """No member is left."""
     nobody: frozenset[str] = frozenset()
     return replace(
-        state, view=None, at_boundary=nobody, suspects=nobody, suspected_at=None, announced=False
+        state, view=None, at_boundary=nobody, settled=nobody, suspects=nobody, suspected_at=None, announced=False
     )
 
 
@@ -440,6 +479,7 @@ def _install(
         admitted_at=generation if planned else state.admitted_at,
         workers=MappingProxyType(workers),
         at_boundary=frozenset(),
+        settled=frozenset(),
         suspects=frozenset(),
         suspected_at=None,
     )

@@ -134,9 +134,7 @@ def deal(
     min_share = min(min_share, batch_size)
     stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), min_share)
     window = Window(progress.cursor, stop, tuple(members), min_share=min_share)
-    dealt = replace(
-        progress, cursor=stop, uncommitted=(*progress.uncommitted, window), steps=progress.steps + 1
-    )
+    dealt = replace(progress, cursor=stop, uncommitted=(*progress.uncommitted, window), steps=progress.steps + 1)
     return dealt, window
 
 
@@ -179,9 +177,7 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
     return [count / total for count in counts]
 
 
-def num_steps(
-    progress: EpochProgress, world_size: int, *, batch_size: int, min_share: int = MIN_SHARE
-) -> int:
+def num_steps(progress: EpochProgress, world_size: int, *, batch_size: int, min_share: int = MIN_SHARE) -> int:
     """Steps of the whole epoch, if the world stays as it is from here on."""
     window, remaining = batch_size * world_size, progress.remaining
     whole = max(0, remaining // window - 1)  # the rule for the last ones can only concern what comes after

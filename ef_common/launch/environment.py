@@ -110,7 +110,5 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
 def _node(env: Mapping[str, str]) -> str:
     node = env.get(NODE, "").strip() or socket.gethostname()
     if len(node) > _MAX_NODE_CHARS or not node.isprintable():
-        raise UsageError(
-            f"{NODE} must be a printable name of at most {_MAX_NODE_CHARS} characters. Received: {node!r}"
-        )
+        raise UsageError(f"{NODE} must be a printable name of at most {_MAX_NODE_CHARS} characters. Received: {node!r}")
     return node

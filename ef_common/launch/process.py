@@ -87,4 +87,3 @@ def _start(environment: WorkerEnvironment) -> Worker:
 
 def _write_start(log: EventLog) -> None:
     log.write("start", pid=os.getpid(), host=socket.gethostname())
-

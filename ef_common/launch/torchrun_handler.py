@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ef_common.control.auth import Token
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
@@ -43,8 +43,9 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
-LINGER_S = 300.0
-"""So long a hosting agent whose own workers have ended waits for those of other nodes."""
+LINGER_S = 30 * 24 * 3600.0
+"""So long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
+survived there. A worker that hangs is evicted, so it is no reason to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,7 @@ class Options:
             endpoint=endpoint,
             token=Token.from_file(token_file) if token_file else environment.read_environment().token,
             is_host=is_host,
-            heartbeat_timeout_s=_seconds(
-                params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1
-            ),
+            heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1),
             settings=Settings(
                 min_nodes=params.min_nodes,
                 max_nodes=params.max_nodes,
@@ -127,7 +126,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             UsageError: This agent must host (`is_host`), but cannot bind the endpoint.
         """
         host, _ = self._options.endpoint
-        is_here = _matches_machine_hostname(host) if self._options.is_host is None else self._options.is_host
+        is_here = _is_this_machine(host) if self._options.is_host is None else self._options.is_host
         if is_here:
             self._host()
         os.environ.update(self._variables(self._coordinator_address(is_here), is_here=is_here))
@@ -213,11 +212,27 @@ class ElasticFlowRendezvous(RendezvousHandler):
         if self._coordinator is None:
             return True
         if not self._coordinator.wait_until_idle(0):
-            logger.warning("waiting up to %g s for the workers of other nodes to end", LINGER_S)
+            logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
             self._coordinator.wait_until_idle(LINGER_S)
         self._coordinator.stop()
         self._coordinator = None
         return True
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a name or address is one of this machine: then, and only then, a socket can be bound to it."""
+    try:
+        candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in candidates:
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:

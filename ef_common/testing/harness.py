@@ -195,9 +195,7 @@ class Job(Run):
             **(environ or {}),
         }
         output, result = self.outputs / f"{name}.txt", self.results / f"{name}.json"
-        process = _CONTEXT.Process(
-            target=_work, args=(target, args, variables, str(output), str(result)), name=name
-        )
+        process = _CONTEXT.Process(target=_work, args=(target, args, variables, str(output), str(result)), name=name)
         worker = WorkerProcess(process, name, self)
         output.touch()
         with _without_main():

@@ -94,6 +94,7 @@ class TorchrunJob(Run):
         directory: Run directory.
         script: What the workers run.
         rdzv_backend: torchrun's rendezvous backend.
+        endpoint: Its endpoint; by default a free port of the loopback interface.
         guard_s: How long to wait for what must happen.
     """
 
@@ -103,6 +104,7 @@ class TorchrunJob(Run):
         script: Path,
         *,
         rdzv_backend: str = "elasticflow",
+        endpoint: str | None = None,
         guard_s: float = 2 * GUARD_S,
     ) -> None:
         super().__init__(directory, guard_s=guard_s)
@@ -111,7 +113,7 @@ class TorchrunJob(Run):
         self.nodes: list[Node] = []
         self._ended = False
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+            self._endpoint = endpoint or f"127.0.0.1:{probe.getsockname()[1]}"
 
     def __enter__(self) -> TorchrunJob:
         return self
@@ -125,7 +127,11 @@ class TorchrunJob(Run):
             print(self.tails(), file=sys.stderr)
 
     def start(
-        self, *options: str, script_args: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+        self,
+        *options: str,
+        script_args: tuple[str, ...] = (),
+        environ: Mapping[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> Node:
         """Start one node.
 
@@ -133,6 +139,7 @@ class TorchrunJob(Run):
             options: Of torchrun, such as `--nnodes=1:8`.
             script_args: Of the script.
             environ: Further variables of its environment.
+            prefix: Command that runs the agent, such as one that enters a network namespace.
         """
         name = f"node{len(self.nodes)}"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_"))}
@@ -145,7 +152,7 @@ class TorchrunJob(Run):
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **(environ or {}),
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
+        command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
         command += [f"--rdzv-backend={self._backend}", f"--rdzv-endpoint={self._endpoint}"]
         with (self.outputs / f"{name}.txt").open("wb") as output:
             process = subprocess.Popen(

@@ -43,7 +43,7 @@ class DigitClassifier(LightningModule):
         self.log(name, self.accuracy, prog_bar=True)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.Adam(self.parameters(), lr=0.002)
 
 
 def main():

@@ -39,9 +39,7 @@ def main() -> int:
         problems = play(nodes, timeline, display, limit_s=args.limit_seconds)
         outputs = nodes.outputs()
         for number in nodes.failures():
-            problems.append(
-                f"node {number + 1} failed; the end of what it printed:\n{tail(nodes.output(number))}"
-            )
+            problems.append(f"node {number + 1} failed; the end of what it printed:\n{tail(nodes.output(number))}")
     problems += judge(run_dir, timeline, outputs)
     print(f"event log: {run_dir}")
     for problem in problems:
@@ -51,9 +49,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--run-dir", type=Path, help="where the event log goes (default: a new temporary directory)"
-    )
+    parser.add_argument("--run-dir", type=Path, help="where the event log goes (default: a new temporary directory)")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--step-seconds", type=float, default=0.1, help="artificial time that a step takes")
     parser.add_argument("--limit-seconds", type=float, default=180.0, help="give up after this time")

@@ -52,7 +52,7 @@ class Nodes:
         number = len(self._agents)
         name, _, value = self._mark.partition("=")
         torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run"),  # torchrun, whatever PATH says
+            str(Path(sys.executable).with_name("torchrun")),  # that of this environment, whatever PATH says
             *(f"--nnodes=1:{self._num_nodes}", "--nproc-per-node=1", "--max-restarts=0"),
             *("--rdzv-backend=elasticflow", f"--rdzv-endpoint={self._endpoint}"),
             # All start at once, but on a busy machine not equally fast: let the first view wait for them.

@@ -115,14 +115,16 @@ class Timeline:
         if generation not in self._members:
             self._members[generation] = members
             self.world_size = len(members)
-            self._view_rows[generation] = self._add(self._describe(before, members), record["time"])
+            self._view_rows[generation] = self._add(self._describe(before, members, record["reason"]), record["time"])
         row = self._view_rows[generation]
         if record["worker"] in before and record["pause_s"] is not None:  # a newcomer's wait is no pause
             row.pause = max(row.pause or 0.0, record["pause_s"])
 
-    def _describe(self, before: list[str], members: list[str]) -> str:
+    def _describe(self, before: list[str], members: list[str], reason: str) -> str:
         if not before:
             return "started"
+        if "goodbye" in reason:  # no loss: at the end of the program somebody is the first to go
+            return ", ".join(f"{self._names[worker]} has ended" for worker in before if worker not in members)
         lost = [self._names[worker] for worker in before if worker not in members]
         joined = [self._names[worker] for worker in members if worker not in before]
         self.num_lost += len(lost)

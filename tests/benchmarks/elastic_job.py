@@ -67,9 +67,7 @@ class ElasticJob:
         sleep_s: Pretended computation of a step.
     """
 
-    def __init__(
-        self, side: Side, processes: Processes, *, size: str = "tiny", sleep_s: float = SLEEP_S
-    ) -> None:
+    def __init__(self, side: Side, processes: Processes, *, size: str = "tiny", sleep_s: float = SLEEP_S) -> None:
         self.side = side
         self.nodes: list[Node] = []
         self._processes = processes

@@ -24,9 +24,7 @@ class LogSteps(Callback):
     def __init__(self) -> None:
         self._log = StepLog()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         session = trainer.strategy.session
         self._log.write(world_size=session.completed_in.world_size, number=trainer.global_step)
 

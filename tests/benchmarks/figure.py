@@ -45,9 +45,7 @@ class Figure:
         }
 
 
-def of_samples(
-    ours: Sequence[float], peer: Sequence[float], *, target: float, unit: str, **details: Any
-) -> Figure:
+def of_samples(ours: Sequence[float], peer: Sequence[float], *, target: float, unit: str, **details: Any) -> Figure:
     """The figure of two series of samples: their medians."""
     details |= {"ours": spread(ours), "peer": spread(peer)}
     return Figure(median(ours), median(peer), target, unit, details)

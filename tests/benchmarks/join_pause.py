@@ -40,9 +40,7 @@ def measure(side: Side, *, num_joins: int, size: str = "tiny") -> tuple[list[flo
             job.add_nodes()
             job.wait_until_steady()
             pauses.append(max(_longest_gap(job, index, started) for index in (0, 1)))
-            print(
-                f"{side.name}: {size}: a node joins: {pauses[-1]:.3f} s, step {steps[-1]:.3f} s", flush=True
-            )
+            print(f"{side.name}: {size}: a node joins: {pauses[-1]:.3f} s, step {steps[-1]:.3f} s", flush=True)
             job.kill_last_node()
     return pauses, steps
 

@@ -44,8 +44,7 @@ def run_pair(module: str, arguments: Sequence[str], *, timeout_s: float) -> list
                 processes.start(
                     ["-m", module, *arguments],
                     name=name,
-                    environment=common
-                    | {"RANK": str(rank), "GROUP_RANK": str(rank), "ELASTICFLOW_NODE": name},
+                    environment=common | {"RANK": str(rank), "GROUP_RANK": str(rank), "ELASTICFLOW_NODE": name},
                 )
                 for rank, name in enumerate(names)
             ]

@@ -17,9 +17,7 @@ def run(*, quick: bool) -> dict[str, Figure]:
     peaks: dict[str, list[float]] = {"ours": [], "ddp": []}
     for _ in range(1 if quick else 3):
         for name, found in peaks.items():
-            found += [
-                peak / 2**20 for peak in run_pair(_WORKER, [name, SIZE, str(NUM_STEPS)], timeout_s=_TIMEOUT_S)
-            ]
+            found += [peak / 2**20 for peak in run_pair(_WORKER, [name, SIZE, str(NUM_STEPS)], timeout_s=_TIMEOUT_S)]
     return {"peak_memory": of_samples(peaks["ours"], peaks["ddp"], target=TARGET, unit="MiB")}
 
 

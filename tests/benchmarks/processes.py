@@ -44,9 +44,7 @@ class Processes:
         # Orphans of a killed agent become children of this process, which can then reap them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         memory = Path("/dev/shm")
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="ef-bench-", dir=memory if memory.is_dir() else None
-        )
+        self._temporary = tempfile.TemporaryDirectory(prefix="ef-bench-", dir=memory if memory.is_dir() else None)
         self.directory = Path(self._temporary.name)
         self._started: list[subprocess.Popen[bytes]] = []
         return self

@@ -21,9 +21,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 keys = st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text())
 trees = st.recursive(
     scalars,
-    lambda inner: (
-        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner) | st.frozensets(scalars)
-    ),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner) | st.frozensets(scalars),
     max_leaves=20,
 )
 

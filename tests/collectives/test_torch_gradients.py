@@ -78,9 +78,7 @@ def assert_weighted_mean(results: list[dict[str, Any]], make: Any, loss: Any) ->
             assert results[0][name] is None
             continue
         expected = sum(
-            weight * gradient
-            for weight, gradient in zip(WEIGHTS, gradients, strict=True)
-            if gradient is not None
+            weight * gradient for weight, gradient in zip(WEIGHTS, gradients, strict=True) if gradient is not None
         )
         torch.testing.assert_close(results[0][name], expected)
         assert torch.equal(results[0][name], results[1][name])

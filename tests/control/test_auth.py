@@ -11,9 +11,7 @@ from ef_common.errors import UsageError
 MEMBER = Member("a", "n", "10.0.0.1", 0, 2)
 
 
-def proof_of(
-    token: Token | None = None, *, server: str = "s", client: str = "c", member: Member = MEMBER
-) -> str:
+def proof_of(token: Token | None = None, *, server: str = "s", client: str = "c", member: Member = MEMBER) -> str:
     return worker_proof(token, server_nonce=server, client_nonce=client, member=member)
 
 

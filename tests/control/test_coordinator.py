@@ -135,7 +135,9 @@ def test_coordinator_logs_the_reason_of_each_view(form, caplog):
     _, workers = form(2)
     workers[0].client.send("bye")
     workers[1].client.next_view(1)
-    reasons = [record.getMessage() for record in caplog.records if "view" in record.getMessage()]
+    reasons: list[str] = []
+    while len(reasons) < 2:  # the view is sent first, and logged then
+        reasons = [record.getMessage() for record in caplog.records if "view" in record.getMessage()]
     assert reasons[0] == "view 1, 2 members: 2 workers start"
     assert reasons[1].endswith("gone (it said goodbye)")
 

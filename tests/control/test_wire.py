@@ -19,6 +19,7 @@ FROM_WORKER = [
     wire.Ready(),
     wire.AtBoundary(3),
     wire.Suspect(3),
+    wire.Settled(3),
     wire.Leave(),
     wire.Close(),
     wire.Bye(),

@@ -1,4 +1,4 @@
-"""The seven rules of the membership, event by event; names of tests carry the number of the rule."""
+"""The rules of the membership, event by event; names of tests carry the number of the rule."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ef_common.core.membership import (
     Phase,
     Ready,
     Settings,
+    Settled,
     Suspected,
     Tick,
     Welcome,
@@ -363,9 +364,7 @@ def test_rule_6_group_that_broke_for_all_is_made_anew_at_once() -> None:
 
 
 @pytest.mark.parametrize(("at", "generation"), [(7.4, 1), (7.5, 2)])
-def test_rule_6_group_that_broke_for_some_is_made_anew_when_nobody_is_lost(
-    at: float, generation: int
-) -> None:
+def test_rule_6_group_that_broke_for_some_is_made_anew_when_nobody_is_lost(at: float, generation: int) -> None:
     job = started("a", "b")(Suspected("a", 1), at=5.0)(Tick(), at=at)
 
     assert job.view.generation == generation
@@ -442,3 +441,54 @@ def test_illegal_event_raises_and_leaves_the_state_as_it_was(event: Event, told:
 def test_illegal_boundary_before_the_first_view_raises() -> None:
     with pytest.raises(ProtocolError, match="a is at a boundary, but it is early"):
         Coordinator().arrive("a")(AtBoundary("a", 0))
+
+
+# ---------------------------------------------------------------- rule 7: goodbyes
+
+
+def settled(*names: str) -> Coordinator:
+    """A job whose members have all built the group of view 1."""
+    return started(*names)(*(Settled(name, 1) for name in names))
+
+
+def test_rule_7_goodbye_in_a_settled_view_leaves_it_to_the_others() -> None:
+    job = settled("a", "b", "c")(Gone("a", "done", goodbye=True))
+    assert job.actions == ()
+    assert job.view.ids == ("a", "b", "c")
+
+
+def test_rule_7_goodbye_before_all_have_settled_makes_a_view_at_once() -> None:
+    job = started("a", "b", "c")(Settled("a", 1), Settled("b", 1), Gone("a", "done", goodbye=True))
+    assert job.view.ids == ("b", "c")
+
+
+def test_rule_7_settled_in_an_older_view_does_not_count() -> None:
+    job = settled("a", "b", "c", "d")(Gone("d", "crash"), Settled("a", 1), Settled("b", 1), Settled("c", 1))
+    assert job(Gone("a", "done", goodbye=True)).view.ids == ("b", "c")
+
+
+def test_rule_7_whoever_suspects_after_a_goodbye_gets_a_view_at_once() -> None:
+    job = settled("a", "b", "c")(Gone("a", "done", goodbye=True), Suspected("c", 1))
+    assert job.view.ids == ("b", "c")
+
+
+def test_rule_7_whoever_stands_at_a_boundary_after_a_goodbye_gets_a_view_at_once() -> None:
+    job = settled("a", "b", "c")(Gone("a", "done", goodbye=True), AtBoundary("b", 1))
+    assert job.view.ids == ("b", "c")
+
+
+def test_rule_7_goodbye_while_somebody_suspects_or_stands_at_a_boundary_makes_a_view() -> None:
+    for waiting in (Suspected("b", 1), AtBoundary("b", 1)):
+        job = settled("a", "b")(waiting, Gone("a", "done", goodbye=True))
+        assert job.view.ids == ("b",)
+
+
+def test_rule_7_crash_after_a_goodbye_makes_a_view_of_those_that_are_left() -> None:
+    job = settled("a", "b", "c")(Gone("a", "done", goodbye=True), Gone("b", "crash"))
+    assert job.view.ids == ("c",)
+
+
+def test_rule_7_last_goodbye_leaves_nobody() -> None:
+    job = settled("a", "b")(Gone("a", "done", goodbye=True), Gone("b", "done", goodbye=True))
+    assert job.state.view is None
+    assert job.actions == ()

@@ -34,9 +34,7 @@ ABC = ("a", "b", "c")
         (1, 2, 2, [(0, 1), (1, 1)]),
     ],
 )
-def test_share_is_contiguous_and_balanced(
-    num_items: int, world_size: int, min_share: int, shares: list[Range]
-) -> None:
+def test_share_is_contiguous_and_balanced(num_items: int, world_size: int, min_share: int, shares: list[Range]) -> None:
     assert [share(num_items, world_size, rank, min_share=min_share) for rank in range(world_size)] == shares
 
 
@@ -73,9 +71,7 @@ def test_deal_of_the_last_window_is_short_and_balanced() -> None:
         (1, 4, [(0, 1)]),  # a data set of one
     ],
 )
-def test_deal_leaves_no_single_sample_if_batches_are_larger(
-    length: int, batch_size: int, windows: list[Range]
-) -> None:
+def test_deal_leaves_no_single_sample_if_batches_are_larger(length: int, batch_size: int, windows: list[Range]) -> None:
     progress, found = EpochProgress(0, length), []
     while progress.remaining:
         progress, window = deal(progress, ("a", "b"), batch_size=batch_size)
@@ -155,9 +151,7 @@ def test_commit_of_any_history_of_worlds_takes_each_position_once(
         progress, window = deal(progress, members, batch_size=batch_size)
         lost = losses[turn] if turn < len(losses) else set()
         progress, done = commit(progress, set(members) - lost)
-        assert (
-            sum(window.slice_of(m)[1] - window.slice_of(m)[0] for m in members) == window.stop - window.start
-        )
+        assert sum(window.slice_of(m)[1] - window.slice_of(m)[0] for m in members) == window.stop - window.start
         positions += [position for start, stop in done.committed for position in range(start, stop)]
         turn += 1
 

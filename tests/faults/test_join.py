@@ -71,9 +71,7 @@ def test_kill_of_a_joiner_that_receives_the_state_others_go_on(job: Job, finish:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_kill_of_the_sender_of_the_state_joiner_gets_it_from_another(
-    job: Job, finish: Finish, index: int
-) -> None:
+def test_kill_of_the_sender_of_the_state_joiner_gets_it_from_another(job: Job, finish: Finish, index: int) -> None:
     fault = {"where": "transfer", "index": index, "rank": 0, "generation": 2}
     workers = job.start_world(3, train, LONG, fault)
     job.wait_for_step(2)

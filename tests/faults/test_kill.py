@@ -45,9 +45,7 @@ def view_sizes(job: Job) -> list[int]:
 
 
 @pytest.mark.parametrize(("world_size", "num_killed"), [(2, 1), (3, 1), (4, 2)])
-def test_kill_in_mid_epoch_survivors_go_on(
-    job: Job, finish: Finish, world_size: int, num_killed: int
-) -> None:
+def test_kill_in_mid_epoch_survivors_go_on(job: Job, finish: Finish, world_size: int, num_killed: int) -> None:
     workers = job.start_world(world_size, train, {})
     job.wait_for_step(3)
     for worker in workers[:num_killed]:
@@ -67,16 +65,15 @@ def test_kill_within_a_step_survivors_go_on(job: Job, finish: Finish, where: str
     assert struck(job, where)["step"] == 3
     assert view_sizes(job) == [3, 2]
     (fourth, *_) = job.events("step", step=4)
-    # Whoever dies after the reduction has contributed to the update, whoever dies before it has not.
-    assert fourth["world_size"] == (3 if where == "optimizer" else 2)
-    assert bool(fourth["returned"]) == (where != "optimizer")
+    # Whoever dies before the reduction has not contributed to the update. Whoever dies after it has, unless nobody
+    # who is left had the result yet.
+    assert fourth["world_size"] == 2 or where == "optimizer"
+    assert bool(fourth["returned"]) == (fourth["world_size"] == 2)
 
 
 @pytest.mark.parametrize("moment", ["issue", "wait"])
 @pytest.mark.parametrize("index", range(LAST_BUCKET + 1))
-def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(
-    job: Job, finish: Finish, index: int, moment: str
-) -> None:
+def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(job: Job, finish: Finish, index: int, moment: str) -> None:
     options = {"wide": True, "length": 101, "epochs": 1}
     fault = {"where": "reduction", "step": 2, "index": index, "moment": moment}
     victim, others = start_with_fault(job, options, fault)

@@ -89,9 +89,7 @@ class Net(LightningModule):
     def __init__(self, options: Options, striker: Striker) -> None:
         super().__init__()
         width = 5000 if options.wide else 16  # 64 · 5000 parameters are more than the first bucket's 1 MiB
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
-        )
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
         self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 2))
         self._options, self._striker = options, striker
 
@@ -105,9 +103,7 @@ class Net(LightningModule):
         striker.at("forward", step=striker.step, index=striker.num_forwards)
         time.sleep(self._options.step_sleep_s)
         hidden = self.features(images).flatten(1)
-        hidden.register_hook(
-            self._in_backward
-        )  # the head's gradients are complete, those of the rest are not
+        hidden.register_hook(self._in_backward)  # the head's gradients are complete, those of the rest are not
         loss = F.cross_entropy(self.head(hidden), labels)
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         striker.begin_backward()

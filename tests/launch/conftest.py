@@ -38,9 +38,7 @@ class Job:
         command = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
         if flags:
             command += ["--rdzv-backend=elasticflow", f"--rdzv-endpoint={self.endpoint}"]
-        env = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTICFLOW_"))
-        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTICFLOW_"))}
         env |= {
             "EF_TEST_DIR": str(self.directory),
             "PYTHONPATH": str(ROOT),
@@ -99,9 +97,7 @@ class Job:
             pytest.fail(f"agent {self.agents.index(agent)} does not end\n{self.logs()}")
 
     def logs(self) -> str:
-        logs = [
-            f"--- {file.name}\n{file.read_text()[-3000:]}" for file in sorted(self.directory.glob("*.log"))
-        ]
+        logs = [f"--- {file.name}\n{file.read_text()[-3000:]}" for file in sorted(self.directory.glob("*.log"))]
         seen = [file.read_text() for file in sorted(self.directory.glob("*.jsonl"))]
         return "\n".join(logs + seen)
 

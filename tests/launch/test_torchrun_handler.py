@@ -40,9 +40,7 @@ def test_options_are_read(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("hunter2\n")
     monkeypatch.setenv("ELASTICFLOW_TOKEN", "another")
     options = Options.parse(
-        parameters(
-            token_file=str(tmp_path / "token"), heartbeat_timeout="0.5", last_call_timeout="7", is_host="1"
-        )
+        parameters(token_file=str(tmp_path / "token"), heartbeat_timeout="0.5", last_call_timeout="7", is_host="1")
     )
     assert options.token.secret == "hunter2"
     assert (options.heartbeat_timeout_s, options.settings.last_call_s, options.is_host) == (0.5, 7.0, True)

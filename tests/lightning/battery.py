@@ -132,9 +132,7 @@ def last_batch_dropped(pl: Any) -> Case:
 
 @case
 def data_workers_and_collate(pl: Any) -> Case:
-    return Case(
-        regression(pl), {}, {"num_workers": 2, "persistent_workers": True, "collate_fn": _doubled}, length=29
-    )
+    return Case(regression(pl), {}, {"num_workers": 2, "persistent_workers": True, "collate_fn": _doubled}, length=29)
 
 
 def _doubled(samples: list[Any]) -> Any:
@@ -294,9 +292,7 @@ def run(host: str) -> dict[str, Any]:
     return {name: [train(make(pl), pl), train(make(pl), pl, "auto", 2 * BATCH_SIZE)] for name, make in CASES.items()}
 
 
-def train(
-    chosen: Case, pl: Any, strategy: Any = "elasticflow", batch_size: int = BATCH_SIZE
-) -> dict[str, Any]:
+def train(chosen: Case, pl: Any, strategy: Any = "elasticflow", batch_size: int = BATCH_SIZE) -> dict[str, Any]:
     """Train one case."""
     module = chosen.make()
     trainer = training.trainer(pl, strategy, **chosen.trainer)

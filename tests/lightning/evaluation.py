@@ -37,9 +37,7 @@ def run(host: str) -> dict[str, Any]:
         "predicted_by_another": _indices(
             second.predict(module, training.loader(PREDICT_LENGTH), return_predictions=True)
         ),
-        "nothing_returned": second.predict(
-            module, training.loader(PREDICT_LENGTH), return_predictions=False
-        ),
+        "nothing_returned": second.predict(module, training.loader(PREDICT_LENGTH), return_predictions=False),
         "written": writer.written,
         "written_at_the_end": first.callbacks[0].written,
         "one_batch_each": _numbers(_limited(pl, module, 1)),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import WeightedRandomSampler
 
 from ef_common.launch.environment import read_environment
 from tests.lightning import training
@@ -111,3 +115,81 @@ def run(host: str, options: dict[str, Any]) -> dict[str, Any]:
         "often": often.best_model_path,
         "versions": [logger.version for logger in trainer.loggers],
     }
+
+
+def run_unusual(host: str) -> dict[str, Any]:
+    """A training whose loops, loaders and optimizers are not what they were at the start when a worker joins."""
+    pl = training.use(host)
+
+    class Unusual(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = self.net[0]
+            self.validated: list[int] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            time.sleep(SLEEP_S)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("late", self.loss(batch), sync_dist=True)
+            if batch_idx == 0:
+                self.validated.append(self.global_step)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], 0.05)
+
+    module = Unusual()
+    trainer = training.trainer(
+        pl,
+        callbacks=[pl.callbacks.BackboneFinetuning(1, backbone_initial_lr=0.01, verbose=False)],
+        reload_dataloaders_every_n_epochs=1,
+        check_val_every_n_epoch=2,
+        num_sanity_val_steps=0,
+        accumulate_grad_batches=2,
+        max_epochs=4,
+    )
+    sampler = WeightedRandomSampler([1.0 + i % 3 for i in range(150)], 150)
+    trainer.fit(module, training.loader(150, sampler=sampler, num_workers=1), training.loader(21))
+    return {
+        "weights": training.weights(module),
+        "step": trainer.global_step,
+        "rates": [group["lr"] for group in trainer.optimizers[0].param_groups],
+        "validated": module.validated[-1],
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }
+
+
+def run_failing(host: str) -> list[float]:
+    """One worker fails in its own code, with a callback that would save a checkpoint together with the others."""
+    pl = training.use(host)
+
+    class Failing(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.global_step == 5 and os.environ["LOCAL_RANK"] == "1":
+                raise ValueError("a bad sample")
+            return super().training_step(batch, batch_idx)
+
+    directory = (read_environment().run_dir or Path()) / "failed"
+    module = Failing()
+    checkpoint = pl.callbacks.ModelCheckpoint(directory, save_on_exception=True, filename="{step}")
+    training.trainer(pl, enable_checkpointing=True, callbacks=[checkpoint]).fit(module, training.loader(61))
+    return training.weights(module)
+
+
+def run_losing_the_writer(host: str, directory: str) -> list[float]:
+    """Rank 0 dies just before it writes a checkpoint."""
+    pl = training.use(host)
+    io = importlib.import_module(f"{host}.plugins.io").TorchCheckpointIO
+
+    class Dying(io):  # type: ignore[misc, valid-type]
+        def save_checkpoint(self, checkpoint: Any, path: Any, **kwargs: Any) -> None:
+            if os.environ["LOCAL_RANK"] == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().save_checkpoint(checkpoint, path, **kwargs)
+
+    module = training.regression(pl)()
+    checkpoint = pl.callbacks.ModelCheckpoint(directory, save_last=True)
+    trainer = training.trainer(pl, enable_checkpointing=True, callbacks=[checkpoint], plugins=[Dying()])
+    trainer.fit(module, training.loader())
+    return training.weights(module)

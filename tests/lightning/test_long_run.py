@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from ef_common.testing.harness import Job
-from tests.lightning import long_run, training
+from tests.lightning import long_run
 from tests.lightning.conftest import HOSTS
 from tests.lightning.long_run import VAL_LENGTHS
 
@@ -24,7 +25,7 @@ def test_everybody_agrees_after_a_join_and_the_loss_of_rank_0(job: Job, host: st
     first, second = job.start_world(2, long_run.run, host, options)
     job.wait_for_step(7)
     third = job.start(long_run.run, host, options)
-    leader, *others = job.view(3)
+    leader = job.view(3)[0]
     admitted = job.wait_for("admitted")[0]["step"]
     job.wait_for_step(admitted + 9)
     leader.kill()
@@ -61,3 +62,32 @@ def check_checkpoints(directory: Path, result: dict[str, Any]) -> None:
         assert "state_dict" in checkpoint
         assert "combined_loader" not in checkpoint["loops"]["fit_loop"]["state_dict"]
     assert len(list((directory / "best").glob("epoch*"))) == 2
+
+
+def test_newcomer_catches_up_with_what_callbacks_have_changed(job: Job) -> None:
+    first, second = job.start_world(2, long_run.run_unusual, HOSTS[0])
+    job.wait_for("epoch", epoch=1)
+    third = job.start(long_run.run_unusual, HOSTS[0])
+    job.view(3)
+    results = [worker.result() for worker in (first, second, third)]
+    job.audit()
+    assert results[0] == results[1] == results[2]
+    assert len(results[0]["rates"]) == 2
+
+
+def test_worker_that_fails_does_not_disturb_the_others(job: Job) -> None:
+    first, failed, third = job.start_world(3, long_run.run_failing, HOSTS[0])
+    assert failed.wait() == 1
+    assert "a bad sample" in failed.output.read_text()
+    assert first.result() == third.result()
+    job.audit()
+
+
+def test_checkpoint_whose_writer_dies_is_written_by_the_next_one(job: Job, tmp_path: Path) -> None:
+    dying, survivor = job.start_world(2, long_run.run_losing_the_writer, HOSTS[0], str(tmp_path / "saved"))
+    weights = survivor.result()
+    assert dying.wait() == -signal.SIGKILL
+    saved = torch.load(tmp_path / "saved" / "last.ckpt", weights_only=True)["state_dict"]
+    assert [float(v) for t in saved.values() for v in t.double().flatten()] == weights
+    assert len(list((tmp_path / "saved").iterdir())) == 2  # the best one, and the last one
+    job.audit()

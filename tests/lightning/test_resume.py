@@ -49,8 +49,13 @@ def test_resume_in_a_larger_world_takes_each_remaining_sample_once(
     with Job(tmp_path / "larger", preload=PRELOAD) as job:
         workers = job.start_world(3, resume.go_on, HOSTS[0], "plain", smaller[0]["plain"]["path"])
         larger = [worker.result() for worker in workers]
+        job.audit()  # counts what the checkpoint held already
+        steps = job.events("step", epoch=0, worker=workers[0].id)
     before = [result["plain"]["first"] for result in smaller]
     seen = [of_epoch(part["seen"], 0) for part in chain(before, larger)]
-    assert sorted(index for part in seen for *_, indices in part for index in indices) == list(range(LENGTH))
+    assert {index for part in seen for *_, indices in part for index in indices} == set(range(LENGTH))
+    num_before = sum(len(indices) for part in before for *_, indices in of_epoch(part["seen"], 0))
+    num_after = sum(stop - start for step in steps for start, stop in step["committed"])
+    assert num_before + num_after == LENGTH
     assert larger[0]["epoch"] == 3
     assert all(result["weights"] == larger[0]["weights"] for result in larger)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from tests.lightning import battery
 from tests.lightning.conftest import HOSTS

@@ -105,9 +105,7 @@ def keep_the_weights_of_the_first_attempt(patch: Patch) -> None:
 
 def deal_by_the_view(patch: Patch) -> None:
     """Windows are dealt by what a worker knows, which others may not know yet."""
-    patch.setattr(
-        "ef_common.testing.simulation.trainer.Trainer.members", property(lambda self: self.session.view.ids)
-    )
+    patch.setattr("ef_common.testing.simulation.trainer.Trainer.members", property(lambda self: self.session.view.ids))
 
 
 def count_the_view_as_contributors(patch: Patch) -> None:

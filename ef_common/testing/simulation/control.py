@@ -98,9 +98,7 @@ class Coordinator:
             return
         self.handle(membership.Tick())
         if membership.next_deadline(self.state, self.settings) == deadline:
-            raise Violation(
-                f"a tick at the deadline {deadline:.3f} does not change it: a coordinator would spin"
-            )
+            raise Violation(f"a tick at the deadline {deadline:.3f} does not change it: a coordinator would spin")
 
     def receive(self, line: Line, kind: str, generation: int) -> None:
         """A message of a worker has arrived."""
@@ -111,9 +109,11 @@ class Coordinator:
         elif self.lines.get(worker) is not line:
             return  # its line is closed
         elif kind == "bye":
-            self._drop(line, "goodbye")
+            self._drop(line, "goodbye", goodbye=True)
         elif kind == "at_boundary":
             self.handle(membership.AtBoundary(worker, generation))
+        elif kind == "settled":
+            self.handle(membership.Settled(worker, generation))
         elif kind == "suspect":
             self.handle(membership.Suspected(worker, generation))
         else:
@@ -130,9 +130,9 @@ class Coordinator:
             line.to_worker("evicted", None)
             self._drop(line, SILENT)
 
-    def _drop(self, line: Line, why: str) -> None:
+    def _drop(self, line: Line, why: str, *, goodbye: bool = False) -> None:
         del self.lines[line.member.id]
-        self.handle(membership.Gone(line.member.id, why))
+        self.handle(membership.Gone(line.member.id, why, goodbye=goodbye))
 
 
 class Values:

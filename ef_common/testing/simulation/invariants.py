@@ -19,7 +19,7 @@ SILENT = "silent for too long"
 _IN = (Phase.MEMBER, Phase.LEAVING)
 
 
-class Violation(Exception):  # noqa: N818 (it is a verdict)
+class Violation(Exception):
     """An invariant does not hold."""
 
 
@@ -71,13 +71,16 @@ class Invariants:
     generations: dict[str, int] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     evicted: set[str] = field(default_factory=set)
+    goodbyes: set[str] = field(default_factory=set)
 
     def decided(self, before: Membership, event: Event, after: Membership) -> None:
         """The coordinator has decided."""
         view = after.view
         members = () if view is None else view.ids
         phases = {worker for worker, (_, phase) in after.workers.items() if phase in _IN}
-        if len(set(members)) != len(members) or phases != set(members):
+        if isinstance(event, Gone) and event.goodbye:
+            self.goodbyes.add(event.worker)
+        if len(set(members)) != len(members) or phases != set(members) - self.goodbyes:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
         if isinstance(event, Gone) and event.why == SILENT:
             self.evicted.add(event.worker)
@@ -115,9 +118,7 @@ class Invariants:
             raise Violation(f"{contributors} commit in view {generation} = {self.views[generation].ids}")
         history[record.update] = record
         key = (record.life, record.epoch)
-        self.committed[key] = add_once(
-            self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}"
-        )
+        self.committed[key] = add_once(self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}")
 
     def evaluated(self, worker: str, life: str, epoch: int, covered: list[int], num_samples: int) -> None:
         """A worker has the results of an evaluation."""

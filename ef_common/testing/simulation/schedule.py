@@ -181,10 +181,7 @@ def _loss_in_recovery(draw: random.Random, job: Job) -> list[Fault]:
 
 
 def _arrivals(draw: random.Random) -> list[Fault]:
-    return [
-        Fault("arrive", at=_sometime(draw), count=draw.choice((1, 1, 1, 2)))
-        for _ in range(draw.randint(1, 2))
-    ]
+    return [Fault("arrive", at=_sometime(draw), count=draw.choice((1, 1, 1, 2))) for _ in range(draw.randint(1, 2))]
 
 
 def _join(draw: random.Random, job: Job) -> list[Fault]:
@@ -213,9 +210,7 @@ def _boundary_interrupted(draw: random.Random, job: Job) -> list[Fault]:
     """A change is agreed; a member is lost in it, or just after it while others are still in it."""
     place = draw.choice(("next_view", "exchange", "build", "forward"))
     nth = job.num_workers + draw.randint(1, job.num_workers + 2)
-    strike = Fault(
-        "crash", draw.choice(("self", "another")), place=place, nth=nth, delay_s=draw.random() * 0.02
-    )
+    strike = Fault("crash", draw.choice(("self", "another")), place=place, nth=nth, delay_s=draw.random() * 0.02)
     change = draw.choice((_arrivals, _leave_now))
     return [*change(draw), strike]
 
@@ -260,9 +255,7 @@ def _all_lost(draw: random.Random, job: Job) -> list[Fault]:
 
 
 def _late(draw: random.Random, job: Job) -> list[Fault]:
-    return [
-        Fault("arrive", place="closing", nth=draw.randint(1, job.num_workers), delay_s=draw.random() * 0.1)
-    ]
+    return [Fault("arrive", place="closing", nth=draw.randint(1, job.num_workers), delay_s=draw.random() * 0.1)]
 
 
 _THEMES = (

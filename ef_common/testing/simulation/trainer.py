@@ -119,9 +119,7 @@ class Trainer:
 
     def _result(self) -> Result:
         job = self.job
-        total = sum(
-            gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length)
-        )
+        total = sum(gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length))
         return Result(self.worker, self.life, self.updates, self.weights, self.base + total, self.fingerprint)
 
     # ------------------------------------------------------------ the loop
@@ -207,9 +205,7 @@ class Trainer:
     def _check(self, operation: Reduction, commit: Commit) -> None:
         self.done = add_once(self.done, commit.committed, what=f"{self.worker}, epoch {self.epoch}")
         gradients = [
-            gradient(self.epoch, position)
-            for start, stop in commit.committed
-            for position in range(start, stop)
+            gradient(self.epoch, position) for start, stop in commit.committed for position in range(start, stop)
         ]
         mean = sum(gradients) / len(gradients) if gradients else 0.0
         if operation.sum != sum(gradients) or not abs(operation.mean - mean) < _TOLERANCE:

@@ -1,0 +1,198 @@
+"""Scripts of the members of a group; see `seats`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from ef_common.errors import GroupBroken
+from ef_common.ports import Group
+from tests.collectives.seats import Seat, TorchSeat
+
+SETTLED_S = 0.5
+"""After this time all have built the group, in memory too."""
+BIG = 1 << 25  # elements: 128 MiB of float32, more than any socket buffers
+
+
+def broken(act: Any) -> bool:
+    """Whether it raises `GroupBroken`; any other error goes on."""
+    try:
+        act()
+    except GroupBroken:
+        return True
+    return False
+
+
+# ---------------------------------------------------------------- the contract
+
+
+def reduce(seat: Seat) -> list[float]:
+    group = seat.build()
+    tensor = seat.tensor([0.1 * (seat.rank + 1), 1.0 / (seat.rank + 3), -7.0])
+    group.all_reduce(tensor).wait()
+    return seat.values(tensor)
+
+
+def reduce_several_at_once(seat: Seat) -> list[list[float]]:
+    group = seat.build()
+    tensors = [seat.tensor([float(seat.rank + number)] * (number + 1)) for number in range(5)]
+    pending = [group.all_reduce(tensor) for tensor in tensors]
+    for one in reversed(pending):
+        one.wait()
+    return [seat.values(tensor) for tensor in tensors]
+
+
+def gather_payloads_of_different_sizes(seat: Seat) -> list[list[int]]:
+    group = seat.build()
+    found = []
+    for size in (0, 1, 119, 120, 121, 5000):
+        payload = bytes([seat.rank]) * (size * seat.rank)
+        parts = group.all_gather(payload)
+        assert all(part == bytes([rank]) * len(part) for rank, part in enumerate(parts))
+        found.append([len(part) for part in parts])
+    return found
+
+
+def send_around(seat: Seat) -> list[list[float]]:
+    """Each rank sends two tensors to the next one, and the last one back to the first."""
+    group = seat.build()
+    mine = [seat.tensor([float(seat.rank)] * 3), seat.tensor([10.0 + seat.rank])]
+    room = [seat.tensor([0.0] * 3), seat.tensor([0.0])]
+    following, previous = (seat.rank + 1) % seat.world_size, (seat.rank - 1) % seat.world_size
+    if seat.rank == 0:
+        group.send(mine, following)
+    group.receive(room, previous)
+    if seat.rank != 0:
+        group.send(mine, following)
+    group.all_gather(b"")
+    return [seat.values(tensor) for tensor in room]
+
+
+def abort_wakes_who_waits(seat: Seat) -> list[bool]:
+    """Rank 0 never joins in; the others give up by themselves."""
+    group = seat.build()
+    if seat.rank == 0:
+        seat.sleep(2 * SETTLED_S)
+        return []
+    seat.later(SETTLED_S, group.abort)
+    found = [broken(lambda: group.all_reduce(seat.tensor([1.0])).wait())]
+    group.abort()  # may be repeated
+    return [*found, *(use_raises(seat, group))]
+
+
+def use_raises(seat: Seat, group: Group) -> list[bool]:
+    """What is left of a broken group."""
+    other = (seat.rank + 1) % seat.world_size
+    return [
+        broken(lambda: group.all_reduce(seat.tensor([1.0])).wait()),
+        broken(lambda: group.all_gather(b"")),
+        broken(lambda: group.send([seat.tensor([1.0])], other)),
+        broken(lambda: group.receive([seat.tensor([1.0])], other)),
+    ]
+
+
+def abort_wakes_who_receives(seat: Seat) -> bool:
+    group = seat.build()
+    if seat.rank == 0:
+        seat.sleep(2 * SETTLED_S)
+        return True
+    seat.later(SETTLED_S, group.abort)
+    return broken(lambda: group.receive([seat.tensor([1.0])], 0))
+
+
+def death_in_a_collective(seat: Seat) -> list[bool]:
+    """The last rank dies; the others learn of it at last by the next view, which aborts."""
+    group = seat.build()
+    if seat.rank == seat.world_size - 1:
+        seat.sleep(SETTLED_S)
+        seat.die()
+    seat.later(2 * SETTLED_S, group.abort)
+    return [broken(lambda: group.all_reduce(seat.tensor([1.0])).wait()), *use_raises(seat, group)]
+
+
+# ---------------------------------------------------------------- Gloo in real processes
+
+
+def abort_wakes_peers(seat: TorchSeat) -> bool:
+    group = seat.build()
+    if seat.rank == 0:
+        seat.sleep(0.3)
+        group.abort()
+        return True
+    return broken(lambda: group.all_reduce(seat.tensor([1.0])).wait())
+
+
+def reduce_every_type(seat: TorchSeat) -> dict[str, list[float]]:
+    group = seat.build()
+    found = {}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8):
+        tensor = torch.full((3,), seat.rank + 1).to(dtype)
+        group.all_reduce(tensor).wait()
+        found[str(dtype)] = tensor.tolist()
+    return found
+
+
+def misuse_reaches_the_caller(seat: TorchSeat) -> list[str]:
+    group = seat.build()
+    found = []
+    for wrong in (
+        lambda: group.all_reduce(torch.ones(2, device="meta")).wait(),
+        lambda: group.send([torch.ones(1)], 17),
+        lambda: group.all_reduce([1.0]).wait(),
+    ):
+        try:
+            wrong()
+        except Exception as error:
+            found.append(type(error).__name__)
+    group.all_reduce(torch.ones(2)).wait()  # the group is as good as before
+    return found
+
+
+def killed_in_a_large_reduction(seat: TorchSeat) -> list[Any]:
+    """Messages are half sent and half received when rank 0 dies; then all go on in the next view."""
+    group = seat.build()
+    big = torch.ones(BIG)
+    if seat.rank == 0:
+        seat.later(0.05, seat.die)
+    first = broken(lambda: [group.all_reduce(big).wait() for _ in range(100)])
+    return [first, *go_on(seat)]
+
+
+def stopped_in_a_large_transfer(seat: TorchSeat) -> list[Any]:
+    """Rank 0 stops with half of a message on its way in either direction, and is killed then."""
+    group = seat.build()
+    if seat.rank == 0:
+        seat.later(0.02, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        group.receive([torch.empty(BIG)], 1)
+        group.send([torch.empty(BIG)], 1)
+        time.sleep(60)
+    first = broken(lambda: [transfer(group, seat.rank) for _ in range(100)])
+    return [first, *go_on(seat)]
+
+
+def transfer(group: Group, rank: int) -> None:
+    if rank == 1:
+        group.send([torch.ones(BIG)], 0)
+    else:
+        group.all_reduce(torch.ones(1)).wait()  # waits for rank 0
+
+
+def killed_while_a_group_is_built(seat: TorchSeat) -> list[Any]:
+    """Rank 0 dies before it has connected to anybody."""
+    if seat.rank == 0:
+        seat.sleep(0.3)
+        seat.die()
+    return [broken(seat.build), *go_on(seat)]
+
+
+def go_on(seat: TorchSeat) -> list[Any]:
+    """Build the group of the next view and use it."""
+    seat.next_view()
+    group = seat.build()
+    tensor = torch.full((1000,), float(seat.rank))
+    group.all_reduce(tensor).wait()
+    return [seat.world_size, tensor.unique().tolist()]

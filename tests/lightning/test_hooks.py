@@ -1,0 +1,246 @@
+"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches are where it expects them.
+
+Each row names a private attribute, how to get there, and who uses it. When a release moves one, its row fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, Metric
+
+from ef_lightning import hooks
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
+
+SOURCES = Path(hooks.__file__).parent
+TOUCHING = ("hooks.py", "metrics.py", "data_workers.py")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@dataclass
+class Hook:
+    """A private attribute.
+
+    Args:
+        owner: Expression for the object that holds it, in the names that `seen` collects.
+        name: The attribute.
+        user: Who uses it.
+        kind: Expression for the type that it must have at that moment, or None.
+    """
+
+    owner: str
+    name: str
+    user: str
+    kind: str = "object"
+
+    @property
+    def path(self) -> str:
+        return f"{self.owner}.{self.name}"
+
+    def look(self, names: dict[str, Any]) -> str:
+        """What is wrong with it; nothing if it is there."""
+        try:
+            value = eval(self.path, dict(names))
+        except AttributeError as error:
+            return str(error)
+        kind = eval(self.kind, {"torch": torch})
+        return "" if isinstance(value, kind) else f"is a {type(value).__name__}, not a {self.kind}"
+
+
+HOOKS = [
+    Hook("trainer._accelerator_connector", "use_distributed_sampler", "keep_samplers", "bool"),
+    Hook("trainer", "_accelerator_connector", "keep_samplers"),
+    Hook("trainer.strategy", "_layer_sync", "layer_sync"),
+    Hook("trainer", "_val_check_time_interval", "validates_by_time"),
+    Hook("trainer", "_active_loop", "active_evaluation_loop, evaluation_loaders"),
+    Hook("trainer", "_results", "logged_values, set_zero_batch_size", "dict"),
+    Hook("trainer._results", "batch_size", "set_zero_batch_size"),
+    Hook("trainer", "_logger_connector", "metric_dicts, log_state"),
+    Hook("trainer", "_checkpoint_connector", "dump_checkpoint, load_checkpoint"),
+    Hook("connector", "_callback_metrics", "metric_dicts", "dict"),
+    Hook("connector", "_logged_metrics", "metric_dicts", "dict"),
+    Hook("connector", "_progress_bar_metrics", "metric_dicts", "dict"),
+    Hook("connector", "_first_loop_iter", "log_state", "bool"),
+    Hook("connector", "_current_fx", "log_state", "str"),
+    Hook("fit_loop", "max_batches", "set_num_batches, set_epoch_length", "int"),
+    Hook("fit_loop", "_data_fetcher", "set_epoch_length"),
+    Hook("fit_loop", "_combined_loader", "train_loaders, set_train_limit"),
+    Hook("fit_loop", "_last_train_dl_reload_epoch", "loop_fields"),
+    Hook("fit_loop._data_fetcher", "length", "set_epoch_length", "int"),
+    Hook("fit_loop._data_fetcher", "fetched", "set_epoch_length", "int"),
+    Hook("fit_loop._data_fetcher", "done", "set_epoch_length", "bool"),
+    Hook("fit_loop._combined_loader", "flattened", "train_loaders", "list"),
+    Hook("fit_loop._combined_loader", "limits", "set_train_limit", "list"),
+    Hook("fit_loop.epoch_loop.batch_progress.current", "ready", "num_batches_started", "int"),
+    Hook("fit_loop.epoch_loop.batch_progress", "is_last_batch", "set_epoch_length", "bool"),
+    Hook("fit_loop.epoch_loop", "_results", "log_state", "dict"),
+    Hook("val_loop", "_results", "log_state", "dict"),
+    Hook("val_loop", "_combined_loader", "set_up_validation"),
+    Hook("val_loop", "_data_fetcher", "free_evaluation_length"),
+    Hook("val_loop", "_last_val_dl_reload_epoch", "loop_fields"),
+    Hook("val_loop", "_seen_batches_per_dataloader", "loop_fields", "dict"),
+    Hook("val_loop._data_fetcher.combined_loader", "_iterator", "free_evaluation_length"),
+    Hook("val_loop._data_fetcher.combined_loader._iterator", "limits", "free_evaluation_length"),
+    Hook("trainer", "val_check_batch", "set_epoch_length", "int"),
+    Hook("result", "meta", "log_state"),
+    Hook("result", "is_tensor", "log_state", "bool"),
+    Hook("result", "has_reset", "log_state", "bool"),
+    Hook("result", "_defaults", "log_state, logged_values", "dict"),
+    Hook("result", "value", "logged_values", "torch.Tensor"),
+    Hook("result", "cumulated_batch_size", "logged_values", "torch.Tensor"),
+    Hook("result.meta.sync", "should", "log_state", "bool"),
+    Hook("result.meta.sync", "rank_zero_only", "log_state", "bool"),
+    Hook("trainer._checkpoint_connector", "_loaded_checkpoint", "load_checkpoint", "dict"),
+    Hook("trainer._checkpoint_connector", "restore_model", "load_checkpoint"),
+    Hook("trainer._checkpoint_connector", "restore_datamodule", "load_checkpoint"),
+    Hook("trainer._checkpoint_connector", "restore_callbacks", "load_checkpoint"),
+    Hook("trainer._checkpoint_connector", "restore_precision_plugin_state", "load_checkpoint"),
+    Hook("csv_logger", "_version", "set_logger_versions"),
+    Hook("csv_logger", "_experiment", "take_over_logs"),
+    Hook("csv_logger.experiment", "metrics_keys", "take_over_logs", "list"),
+    Hook("csv_logger.experiment", "metrics_file_path", "take_over_logs", "str"),
+    Hook("csv_logger.experiment", "_check_log_dir_exists", "take_over_logs"),
+    Hook("results_module", "_Metadata", "_empty_result", "type"),
+    Hook("results_module", "_Sync", "_empty_result", "type"),
+    Hook("results_module", "_ResultMetric", "_empty_result", "type"),
+    Hook("overrides_module", "_IndexBatchSamplerWrapper", "recorder_of", "type"),
+    Hook("recorder", "_batch_sampler", "recorded"),
+    Hook("recorder", "seen_batch_indices", "EvaluationLoader"),
+    Hook("metric", "_sync_dist", "MetricSync.connect"),
+    Hook("metric", "_reductions", "MetricSync", "dict"),
+    Hook("metric", "_defaults", "leaving_no_trace", "dict"),
+    Hook("metric", "_update_count", "leaving_no_trace", "int"),
+    Hook("metric", "_computed", "leaving_no_trace"),
+    Hook("loader", "_iterator", "PlannedLoader"),
+    Hook("iterator", "_shutdown_workers", "PlannedLoader.close"),
+    Hook("iterator", "_try_get_data", "PlannedLoader"),
+    Hook("iterator", "_worker_pids_set", "PlannedLoader", "bool"),
+    Hook("iterator", "_workers", "PlannedLoader", "list"),
+    Hook("torch._C", "_remove_worker_pids", "PlannedLoader"),
+    Hook("torch", "_C", "PlannedLoader"),
+]
+
+
+@cache
+def seen(host: str) -> dict[str, str]:
+    """Train a little without us, and look at each hook in the middle of it: present, and of its type?"""
+    pl = importlib.import_module(host)
+    found: dict[str, str] = {}
+
+    def look(**names: Any) -> None:
+        for hook in HOOKS:
+            if hook.owner.split(".")[0] in names:
+                found[hook.path] = hook.look(names)
+
+    class Looking(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            look(trainer=trainer, fit_loop=trainer.fit_loop, connector=trainer._logger_connector)
+            look(result=trainer._results["training_step.loss"])
+
+        def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
+            look(val_loop=trainer.fit_loop.epoch_loop.val_loop)
+
+    class Logging(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+    strategy = importlib.import_module(f"{host}.strategies").DDPStrategy
+    trainer = training.trainer(pl, "auto", callbacks=[Looking()], max_epochs=1)
+    trainer.strategy._layer_sync = strategy()._layer_sync  # of parallel strategies only
+    trainer.fit(Logging(), training.loader(), training.loader(9))
+    return found
+
+
+def others(host: str, tmp_path: Path) -> dict[str, Any]:
+    """Objects that need no training."""
+    pl = importlib.import_module(host)
+    overrides = importlib.import_module(f"{host}.overrides.distributed")
+    loader = DataLoader(training.data(4), 2, num_workers=1)
+    iterator = iter(loader)
+    list(iterator)
+    metric = MeanMetric()
+    metric.update(1.0)
+    recorder = overrides._IndexBatchSamplerWrapper(loader.batch_sampler)
+    iter(recorder)
+    return {
+        "csv_logger": pl.loggers.CSVLogger(tmp_path),
+        "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
+        "overrides_module": overrides,
+        "recorder": recorder,
+        "metric": metric,
+        "loader": loader,
+        "iterator": iterator,
+        "torch": torch,
+    }
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_hook_is_where_it_is_expected(host: str, tmp_path: Path) -> None:
+    names = others(host, tmp_path)
+    found = dict(seen(host))
+    found |= {hook.path: hook.look(names) for hook in HOOKS if hook.path not in found}
+    assert [f"{h.path} (used by {h.user}): {found[h.path]}" for h in HOOKS if found[h.path]] == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_meta_data_of_results_has_the_expected_fields(host: str) -> None:
+    module = importlib.import_module(f"{host}.trainer.connectors.logger_connector.result")
+    described = {*hooks._META.split(), "reduce_fx", "_sync"}
+    assert {field.name for field in fields(module._Metadata)} == described
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_checkpoint_holds_the_loaders_state_where_it_is_expected(host: str) -> None:
+    pl = importlib.import_module(host)
+    trainer = training.trainer(pl, "auto")
+    stateful = SimpleNamespace(state_dict=lambda: {"place": 1}, load_state_dict=lambda state: None)
+    trainer.fit_loop._combined_loader = pl.utilities.CombinedLoader([stateful])
+    trainer.strategy.connect(training.regression(pl)())
+    checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    assert hooks.move_loader_state_out(checkpoint) == {"place": 1}
+    assert hooks.move_loader_state_out(checkpoint) is None
+    hooks.move_loader_state_in(checkpoint, {"place": 2})
+    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+    assert trainer.fit_loop._combined_loader_states_to_load == [{"place": 2}]
+
+
+def test_metric_states_are_synchronized_by_one_method() -> None:
+    assert not [name for name in vars(MeanMetric) if name == "_sync_dist"]
+    assert callable(Metric._sync_dist)
+
+
+@pytest.mark.parametrize("name", TOUCHING)
+def test_no_private_attribute_is_touched_that_is_not_listed(name: str) -> None:
+    listed = {hook.name for hook in HOOKS} | {"_C"}
+    assert private_attributes(SOURCES / name) <= listed
+
+
+def test_no_other_file_touches_private_attributes() -> None:
+    files = [path for path in SOURCES.glob("*.py") if path.name not in TOUCHING]
+    assert {path.name: found for path in files if (found := private_attributes(path))} == {}
+
+
+def private_attributes(path: Path) -> set[str]:
+    """Private attributes of anything but `self` and `cls` that a file touches."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    foreign = [n for n in nodes if not (isinstance(n.value, ast.Name) and n.value.id in ("self", "cls"))]
+    return {n.attr for n in foreign if n.attr.startswith("_") and not n.attr.startswith("__")}

@@ -1,0 +1,198 @@
+"""What elastic training cannot keep is refused before anything runs, naming what and what to use instead."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+from ef_common.errors import MixedImportsError, UnsupportedError, UsageError
+from ef_lightning import strategy_for
+from ef_lightning.checks import check_optimizers, check_trainer
+from ef_lightning.host import HOSTS as TREES
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
+
+pl = importlib.import_module(HOSTS[0])
+Regression = training.regression(pl)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Predicting(Regression):  # type: ignore[misc, valid-type]
+    def predict_step(self, batch: Any) -> None:
+        pass
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(training.data(8))
+
+
+class OwnLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+def sequential() -> SequentialSampler:
+    return SequentialSampler(training.data(8))
+
+
+LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "stream": (lambda: DataLoader(Stream(), 2), "map-style dataset"),
+    "no_batches": (lambda: training.loader(8, None), "give it `batch_size=`"),
+    "own_batches": (
+        lambda: DataLoader(training.data(8), batch_sampler=OwnBatches(sequential(), 2, False)),
+        "Received: batch_size=None, batch_sampler=OwnBatches",
+    ),
+    "own_iterator": (lambda: OwnLoader(training.data(8), 2), "dataset or into `collate_fn`"),
+    "distributed_sampler": (
+        lambda: training.loader(8, 2, sampler=DistributedSampler(training.data(8), 2, 0)),
+        "Leave it out: ElasticFlow deals the samples",
+    ),
+    "several": (lambda: {"a": training.loader(8), "b": training.loader(8)}, "StackDataset or ConcatDataset"),
+    "no_loader": (lambda: [torch.zeros(2, 4)] * 3, "only a torch DataLoader"),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_training_loader_that_cannot_be_dealt_raises(name: str) -> None:
+    make, hint = LOADERS[name]
+    module = Regression()
+    module.training_step = lambda *args: pytest.fail("training has begun")
+    with pytest.raises(UnsupportedError, match=hint):
+        training.trainer(pl, strategy_for(HOSTS[0])()).fit(module, make())
+
+
+@pytest.mark.parametrize("name", [name for name in LOADERS if name not in ("several", "no_loader")])
+def test_evaluation_loader_that_cannot_be_dealt_raises(name: str) -> None:
+    make, hint = LOADERS[name]
+    with pytest.raises(UnsupportedError, match=hint):
+        training.trainer(pl, strategy_for(HOSTS[0])()).predict(Predicting(), make())
+
+
+class Sharded(torch.nn.Parameter):
+    device_mesh = None
+
+
+class Fetching(Regression):  # type: ignore[misc, valid-type]
+    def training_step(self, dataloader_iter: Any) -> Any:
+        pass
+
+
+class Lazy(Regression):  # type: ignore[misc, valid-type]
+    def __init__(self) -> None:
+        super().__init__()
+        self.lazy = torch.nn.LazyLinear(3)
+
+
+class Split(Regression):  # type: ignore[misc, valid-type]
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = Sharded(torch.zeros(3))
+
+
+def callback(name: str, **kwargs: Any) -> dict[str, Any]:
+    return {"callbacks": [getattr(pl.callbacks, name)(**kwargs)]}
+
+
+class FSDPPrecision(pl.plugins.precision.Precision):  # type: ignore[misc, name-defined]
+    """Named as the one that needs FSDP to be installed."""
+
+
+TRAINERS: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "sync_batchnorm": ({"sync_batchnorm": True}, Regression, "Leave it out"),
+    "precision_of_another_strategy": ({"plugins": [FSDPPrecision()]}, Regression, "bf16-mixed"),
+    "fetching_step": ({}, Fetching, r"training_step\(batch, batch_idx\)"),
+    "lazy_parameter": ({}, Lazy, "configure_model"),
+    "sharded_parameter": ({}, Split, "whole model"),
+    "weight_averaging": (callback("StochasticWeightAveraging", swa_lrs=0.1), Regression, "EMAWeightAveraging"),
+    "rate_finder": (callback("LearningRateFinder"), Regression, "python train.py"),
+    "batch_size_finder": (callback("BatchSizeFinder"), Regression, 'strategy="auto"'),
+    "validation_by_the_clock": ({"val_check_interval": timedelta(minutes=1)}, Regression, "fraction"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainer_that_cannot_be_elastic_raises(name: str) -> None:
+    options, module, hint = TRAINERS[name]
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), **options)
+    trainer.strategy.connect(module())
+    with pytest.raises(UnsupportedError, match=hint):
+        check_trainer(trainer, TREES[HOSTS[0]], elastic=True)
+
+
+def test_lbfgs_in_a_changing_world_raises() -> None:
+    with pytest.raises(UnsupportedError, match="Use SGD"):
+        check_optimizers([torch.optim.LBFGS(Regression().parameters())])
+
+
+def test_unknown_backend_raises() -> None:
+    with pytest.raises(UsageError, match=r"Expected one of .*gloo.* Received: backend='mpi'"):
+        strategy_for(HOSTS[0])(backend="mpi")
+
+
+def test_gathering_with_gradients_raises() -> None:
+    with pytest.raises(UnsupportedError, match="gradients are averaged"):
+        strategy_for(HOSTS[0])().all_gather(torch.zeros(1), sync_grads=True)
+
+
+def test_callback_of_the_other_class_tree_raises() -> None:
+    other = importlib.import_module(HOSTS[1])
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), callbacks=[other.callbacks.Timer()])
+    with pytest.raises(MixedImportsError, match="Timer is of `pytorch_lightning`"):
+        trainer.fit(Regression(), training.loader())
+
+
+def test_strategy_of_the_other_class_tree_is_named_by_lightning() -> None:
+    with pytest.raises(ValueError, match="ElasticFlowStrategy for a Trainer of pytorch_lightning"):
+        training.trainer(pl, strategy_for(HOSTS[1])())
+
+
+def test_unknown_class_tree_raises() -> None:
+    with pytest.raises(UsageError, match="unknown Lightning"):
+        strategy_for("lightning")
+
+
+ORDERS = """
+import ef_lightning
+from ef_lightning import ElasticFlowStrategy      # both are installed, and neither is imported yet
+from ef_common.errors import MixedImportsError, UsageError
+try:
+    ElasticFlowStrategy()
+except UsageError as error:
+    print("too early:", error)
+import pytorch_lightning as pl
+print(isinstance(ElasticFlowStrategy(), pl.strategies.Strategy))
+print(type(pl.Trainer(accelerator="cpu", strategy="elasticflow", logger=False).strategy).__name__)
+print(ef_lightning.ElasticFlowStrategy is ef_lightning.strategy_for("pytorch_lightning"))
+import lightning.pytorch
+print(type(lightning.pytorch.Trainer(accelerator="cpu", strategy="elasticflow", logger=False).strategy).__name__)
+try:
+    ef_lightning.ElasticFlowStrategy
+except MixedImportsError as error:
+    print("mixed:", error)
+"""
+
+
+def test_strategy_is_found_in_any_order_of_imports() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ORDERS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    early, *between, mixed = done.stdout.splitlines()
+    assert "import `lightning.pytorch` or `pytorch_lightning` before" in early
+    assert between == ["True", "ElasticFlowStrategy", "True", "ElasticFlowStrategy"]
+    assert "strategy_for('lightning.pytorch')" in mixed
