@@ -15,6 +15,7 @@ class _EnvironmentMixin:
     def __init__(self) -> None:
         super().__init__()
         self._session: Session | None = None
+        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # asked for with each batch
 
     def follow(self, session: Session) -> None:
         """Take ranks from this session from now on."""
@@ -45,7 +46,7 @@ class _EnvironmentMixin:
 
     def local_rank(self) -> int:
         """Index of the worker on its node."""
-        return int(os.environ.get("LOCAL_RANK", "0"))
+        return self._local_rank
 
     def node_rank(self) -> int:
         """Nodes have no fixed rank; the worker's own rank serves."""

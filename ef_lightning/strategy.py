@@ -223,8 +223,8 @@ class ElasticMixin(CollectivesMixin):
         with leaving_cleanly():
             if self._train_loader is not None:
                 self._train_loader.finish()
+            self._log_weights()
             self.session.run(Barrier())
-        self._log_weights()
         self.session.close()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -366,7 +366,7 @@ class ElasticMixin(CollectivesMixin):
     # ------------------------------------------------------------ audit
 
     def _log_weights(self) -> None:
-        """In audit mode, note a hash of the weights after each update."""
+        """In audit mode, note a hash of the weights after each update, once it is sure to be everybody's."""
         loader = self._train_loader
         # Between accumulated batches, buffers differ until the next reduction, as they do under DDP.
         if self._here.audit and loader is not None and loader.num_updates and not loader.progress.uncommitted:
@@ -374,7 +374,8 @@ class ElasticMixin(CollectivesMixin):
             for tensor in self.lightning_module.state_dict().values():
                 if isinstance(tensor, Tensor):
                     digest.update(codec.as_bytes(tensor).numpy().tobytes())
-            self._log.write("weights", step=loader.num_updates, hash=digest.hexdigest())
+            record = {"step": loader.num_updates, "hash": digest.hexdigest()}
+            self.session.when_confirmed(lambda: self._log.write("weights", **record))
 
 
 def _nothing(device: torch.device) -> Tensor:

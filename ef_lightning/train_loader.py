@@ -25,7 +25,15 @@ from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import WrappedLoader
-from ef_lightning.order import batch_size_of, before_limit, is_computed, limited, num_samples, order_of, ranges_of
+from ef_lightning.order import (
+    batch_size_of,
+    before_limit,
+    is_computed,
+    limited,
+    num_samples,
+    order_of,
+    ranges_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +168,11 @@ class ElasticLoader(WrappedLoader):
 
     def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[int]]:
         """Indices of this worker's batches from here on, as long as nothing changes."""
+        rank, size = members.index(self._session.worker.id), self._batch_size
+        progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
+        for start in starts[skip:]:
+            yield self._order[start + rank * size : start + (rank + 1) * size].tolist()
+        skip -= min(skip, len(starts))
         while progress.remaining > 0:
             progress, window = self._next_window(progress, members)
             if skip > 0:

@@ -30,6 +30,7 @@ from ef_common.session import Barrier, LoneGroup, Session
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
+_IN_CACHE_BYTES = 1 << 20  # of so small a bucket, a second pass costs less than a call per gradient
 _NUM_FIXED_FLAGS = 3  # change pending, stale, skipped
 
 Weights = Callable[[View], Sequence[float]]
@@ -50,7 +51,8 @@ class Bucket:
         numel = max(1, sum(source.numel() for source in sources) + num_flags)
         self._buffers = [torch.zeros(numel, dtype=like.dtype, device=like.device) for _ in range(num_buffers)]
         self._views = [self._split(buffer) for buffer in self._buffers]
-        self._num_flags = num_flags
+        self._flags = [buffer[numel - num_flags :] for buffer in self._buffers]
+        self._is_small = numel * like.element_size() <= _IN_CACHE_BYTES
         self._turn = 0
 
     def _split(self, buffer: Tensor) -> list[Tensor]:
@@ -77,16 +79,22 @@ class Bucket:
     @property
     def flags(self) -> Tensor:
         """The flags at its end."""
-        return self.buffer[self.buffer.numel() - self._num_flags :]
+        return self._flags[self._turn]
 
     def fill_gradients(self, weight: float) -> None:
-        """Copy the weighted local gradients in; zeros where there is none."""
-        for source, view in zip(self.sources, self.views, strict=True):
-            # A weight of zero marks a padded batch, whose gradient may be anything, NaN too.
-            if source.grad is None or weight == 0.0:
+        """Copy the weighted local gradients in; zeros where there is none. Flags are to be written after it."""
+        # A weight of zero marks a padded batch, whose gradient may be anything, NaN too.
+        gradients = [source.grad if weight else None for source in self.sources]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if self._is_small and len(present) == len(gradients) > 0:
+            torch._foreach_copy_(self.views, present)
+            self.buffer.mul_(weight)
+            return
+        for gradient, view in zip(gradients, self.views, strict=True):
+            if gradient is None:
                 view.zero_()
             else:
-                torch.mul(source.grad, weight, out=view)
+                torch.mul(gradient, weight, out=view)
 
     def fill_values(self, *, own: bool) -> None:
         """Copy the values in on the rank whose values count, zeros elsewhere."""
@@ -102,6 +110,7 @@ class Layout:
 
     def __init__(self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
+        self.ids = [id(parameter) for parameter in self.parameters]
         values: dict[Any, list[Tensor]] = {}
         for buffer in module_buffers:
             values.setdefault((buffer.dtype, buffer.device), []).append(buffer)
@@ -212,7 +221,7 @@ class Reduction:
         if self._group is not group:
             self._bind(group, view)
         self._finish()
-        if self.layout.buckets[-1].flags[1] > 0:
+        if self.layout.buckets[-1].flags[1].item() > 0:
             # Somebody's overlapped copies were stale: all reduce again, from the complete gradients.
             self._bind(group, view)
             self.stale = False
@@ -233,7 +242,6 @@ class Reduction:
         self._pending = []
 
     def _finish(self) -> None:
-        self._write_flags()
         self._issue(len(self.layout.buckets))
         for pending in self._pending:
             pending.wait()
@@ -258,9 +266,9 @@ class Reduction:
             self._pending.append(self._group.all_reduce(bucket.buffer))
 
     def _fill_gradients(self, bucket: Bucket) -> None:
+        bucket.fill_gradients(self._weight)
         if bucket is self.layout.buckets[-1]:
             self._write_flags()
-        bucket.fill_gradients(self._weight)
 
     # ------------------------------------------------------------ result
 
@@ -274,7 +282,7 @@ class Reduction:
         self.num_skipped = flags[2]
         if self._session.completed_in.world_size == 1:
             return float(flags[0])
-        used = dict(zip(map(id, self.layout.parameters), flags[_NUM_FIXED_FLAGS:], strict=True))
+        used = dict(zip(self.layout.ids, flags[_NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
             if index < self.layout.num_value_buckets:
                 torch._foreach_copy_(bucket.sources, bucket.views)
@@ -299,6 +307,29 @@ def _hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
     return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
 
 
+class Inventory:
+    """Notices that a module has got another parameter, or one that begins to require a gradient.
+
+    It is asked before each backward pass, and `module.parameters()` would take longer than all else there.
+    """
+
+    def __init__(self, module: Module) -> None:
+        modules = list(module.modules())
+        self._sizes = [(d, len(d)) for m in modules for d in (m._parameters, m._modules)]
+        self._parameters = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+
+    def changed(self) -> bool:
+        """Whether it is so. A change of anything else may count as one too."""
+        for entries, size in self._sizes:
+            if len(entries) != size:
+                return True
+        for entries, name, parameter in self._parameters:
+            if entries.get(name) is not parameter:
+                return True
+        return any(parameter.requires_grad for parameter in self._frozen)
+
+
 class GradientReducer:
     """Keeps gradients, and the module's buffers, equal over the members of a session.
 
@@ -315,6 +346,7 @@ class GradientReducer:
         self._layout: Layout | None = None
         self._handles: list[Any] = []
         self._reduction: Reduction | None = None
+        self._inventory: Inventory | None = None
 
     def attach(self, names: Sequence[str] | None = None) -> None:
         """Hook into the parameters that require a gradient, or into those named; the same in every member."""
@@ -338,12 +370,16 @@ class GradientReducer:
 
     def _rebuild(self, parameters: Iterable[Parameter]) -> None:
         self.detach()
+        self._inventory = None
         chosen = list(parameters)
         if not chosen:
             self._layout = None
             return
         self._layout = Layout(chosen, list(self._module.buffers()))
-        self._handles = [_hook(p, self._gradient_ready) for p in chosen]
+        # The last bucket is filled after the backward pass: the others alone need to know when it is ready.
+        last = len(self._layout.buckets) - 1
+        bucket_of = self._layout.bucket_of
+        self._handles = [_hook(p, self._gradient_ready) for p in chosen if bucket_of[id(p)] < last]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         if self._reduction is not None:
@@ -388,9 +424,12 @@ class GradientReducer:
         return self.after_backward()
 
     def _take_in_new(self) -> None:
+        if self._inventory is not None and not self._inventory.changed():
+            return
         known = set() if self._layout is None else self._layout.bucket_of
         fresh = [p for p in self._module.parameters() if p.requires_grad and id(p) not in known]
         if not fresh:
+            self._inventory = Inventory(self._module)
             return
         if self._layout is not None:
             self._session.run(Barrier())  # the last result must not be needed any more

@@ -44,6 +44,13 @@ class Window:
         low, high = share(self.stop - self.start, len(self.members), rank, min_share=self.min_share)
         return (self.start + low, self.start + high)
 
+    def shares(self) -> dict[str, int]:
+        """Number of places of each member that has some; see `share`."""
+        num_places = self.stop - self.start
+        num_shares = max(1, min(len(self.members), num_places // self.min_share))
+        base, extra = divmod(num_places, num_shares)
+        return dict(zip(self.members, [base + 1] * extra + [base] * (num_shares - extra), strict=False))
+
 
 @dataclass(frozen=True, slots=True)
 class EpochProgress:
@@ -134,24 +141,53 @@ def deal(
     min_share = min(min_share, batch_size)
     stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), min_share)
     window = Window(progress.cursor, stop, tuple(members), min_share=min_share)
-    dealt = replace(progress, cursor=stop, uncommitted=(*progress.uncommitted, window), steps=progress.steps + 1)
-    return dealt, window
+    # Once a step, so not with `replace`, which takes longer than all the rest.
+    return EpochProgress(
+        epoch=progress.epoch,
+        length=progress.length,
+        cursor=stop,
+        returned=progress.returned,
+        uncommitted=(*progress.uncommitted, window),
+        steps=progress.steps + 1,
+    ), window
+
+
+def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:
+    """Deal those next windows at once that are whole, and hold no position that was returned.
+
+    The share of rank `r` in a window that starts at place `s` is `s + r·batch_size … s + (r + 1)·batch_size`.
+
+    Returns:
+        The progress after them (as if each had been committed), and the place at which each starts.
+    """
+    window = batch_size * num_members
+    # The last windows may be cut to size: see `_window_size`.
+    num = max(0, min(progress.remaining // window - 1, (progress.length - progress.cursor) // window))
+    starts = range(progress.cursor, progress.cursor + num * window, window)
+    return replace(progress, cursor=progress.cursor + num * window, steps=progress.steps + num), starts
 
 
 def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochProgress, Commit]:
     """Commit the uncommitted windows: a gradient reduction of `contributors` has completed."""
-    present = set(contributors)
+    contributors = tuple(contributors)
+    present = frozenset(contributors)
     committed: list[Range] = []
     returned: list[Range] = []
     for window in progress.uncommitted:
-        if present.issuperset(window.members):
+        if window.members == contributors or present.issuperset(window.members):
             committed += progress.ranges((window.start, window.stop))
             continue
         for member in window.members:
             ranges = progress.ranges(window.slice_of(member))
             (committed if member in present else returned).extend(ranges)
     positions = (position for start, stop in returned for position in range(start, stop))
-    after = replace(progress, uncommitted=(), returned=(*progress.returned, *positions))
+    after = EpochProgress(
+        epoch=progress.epoch,
+        length=progress.length,
+        cursor=progress.cursor,
+        returned=(*progress.returned, *positions),
+        steps=progress.steps,
+    )
     return after, Commit(tuple(committed), tuple(returned))
 
 
@@ -168,9 +204,9 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
     """
     counts = [0] * len(members)
     for window in uncommitted:
+        shares = window.shares()
         for rank, member in enumerate(members):
-            start, stop = window.slice_of(member)
-            counts[rank] += stop - start
+            counts[rank] += shares.get(member, 0)
     total = sum(counts)
     if total == 0:
         return [0.0 if uncommitted else 1.0 / len(members)] * len(members)

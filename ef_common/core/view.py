@@ -6,7 +6,7 @@ of the view. Generations only grow; two views never share one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class View:
     pending: bool = False
     hold: bool = False
     reason: str = ""
+    ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Ids of the members in rank order; asked for in each step, hence kept."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple(member.id for member in self.members))
 
     @property
     def world_size(self) -> int:
         """Number of members."""
         return len(self.members)
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Ids of the members in rank order."""
-        return tuple(member.id for member in self.members)
 
     def rank_of(self, worker: str) -> int | None:
         """Rank of a worker, or None if the view is without it."""

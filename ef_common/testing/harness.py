@@ -131,7 +131,7 @@ class Job(Run):
 
     Args:
         directory: Run directory.
-        preload: Modules that the forkserver imports before it forks the first worker of this test process.
+        preload: Modules that the forkserver imports before it forks the first worker.
         settings: Settings of the membership. The first view waits for no more than it knows of.
         heartbeat_timeout_s: Of the coordinator.
         guard_s: How long to wait for what must happen.
@@ -263,11 +263,17 @@ class Job(Run):
 
 
 _lock = threading.Lock()
+_preloaded: list[str] | None = None
 
 
 def _start_forkserver(preload: list[str]) -> None:
-    """Start the forkserver of this process, unless it runs; the modules count for the first call."""
+    """Have the forkserver of this process run, with these modules imported."""
+    global _preloaded
     with _lock, _environ({**_FORKSERVER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}):
+        if _preloaded not in (None, preload):
+            # It has imported something else, for another suite: workers would start late, or import too much.
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        _preloaded = preload
         _CONTEXT.set_forkserver_preload([*preload, __name__])
         forkserver.ensure_running()
 

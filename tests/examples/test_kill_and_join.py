@@ -19,6 +19,8 @@ def running_demo(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell that runs tests in the background has them ignore Ctrl-C, and so would the demo.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with demo:
         try:

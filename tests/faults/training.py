@@ -39,6 +39,7 @@ class Options:
     val_length: int = 0
     checkpoints: bool = False
     wide: bool = False  # a first layer that needs a bucket of its own
+    stop: str = ""  # a file in the run directory: the training ends when it is there
     limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
     data_worker_dies_at: int | None = None  # at the first reading of this sample
 
@@ -108,6 +109,12 @@ class Net(LightningModule):
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         striker.begin_backward()
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._options.stop:
+            run_dir = read_environment().run_dir or Path()
+            told = (run_dir / self._options.stop).exists()
+            self.trainer.should_stop = self.trainer.strategy.reduce_boolean_decision(told, all=False)
 
     def _in_backward(self, gradient: Tensor) -> None:
         self._striker.at("backward", step=self._striker.step)

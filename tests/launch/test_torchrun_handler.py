@@ -209,4 +209,4 @@ def test_torchrun_join_after_the_end_is_told_so_and_host_waits_for_other_nodes(j
     assert first.poll() is None
     job.untell("stay", guest)
     assert [job.wait_exit(agent) for agent in (second, first)] == [0, 0]
-    assert "waiting up to 300 s for the workers of other nodes" in job.logs()
+    assert "waiting for the workers of other nodes" in job.logs()

@@ -184,7 +184,9 @@ def run_losing_the_writer(host: str, directory: str) -> list[float]:
 
     class Dying(io):  # type: ignore[misc, valid-type]
         def save_checkpoint(self, checkpoint: Any, path: Any, **kwargs: Any) -> None:
-            if os.environ["LOCAL_RANK"] == "0":
+            died = Path(f"{directory}-writer")
+            if not died.exists():
+                died.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL)
             super().save_checkpoint(checkpoint, path, **kwargs)
 

@@ -7,7 +7,7 @@ import pytest
 from ef_common.testing.simulation import schedule_of, simulate
 from tests.simulation.mutations import MUTATIONS
 
-NUM_SEEDS = 1_500
+NUM_SEEDS = 4_000
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
