@@ -249,7 +249,7 @@ class ElasticMixin(CollectivesMixin):
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
         limits = {} if self._here.elastic else {"min_share": 1}
         loader = ElasticLoader(dataloader, self.session, self._trainer, log=self._log, **limits)
-        loader.on_boundary = self._log_weights
+        loader.on_boundary = self._log_weights if self._here.audit else None
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
         self._train_loader = loader
@@ -282,7 +282,10 @@ class ElasticMixin(CollectivesMixin):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step; every worker reduces gradients in it, also one that has none."""
         loader = self._train_loader
-        with self._keeping_step(loader is not None and loader.padding):
+        if loader is not None and loader.padding:
+            with leaving_no_trace(self._trainer):
+                output = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        else:
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if not self._here.elastic:
             return output

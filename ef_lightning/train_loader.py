@@ -10,7 +10,6 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ class ElasticLoader(WrappedLoader):
         self._newest: tuple[Window, ...] = ()
         self.padding = False
         self._logged_epoch = -1
-        self.on_boundary: Callable[[], None] = lambda: None
+        self.on_boundary: Callable[[], None] | None = None
 
     # ------------------------------------------------------------ what Lightning asks
 
@@ -95,7 +94,8 @@ class ElasticLoader(WrappedLoader):
         return self
 
     def __next__(self) -> Any:
-        self.on_boundary()
+        if self.on_boundary is not None:
+            self.on_boundary()
         if self._session.newcomer:
             self._planned.warm_up()
             # Should nobody hold a state any more, then rank 0's start is everybody's.
@@ -297,7 +297,7 @@ class ElasticLoader(WrappedLoader):
         """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
         progress, batches = self.progress, hooks.num_batches_started(self._trainer)
         if batches > 0 and progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
-            self.progress = replace(progress, steps=batches)
+            self.progress = progress._replace(steps=batches)
             self._log.write(
                 "rollback",
                 generation=self._session.completed_in.generation,
@@ -306,7 +306,7 @@ class ElasticLoader(WrappedLoader):
                 cursor_positions=_done(progress),
             )
             return True
-        self.progress = replace(progress, epoch=-1)
+        self.progress = progress._replace(epoch=-1)
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:

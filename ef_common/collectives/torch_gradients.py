@@ -4,10 +4,11 @@ The local gradient of a parameter stays in `param.grad` until the reduction has 
 copies of it, which are summed in place. So a reduction that a loss interrupts is run again from the local
 gradients with the weights of the members that are left, without another forward or backward.
 
-A completed result must stay intact until every member has it (it may have to be handed on). The first bucket
-of the next reduction can only complete when every member has entered that reduction, so: the small first
-buckets have two buffers in turn, and every other bucket is overwritten only after the first bucket of its
-reduction has completed. That costs a little memory, and no message.
+A completed result must stay intact until every member has it (it may have to be handed on). The buckets of a
+small module have two buffers in turn: whoever begins the next reduction but one has completed the next one, which
+every member has begun. A larger module is spared the memory: a barrier follows its reduction, and `param.grad`
+becomes a view of the bucket, without a copy. Its own memory is let go of when the next backward pass is about to
+want it: earlier, the allocator would hand it back to the system, and get it again page by page.
 
 The last bucket ends with flags, each summed over the members: "I know of a pending change", "a gradient was
 accumulated twice, so the overlapped copy is stale", "I had no backward pass in this step", and one per
@@ -17,6 +18,7 @@ parameter, "it has a gradient here".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -28,9 +30,10 @@ from ef_common.errors import GroupBroken, UsageError
 from ef_common.ports import Group, Pending
 from ef_common.session import Barrier, LoneGroup, Session
 
-FIRST_BUCKET_BYTES = 1 << 20
+ONE_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
-_IN_CACHE_BYTES = 1 << 20  # of so small a bucket, a second pass costs less than a call per gradient
+DOUBLE_BUFFER_BYTES = 1 << 20
+_LARGE_GRADIENT_BYTES = 1 << 16  # is copied as soon as it is ready, while it is in the processor's cache
 _NUM_FIXED_FLAGS = 3  # change pending, stale, skipped
 
 Weights = Callable[[View], Sequence[float]]
@@ -43,7 +46,7 @@ class Bucket:
     Args:
         sources: Parameters or buffers, in the order in which they lie in the buffer.
         num_flags: Room for so many flags at the end.
-        num_buffers: Two for the first bucket, which alternates.
+        num_buffers: Two if they alternate, else one.
     """
 
     def __init__(self, sources: Sequence[Tensor], *, num_flags: int, num_buffers: int, like: Tensor) -> None:
@@ -52,13 +55,13 @@ class Bucket:
         self._buffers = [torch.zeros(numel, dtype=like.dtype, device=like.device) for _ in range(num_buffers)]
         self._views = [self._split(buffer) for buffer in self._buffers]
         self._flags = [buffer[numel - num_flags :] for buffer in self._buffers]
-        self._is_small = numel * like.element_size() <= _IN_CACHE_BYTES
         self._turn = 0
 
     def _split(self, buffer: Tensor) -> list[Tensor]:
         views, offset = [], 0
         for source in self.sources:
-            views.append(buffer[offset : offset + source.numel()].view(source.shape))
+            stride = source.stride() if _is_dense(source) else torch.empty(source.shape, device="meta").stride()
+            views.append(buffer.as_strided(source.shape, stride, offset))
             offset += source.numel()
         return views
 
@@ -81,20 +84,23 @@ class Bucket:
         """The flags at its end."""
         return self._flags[self._turn]
 
-    def fill_gradients(self, weight: float) -> None:
-        """Copy the weighted local gradients in; zeros where there is none. Flags are to be written after it."""
-        # A weight of zero marks a padded batch, whose gradient may be anything, NaN too.
-        gradients = [source.grad if weight else None for source in self.sources]
-        present = [gradient for gradient in gradients if gradient is not None]
-        if self._is_small and len(present) == len(gradients) > 0:
-            torch._foreach_copy_(self.views, present)
-            self.buffer.mul_(weight)
-            return
-        for gradient, view in zip(gradients, self.views, strict=True):
-            if gradient is None:
+    def fill_gradients(self, weight: float, ready: AbstractSet[int] = frozenset()) -> None:
+        """Copy the weighted local gradients in; zeros where there is none. Flags are to be written after it.
+
+        Args:
+            weight: Factor. Zero marks a padded batch, whose gradient may be anything, NaN too.
+            ready: Identities of the sources whose gradients have been copied already.
+        """
+        targets, gradients = [], []
+        for source, view in zip(self.sources, self.views, strict=True):
+            if source.grad is None or not weight:
                 view.zero_()
-            else:
-                torch.mul(gradient, weight, out=view)
+            elif id(source) not in ready:
+                targets.append(view)
+                gradients.append(source.grad)
+        if targets:
+            torch._foreach_copy_(targets, gradients)
+            torch._foreach_mul_(targets, weight)
 
     def fill_values(self, *, own: bool) -> None:
         """Copy the values in on the rank whose values count, zeros elsewhere."""
@@ -105,8 +111,24 @@ class Bucket:
                 view.zero_()
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory without gaps and without overlaps, in whatever order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 class Layout:
-    """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order."""
+    """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
+
+    Attributes:
+        double_buffered: The buckets alternate between two buffers; else a barrier has to follow each reduction.
+        retired: Local gradients that have been reduced.
+    """
 
     def __init__(self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
@@ -116,14 +138,13 @@ class Layout:
             values.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         groups: list[list[Tensor]] = list(values.values())
         gradients = _group_by_size(self.parameters)
-        if not groups and sum(p.numel() * p.element_size() for p in gradients[0]) > FIRST_BUCKET_BYTES:
-            groups.append([])  # a token: two buffers of a large first bucket would cost too much
         self.num_value_buckets = len(groups)
         groups += gradients
         num_flags = _NUM_FIXED_FLAGS + len(self.parameters)
         needs_own = len(groups) == self.num_value_buckets or groups[-1][0].dtype != torch.float32
         if needs_own:
             groups.append([])
+        self.double_buffered = sum(tensor.nbytes for group in groups for tensor in group) <= DOUBLE_BUFFER_BYTES
         self.buckets: list[Bucket] = []
         for index, group in enumerate(groups):
             like = group[0] if group else torch.empty(0, device=self.parameters[0].device)
@@ -131,33 +152,53 @@ class Layout:
                 like = like.to(torch.uint8)
             last = index == len(groups) - 1
             self.buckets.append(
-                Bucket(
-                    group,
-                    num_flags=num_flags * last,
-                    num_buffers=2 if index < max(1, self.num_value_buckets) else 1,
-                    like=like,
-                )
+                Bucket(group, num_flags=num_flags * last, num_buffers=2 if self.double_buffered else 1, like=like)
             )
-        # Index of the bucket of each parameter.
-        self.bucket_of = {
-            id(source): index
+        self.retired: list[Tensor | None] = []
+        # Index of the bucket of each parameter, and its place there.
+        self.place_of = {
+            id(source): (index, place)
             for index in range(self.num_value_buckets, len(self.buckets))
-            for source in self.buckets[index].sources
+            for place, source in enumerate(self.buckets[index].sources)
         }
+
+    def hooked(self) -> list[Parameter]:
+        """Parameters of which it must be known when their gradient is ready.
+
+        The last bucket is filled after the backward pass, but for what is large.
+        """
+        last = len(self.buckets) - 1
+        return [p for p in self.parameters if self.place_of[id(p)][0] < last or _is_copied_early(p)]
+
+    def own_gradients(self) -> None:
+        """Before new gradients are added: let no `param.grad` lie in a bucket any more."""
+        self.retired.clear()
+        for bucket in self.buckets[self.num_value_buckets :]:
+            for parameter, view in zip(bucket.sources, bucket.views, strict=True):
+                gradient = parameter.grad
+                if gradient is not None and gradient.data_ptr() == view.data_ptr():
+                    parameter.grad = gradient.clone()
+
+
+def _is_copied_early(parameter: Tensor) -> bool:
+    return parameter.nbytes >= _LARGE_GRADIENT_BYTES
 
 
 def _group_by_size(parameters: Sequence[Parameter]) -> list[list[Tensor]]:
-    """Gradients become ready from the last parameter to the first; a bucket holds one type on one device."""
+    """Gradients become ready from the last parameter to the first; a bucket holds one type on one device.
+
+    Few buckets of equal size: each costs a message, and the last one cannot overlap the backward pass.
+    """
+    total = sum(parameter.nbytes for parameter in parameters)
+    capacity = total / max(1 if total <= ONE_BUCKET_BYTES else 2, -(-total // BUCKET_BYTES))
     groups: list[list[Tensor]] = []
-    room, key = 0, None
+    filled, key = 0, None
     for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
-        if (parameter.dtype, parameter.device) != key or room < size:
-            key = (parameter.dtype, parameter.device)
-            room = BUCKET_BYTES if groups else FIRST_BUCKET_BYTES
+        if not groups or filled >= capacity or (parameter.dtype, parameter.device) != key:
+            filled, key = 0, (parameter.dtype, parameter.device)
             groups.append([])
         groups[-1].append(parameter)
-        room -= size
+        filled += parameter.nbytes
     return groups
 
 
@@ -169,12 +210,14 @@ class Reduction:
         self.stale = False
         self.skipped = False
         self.num_skipped = 0.0
+        self._flags: list[float] = []
         self._session = session
         self._weights = weights
         self._group: Group | None = None
         self._pending: list[Pending] = []
         self._missing = [len(bucket.sources) for bucket in layout.buckets]
         self._fired: set[int] = set()
+        self._copied: set[int] = set()
         self._weight = 1.0
         self._rank = 0
         for bucket in layout.buckets:
@@ -195,7 +238,10 @@ class Reduction:
             self.stale = True
             return
         self._fired.add(id(parameter))
-        index = self.layout.bucket_of[id(parameter)]
+        index, place = self.layout.place_of[id(parameter)]
+        if self._group is not None and self._weight and _is_copied_early(parameter):
+            torch.mul(parameter.grad, self._weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
+            self._copied.add(id(parameter))
         self._missing[index] -= 1
         if self._missing[index] == 0:
             upto = len(self._pending)
@@ -240,6 +286,7 @@ class Reduction:
         self._rank = view.rank_of(self._session.worker.id) or 0
         self._weight = self._weights(view)[self._rank]
         self._pending = []
+        self._copied = set()
 
     def _finish(self) -> None:
         self._issue(len(self.layout.buckets))
@@ -257,8 +304,6 @@ class Reduction:
         while len(self._pending) < upto:
             index = len(self._pending)
             bucket = self.layout.buckets[index]
-            if index == max(1, self.layout.num_value_buckets):
-                self._pending[0].wait()  # now everybody has the last result: its buffers may go
             if index < self.layout.num_value_buckets:
                 bucket.fill_values(own=self._rank == 0)
             else:
@@ -266,29 +311,29 @@ class Reduction:
             self._pending.append(self._group.all_reduce(bucket.buffer))
 
     def _fill_gradients(self, bucket: Bucket) -> None:
-        bucket.fill_gradients(self._weight)
+        bucket.fill_gradients(self._weight, self._copied)
         if bucket is self.layout.buckets[-1]:
             self._write_flags()
 
     # ------------------------------------------------------------ result
 
-    def apply(self) -> float:
-        """Put the reduced gradients into `param.grad` and the buffers into the module.
+    def read_flags(self) -> float:
+        """Take in the members' flags. Returns how many know of a pending change."""
+        self._flags = self.layout.buckets[-1].flags.tolist()
+        self.num_skipped = self._flags[2]
+        return float(self._flags[0])
 
-        Returns:
-            Sum of the members' "I know of a pending change" flags.
-        """
-        flags = self.layout.buckets[-1].flags.tolist()
-        self.num_skipped = flags[2]
-        if self._session.completed_in.world_size == 1:
-            return float(flags[0])
-        used = dict(zip(self.layout.ids, flags[_NUM_FIXED_FLAGS:], strict=True))
+    def apply(self) -> None:
+        """Put the reduced gradients into `param.grad` and the buffers into the module; after `read_flags`."""
+        used = dict(zip(self.layout.ids, self._flags[_NUM_FIXED_FLAGS:], strict=True))
         for index, bucket in enumerate(self.layout.buckets):
             if index < self.layout.num_value_buckets:
                 torch._foreach_copy_(bucket.sources, bucket.views)
-            else:
+            elif self.layout.double_buffered:
                 _copy_gradients(bucket, used)
-        return float(flags[0])
+            else:
+                self.layout.retired += [source.grad for source in bucket.sources]
+                _lend_gradients(bucket, used)
 
 
 def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:
@@ -301,6 +346,12 @@ def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:
             parameter.grad = view.clone()
     if targets:
         torch._foreach_copy_(targets, values)
+
+
+def _lend_gradients(bucket: Bucket, used: dict[int, float]) -> None:
+    for parameter, view in zip(bucket.sources, bucket.views, strict=True):
+        if used[id(parameter)] > 0:
+            parameter.grad = view
 
 
 def _hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
@@ -358,7 +409,7 @@ class GradientReducer:
 
     def names(self) -> list[str]:
         """Names of the parameters whose gradients are reduced."""
-        known = set() if self._layout is None else self._layout.bucket_of.keys()
+        known = set() if self._layout is None else self._layout.place_of.keys()
         return [name for name, p in self._module.named_parameters() if id(p) in known]
 
     def detach(self) -> None:
@@ -376,10 +427,7 @@ class GradientReducer:
             self._layout = None
             return
         self._layout = Layout(chosen, list(self._module.buffers()))
-        # The last bucket is filled after the backward pass: the others alone need to know when it is ready.
-        last = len(self._layout.buckets) - 1
-        bucket_of = self._layout.bucket_of
-        self._handles = [_hook(p, self._gradient_ready) for p in chosen if bucket_of[id(p)] < last]
+        self._handles = [_hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         if self._reduction is not None:
@@ -390,6 +438,8 @@ class GradientReducer:
         self._take_in_new()
         if self._layout is None:
             return
+        if not self._layout.double_buffered:
+            self._layout.own_gradients()
         self._reduction = Reduction(self._layout, self._session, self._weights)
         if self._session.world_size > 1:
             self._reduction.start()
@@ -407,13 +457,17 @@ class GradientReducer:
         if reduction is None:
             return None
         contributors = self._session.run(reduction)
-        self._session.agree(reduction.apply())
+        self._session.agree(reduction.read_flags())
         if 0 < reduction.num_skipped < contributors.world_size:
             raise UsageError(
                 "some workers had a backward pass in this step and others had none, so they would not make the "
                 "same update. Skip a batch in all workers or in none; a loss of zero has no effect. "
                 f"Received: {reduction.num_skipped:g} of {contributors.world_size} workers without"
             )
+        if contributors.world_size > 1:
+            if not reduction.layout.double_buffered:
+                self._session.run(Barrier())  # everybody has the result: the buckets may be changed
+            reduction.apply()
         return contributors
 
     def skip(self) -> View | None:
@@ -426,7 +480,7 @@ class GradientReducer:
     def _take_in_new(self) -> None:
         if self._inventory is not None and not self._inventory.changed():
             return
-        known = set() if self._layout is None else self._layout.bucket_of
+        known = set() if self._layout is None else self._layout.place_of
         fresh = [p for p in self._module.parameters() if p.requires_grad and id(p) not in known]
         if not fresh:
             self._inventory = Inventory(self._module)

@@ -11,7 +11,7 @@ position is committed exactly once, whatever the history of views.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ trained on it, and a changing world leaves remainders of every size. (With batch
 may hold 3.)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The places `start` … `stop` of the sequence, dealt to `members` (ids in rank order).
 
     Shares below `min_share` are not dealt: the last ranks then have none.
@@ -52,8 +51,7 @@ class Window:
         return dict(zip(self.members, [base + 1] * extra + [base] * (num_shares - extra), strict=False))
 
 
-@dataclass(frozen=True, slots=True)
-class EpochProgress:
+class EpochProgress(NamedTuple):
     """How far an epoch is.
 
     Args:
@@ -94,8 +92,7 @@ class EpochProgress:
         return [position for start, stop in self.ranges(places) for position in range(start, stop)]
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What one gradient reduction made final, as ranges of positions."""
 
     committed: tuple[Range, ...]
@@ -141,15 +138,15 @@ def deal(
     min_share = min(min_share, batch_size)
     stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), min_share)
     window = Window(progress.cursor, stop, tuple(members), min_share=min_share)
-    # Once a step, so not with `replace`, which takes longer than all the rest.
-    return EpochProgress(
-        epoch=progress.epoch,
-        length=progress.length,
+    after = EpochProgress(
+        progress.epoch,
+        progress.length,
         cursor=stop,
         returned=progress.returned,
         uncommitted=(*progress.uncommitted, window),
         steps=progress.steps + 1,
-    ), window
+    )
+    return after, window
 
 
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:
@@ -164,7 +161,7 @@ def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int)
     # The last windows may be cut to size: see `_window_size`.
     num = max(0, min(progress.remaining // window - 1, (progress.length - progress.cursor) // window))
     starts = range(progress.cursor, progress.cursor + num * window, window)
-    return replace(progress, cursor=progress.cursor + num * window, steps=progress.steps + num), starts
+    return progress._replace(cursor=progress.cursor + num * window, steps=progress.steps + num), starts
 
 
 def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochProgress, Commit]:
@@ -180,14 +177,10 @@ def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochP
         for member in window.members:
             ranges = progress.ranges(window.slice_of(member))
             (committed if member in present else returned).extend(ranges)
-    positions = (position for start, stop in returned for position in range(start, stop))
-    after = EpochProgress(
-        epoch=progress.epoch,
-        length=progress.length,
-        cursor=progress.cursor,
-        returned=(*progress.returned, *positions),
-        steps=progress.steps,
-    )
+    after = progress._replace(uncommitted=())
+    if returned:
+        positions = (position for start, stop in returned for position in range(start, stop))
+        after = after._replace(returned=(*progress.returned, *positions))
     return after, Commit(tuple(committed), tuple(returned))
 
 

@@ -50,10 +50,18 @@ def attached(session: Session, module: nn.Module) -> GradientReducer:
     return reducer
 
 
+@pytest.fixture(params=["alternating", "lent"], autouse=True)
+def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of the size of a test as small ones are treated, and as large ones are."""
+    if request.param == "lent":
+        monkeypatch.setattr(torch_gradients, "DOUBLE_BUFFER_BYTES", 0)
+        monkeypatch.setattr(torch_gradients, "_LARGE_GRADIENT_BYTES", 0)
+
+
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter of 16 floats is a bucket of its own."""
-    monkeypatch.setattr(torch_gradients, "FIRST_BUCKET_BYTES", 64)
+    monkeypatch.setattr(torch_gradients, "ONE_BUCKET_BYTES", 64)
     monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 64)
 
 

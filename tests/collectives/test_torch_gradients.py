@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from ef_common.collectives import torch_gradients
 from ef_common.collectives.torch_gradients import GradientReducer, Layout, Reduction
 from ef_common.core.view import View
-from ef_common.ports import Group
+from ef_common.ports import Group, Operation
+from ef_common.session import Barrier
 from tests.collectives.world import OneView, in_world, view_of
 
 WEIGHTS = (0.25, 0.75)
@@ -22,6 +23,14 @@ WEIGHTS = (0.25, 0.75)
 
 def weights(view: View) -> tuple[float, ...]:
     return WEIGHTS
+
+
+@pytest.fixture(params=["alternating", "lent"], autouse=True)
+def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of the size of a test as small ones are treated, and as large ones are."""
+    if request.param == "lent":
+        monkeypatch.setattr(torch_gradients, "DOUBLE_BUFFER_BYTES", 0)
+        monkeypatch.setattr(torch_gradients, "_LARGE_GRADIENT_BYTES", 0)
 
 
 _seeding = threading.Lock()
@@ -89,7 +98,7 @@ def small() -> nn.Module:
 
 
 def large() -> nn.Module:
-    """More than one bucket: the first holds 1 MiB, the second 25 MiB."""
+    """More than one bucket."""
     return nn.Sequential(nn.Linear(4, 3000), nn.Tanh(), nn.Linear(3000, 2400), nn.Tanh(), nn.Linear(2400, 2))
 
 
@@ -234,56 +243,72 @@ def test_module_without_parameters_reduces_nothing() -> None:
 
 
 class Recorder:
-    """A group whose collectives complete when they are waited for; `on_first` is called when the first one is."""
+    """A group whose collectives complete at once, without any other member."""
 
-    def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.reduced: list[Tensor] = []
-        self._on_first = on_first
 
     def all_reduce(self, tensor: Tensor) -> Any:
         self.reduced.append(tensor)
-        return Completion(self._on_first if len(self.reduced) == 1 else lambda: None)
-
-
-class Completion:
-    def __init__(self, on_wait: Callable[[], None]) -> None:
-        self._on_wait = on_wait
+        return self
 
     def wait(self) -> None:
-        self._on_wait()
+        pass
 
 
 def with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 
 
-@pytest.mark.parametrize("make", [small, large, with_batch_norm])
-def test_result_is_not_overwritten_before_the_next_first_bucket_is_complete(
+@pytest.mark.parametrize("make", [small, with_batch_norm])
+def test_result_of_a_small_module_is_intact_throughout_the_next_reduction(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 1 << 20)
-    module = make()
-    session: Any = OneView(0, Recorder(), 2)  # type: ignore[arg-type]
-    layout = Layout(list(module.parameters()), list(module.buffers()))
-    module(batch(0)).sum().backward()
-    first = Reduction(layout, session, weights)
-    first.run(session.group, session.view)
-    kept = [tensor.clone() for tensor in first.result(None)]
-    intact: list[bool] = []
+    monkeypatch.undo()
+    module, session = make(), OneView(0, Recorder(), 2)  # type: ignore[arg-type]
+    reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
+    reducer.attach()
+    kept: list[tuple[Tensor, Tensor]] = []
+    for _ in range(5):
+        module.zero_grad()
+        loss = module(batch(0)).sum()
+        reducer.before_backward()
+        loss.backward()
+        reducer.after_backward()
+        assert all(torch.equal(tensor, copied) for tensor, copied in kept)
+        kept = [(tensor, tensor.clone()) for tensor in session.newest.result(None)]
+        for parameter in module.parameters():
+            parameter.grad.zero_()  # clipping, say
 
-    def check() -> None:
-        intact.append(all(map(torch.equal, kept, first.result(None))))
 
-    for parameter in module.parameters():
-        parameter.grad = torch.full_like(parameter, 5.0)
-    second = Reduction(layout, session, weights)
-    session.group = Recorder(check)
-    second.start()
-    for parameter in reversed(list(module.parameters())):
-        second.gradient_ready(parameter)
-    second.run(session.group, session.view)
-    assert intact[0]
-    assert not all(map(torch.equal, kept, second.result(None)))
+def test_gradients_of_a_large_module_are_lent_when_all_have_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_gradients, "DOUBLE_BUFFER_BYTES", 0)
+
+    def act(rank: int, group: Group) -> list[tuple[type, bool]]:
+        module, session = small(), OneView(rank, group, 2)
+        buckets: set[int] = set()
+        reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
+        reducer.attach()
+        seen = []
+
+        def note(operation: Operation) -> None:
+            buckets.update(tensor.untyped_storage().data_ptr() for tensor in operation.result(None))
+            seen.append((type(operation), _lies_in(buckets, module)))
+
+        session.after = note
+        for _ in range(2):  # without zeroing
+            reducer.before_backward()
+            mean_loss(module, rank).backward()
+            reducer.after_backward()
+            assert _lies_in(buckets, module)
+        return seen
+
+    assert in_world(2, act) == [[(Reduction, False), (Barrier, False)] * 2] * 2
+
+
+def _lies_in(buckets: set[int], module: nn.Module) -> bool:
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return any(gradient.untyped_storage().data_ptr() in buckets for gradient in gradients)
 
 
 def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:

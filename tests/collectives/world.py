@@ -30,9 +30,13 @@ class OneView:
         self.worker = self.view.members[rank]
         self.change_pending = False
         self.agreed: list[float] = []
+        self.newest: Any = None
+        self.after: Callable[[Operation], None] = lambda operation: None
 
     def run(self, operation: Operation) -> View:
         operation.run(self.group, self.view)
+        self.newest = operation
+        self.after(operation)
         return self.view
 
     def agree(self, num_flags: float) -> None:

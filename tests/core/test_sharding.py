@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,7 +201,7 @@ def test_num_steps_counts_those_that_were_dealt() -> None:
     cursor=st.integers(0, 60),
 )
 def test_num_steps_is_what_dealing_takes(length: int, world_size: int, batch_size: int, cursor: int) -> None:
-    progress = replace(EpochProgress(0, length), cursor=min(cursor, length))
+    progress = EpochProgress(0, length, cursor=min(cursor, length))
     expected = num_steps(progress, world_size, batch_size=batch_size)
     while progress.remaining:
         progress, _ = deal(progress, "abcde"[:world_size], batch_size=batch_size)

@@ -243,4 +243,5 @@ def private_attributes(path: Path) -> set[str]:
     """Private attributes of anything but `self` and `cls` that a file touches."""
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
     foreign = [n for n in nodes if not (isinstance(n.value, ast.Name) and n.value.id in ("self", "cls"))]
-    return {n.attr for n in foreign if n.attr.startswith("_") and not n.attr.startswith("__")}
+    names = {n.attr for n in foreign if n.attr.startswith("_") and not n.attr.startswith("__")}
+    return names - {"_replace"}  # of a named tuple

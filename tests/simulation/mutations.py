@@ -5,7 +5,8 @@ A mutation is a function that takes pytest's monkeypatch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from ef_common.core import membership, replay, sharding
 from ef_common.core.membership import Phase
 from ef_common.core.replay import FRESH
 from ef_common.session import Session
-from ef_common.testing.simulation import operations
+from ef_common.testing.simulation import operations, trainer
 
 Patch = pytest.MonkeyPatch
 
@@ -37,7 +38,7 @@ def drop_what_is_returned(patch: Patch) -> None:
 
     def forgetful(progress: sharding.EpochProgress, contributors: Any) -> Any:
         after, done = commit(progress, contributors)
-        return replace(after, returned=progress.returned), done
+        return after._replace(returned=progress.returned), done
 
     patch.setattr(sharding, "commit", forgetful)
 
@@ -134,25 +135,19 @@ def confirm_at_once(patch: Patch) -> None:
 
 
 def overwrite_the_last_result(patch: Patch) -> None:
-    """The first bucket has one buffer."""
+    """There is one set of buckets, though nobody waits until all have the result."""
+    init = trainer.Trainer.__init__
 
-    def one_buffer(self: Any) -> None:
-        only = [0.0]
-        self.first = (only, only)
-        self.later = [0.0, 0.0, 0.0]
+    def with_one(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self._buffers = self._buffers[:1]
 
-    patch.setattr(operations.Buffers, "__init__", one_buffer)
+    patch.setattr(trainer.Trainer, "__init__", with_one)
 
 
-def overwrite_the_later_bucket(patch: Patch) -> None:
-    """The later bucket is filled before the first one has completed."""
-    bind = operations.Reduction._bind
-
-    def early(self: Any, group: Any, view: Any) -> None:
-        self._later[:] = [0.0, 0.0, 0.0]
-        bind(self, group, view)
-
-    patch.setattr(operations.Reduction, "_bind", early)
+def lend_before_all_have_the_result(patch: Patch) -> None:
+    """Gradients become views of the buckets, and are changed, while somebody may lack the result."""
+    patch.setattr(trainer.Trainer, "_wait_for_all", lambda self: None)
 
 
 def trust_in_being_alone(patch: Patch) -> None:
@@ -162,10 +157,14 @@ def trust_in_being_alone(patch: Patch) -> None:
 
 def lose_the_joiners_state(patch: Patch) -> None:
     """A newcomer is sent a state that lacks the windows of the gradients in progress."""
-    patch.setattr(
-        "ef_common.testing.simulation.trainer.asdict",
-        lambda progress: {**asdict(progress), "uncommitted": ()},
-    )
+    describe = trainer.Trainer.describe
+
+    def incomplete(self: Any) -> bytes:
+        state = json.loads(describe(self))
+        state["progress"]["uncommitted"] = []
+        return json.dumps(state).encode()
+
+    patch.setattr(trainer.Trainer, "describe", incomplete)
 
 
 def reuse_a_generation(patch: Patch) -> None:
@@ -193,7 +192,7 @@ MUTATIONS = {
         hold_by_the_view,
         confirm_at_once,
         overwrite_the_last_result,
-        overwrite_the_later_bucket,
+        lend_before_all_have_the_result,
         trust_in_being_alone,
         lose_the_joiners_state,
         reuse_a_generation,

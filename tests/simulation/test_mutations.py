@@ -7,7 +7,7 @@ import pytest
 from ef_common.testing.simulation import schedule_of, simulate
 from tests.simulation.mutations import MUTATIONS
 
-NUM_SEEDS = 4_000
+NUM_SEEDS = 10_000
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -18,15 +18,16 @@ Note = Callable[[str], None]
 
 
 class Buffers:
-    """Memory of the results: two first buckets in turn, and one later bucket.
-
-    The later bucket is written only after the first one of its reduction has completed: then every member has
-    the result of the reduction before.
-    """
+    """Memory of the results of a reduction: its first and its later bucket."""
 
     def __init__(self) -> None:
-        self.first: tuple[list[float], list[float]] = ([0.0], [0.0])
+        self.first: list[float] = [0.0]
         self.later: list[float] = [0.0, 0.0, 0.0]
+
+    def spoil(self) -> None:
+        """Write over the results, as a user does who clips gradients that are views of the buckets."""
+        self.first[:] = [-1.0]
+        self.later[:] = [-1.0, -1.0, -1.0]
 
 
 class Attempts:
@@ -57,8 +58,7 @@ class Reduction:
     Args:
         worker: Id of this worker.
         label: Which reduction this is; equal in all members.
-        buffers: Where results are held.
-        turn: Which of the first buckets.
+        buffers: Where its results are held.
         windows: The windows that it makes final.
         total: Sum of the local gradients of the samples.
         count: Number of the samples.
@@ -73,7 +73,6 @@ class Reduction:
         label: str,
         *,
         buffers: Buffers,
-        turn: int,
         windows: Sequence[Window],
         total: int,
         count: int,
@@ -84,7 +83,7 @@ class Reduction:
         self.attempts = Attempts(note)
         self._worker = worker
         self._label = label
-        self._first = buffers.first[turn]
+        self._first = buffers.first
         self._later = buffers.later
         self._windows = tuple(windows)
         self._total = total
@@ -122,6 +121,7 @@ class Reduction:
         self._group = group
         self._weight = self.weight(view)
         self._first[:] = [float(self._total)]
+        self._later[:] = [self._weight * self._mean, 0.0, 0.0]
         self._pending = group.all_reduce(self._first)
 
     def describe(self) -> bytes:

@@ -41,6 +41,7 @@ class Job:
         accumulate: Windows per gradient reduction.
         num_validation: Samples of an evaluation.
         overlap: Begin to reduce before the backward pass has ended.
+        lends: The buckets of a reduction are changed once all have the result; else two sets of them alternate.
         metrics_every: Windows between two extra collectives; 0 for none.
         step_s: Typical time of a forward and backward.
         min_nodes: As in the settings of the membership; every worker is a node here.
@@ -56,6 +57,7 @@ class Job:
     accumulate: int = 1
     num_validation: int = 0
     overlap: bool = False
+    lends: bool = False
     metrics_every: int = 0
     step_s: float = 0.05
     min_nodes: int = 1
@@ -122,6 +124,7 @@ def _job(draw: random.Random) -> Job:
         accumulate=draw.choice((1, 1, 1, 2, 3)),
         num_validation=draw.choice((0, 0, 1, 5, 8)),
         overlap=draw.random() < 0.5,
+        lends=draw.random() < 0.5,
         metrics_every=draw.choice((0, 0, 1, 2, 3)),
         step_s=draw.choice((0.005, 0.05, 0.2)),
         min_nodes=draw.choice((1, 1, 1, 2, 3)),

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ef_common.core import sharding
 from ef_common.core.sharding import Commit, EpochProgress, Window
 from ef_common.core.view import View
-from ef_common.session import Session
+from ef_common.session import Barrier, Session
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
 from ef_common.testing.simulation.operations import Buffers, Gather, Note, Reduction
 from ef_common.testing.simulation.schedule import Job
@@ -30,9 +29,8 @@ def gradient(epoch: int, position: int) -> int:
 
 
 def _progress(fields: dict[str, Any]) -> EpochProgress:
-    fields["returned"] = tuple(fields["returned"])
-    windows = (Window(**{**window, "members": tuple(window["members"])}) for window in fields["uncommitted"])
-    return EpochProgress(**{**fields, "uncommitted": tuple(windows)})
+    windows = tuple(Window(start, stop, tuple(ids), least) for start, stop, ids, least in fields["uncommitted"])
+    return EpochProgress(**{**fields, "returned": tuple(fields["returned"]), "uncommitted": windows})
 
 
 def initial_weights(worker: str) -> int:
@@ -83,7 +81,7 @@ class Trainer:
         self._delay = delay
         self._mark = mark
         self._note = note
-        self._buffers = Buffers()
+        self._buffers = [Buffers()] if job.lends else [Buffers(), Buffers()]
         self._total = 0
         self._count = 0
         self._room: list[int] = []
@@ -167,8 +165,7 @@ class Trainer:
         return Reduction(
             self.worker,
             f"reduction {self.updates}",
-            buffers=self._buffers,
-            turn=self.updates % 2,
+            buffers=self._buffers[self.updates % len(self._buffers)],
             windows=self.progress.uncommitted,
             total=self._total,
             count=self._count,
@@ -186,6 +183,8 @@ class Trainer:
         operation.attempts.end(self.session.view.generation)
         self._mark("reduced")
         self.session.agree(operation.flags)
+        if self.job.lends and view.world_size > 1:
+            self._wait_for_all()
         self.progress, commit = sharding.commit(self.progress, view.ids)
         if commit.returned:
             self._note("returned")
@@ -201,6 +200,9 @@ class Trainer:
             made_at=self._now(),
         )
         self.session.when_confirmed(lambda: self._invariants.confirmed(self.worker, record))
+
+    def _wait_for_all(self) -> None:
+        self.session.run(Barrier())
 
     def _check(self, operation: Reduction, commit: Commit) -> None:
         self.done = add_once(self.done, commit.committed, what=f"{self.worker}, epoch {self.epoch}")
@@ -219,6 +221,8 @@ class Trainer:
     def _update(self, operation: Reduction) -> None:
         self.weights += operation.sum
         self.fingerprint = (self.fingerprint * 1_000_003 + operation.sum + 1) % _MODULUS
+        if self.job.lends:
+            self._buffers[0].spoil()
         self.updates += 1
         self._total = self._count = 0
 
@@ -255,7 +259,7 @@ class Trainer:
             "epoch": self.epoch,
             "updates": self.updates,
             "done": self.done,
-            "progress": asdict(self.progress),
+            "progress": self.progress._asdict(),
         }
         return json.dumps(state).encode()
 
