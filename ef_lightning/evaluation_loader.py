@@ -8,7 +8,7 @@ again to those that are left, until nothing is missing. Newcomers wait for the n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.metrics import Contributions
 from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of, ranges_of
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class EvaluationLoader(WrappedLoader):
         log: Event log.
         stage: "val", "test" or "predict", as Trainer's limits are named.
         index: Number of the loader within its stage.
+        contributions: To the metrics of the evaluation that runs; None in a prediction.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class EvaluationLoader(WrappedLoader):
         log: EventLog,
         stage: str,
         index: int,
+        contributions: Callable[[], Contributions | None] = lambda: None,
     ) -> None:
         super().__init__(loader)
         self._session = session
@@ -54,6 +57,7 @@ class EvaluationLoader(WrappedLoader):
         self._log = log
         self.stage, self._index = stage, index
         self._batch_size = batch_size_of(loader)
+        self._contributions = contributions
         self._run = 0
         self._batches: list[list[int]] = []
         self._num_own = 0
@@ -138,14 +142,19 @@ class EvaluationLoader(WrappedLoader):
 
     def _take_missing(self) -> bool:
         """Exchange what is done; take a share of what is missing. False if nothing is."""
-        mine = {"worker": self._session.worker.id, "done": [list(r) for r in self._done]}
-        parts, view = operations.gather(self._session, mine)
+        contributions = self._contributions()
+        mine: dict[str, Any] = {"worker": self._session.worker.id, "done": [list(r) for r in self._done]}
+        if contributions is not None:
+            mine["metrics"] = contributions.own()
+        parts, view = operations.gather(self._session, mine, what="state of a metric")
         covered = np.zeros(self._length, dtype=bool)
         for part in parts:
             for start, stop in part["done"]:
                 covered[start:stop] = True
         missing = np.flatnonzero(~covered)
         if len(missing) == 0:
+            if contributions is not None:
+                contributions.complete({part["worker"]: part["metrics"] for part in parts})
             self._log_pass({part["worker"]: part["done"] for part in parts})
             return False
         logger.info("%d samples of this evaluation were lost with their worker; dealt again", len(missing))

@@ -213,6 +213,30 @@ def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> Non
                 setattr(result, name, value.clone().to(getattr(result, name).dtype))
 
 
+def synced_totals(trainer: Any) -> dict[str, dict[str, Tensor]]:
+    """What `self.log(sync_dist=True)` has accumulated here, and reduces over the workers at the end of the epoch."""
+    results = trainer._results or {}
+    synced = [key for key, r in results.items() if r.is_tensor and r.meta.on_epoch and _is_synced(r.meta.sync)]
+    return {key: {name: getattr(results[key], name) for name in results[key]._defaults} for key in synced}
+
+
+def _is_synced(sync: Any) -> bool:
+    return bool(sync.should) and not sync.rank_zero_only
+
+
+def set_reduced(trainer: Any, key: str, totals: Sequence[dict[str, Tensor]]) -> None:
+    """Reduce one of these values from what it is in each worker, instead of asking them at the end of the epoch."""
+    result = trainer._results[key]
+    values = torch.stack([total["value"].double() for total in totals])
+    if result.meta.is_mean_reduction:
+        reduced = values.sum(0) / torch.stack([total["cumulated_batch_size"].double() for total in totals]).sum(0)
+    elif result.meta.is_sum_reduction:
+        reduced = values.sum(0)
+    else:
+        reduced = values.amax(0) if result.meta.is_max_reduction else values.amin(0)
+    result._computed = reduced.to(result.value.dtype).to(result.value.device)
+
+
 def set_zero_batch_size(trainer: Any) -> None:
     """The batch at hand only keeps step: what `self.log` averages over samples must not count it."""
     if trainer._results is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,52 @@ from ef_common.session import Session
 from ef_lightning import hooks
 
 
+class Contributions:
+    """What each worker has added to the metrics of an evaluation, known to all once a pass over a loader is complete.
+
+    So a worker that is lost after it, but before the metrics are reduced, takes nothing along.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._counts = {name: metric._update_count for name, metric in self._metrics()}
+        self._of: dict[str, Any] = {}
+
+    def _metrics(self) -> list[tuple[str, Metric]]:
+        return [(n, m) for n, m in self._trainer.lightning_module.named_modules() if isinstance(m, Metric)]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that have contributed."""
+        return len(self._of)
+
+    def own(self) -> dict[str, Any]:
+        """This worker's, so far."""
+        updated = [(n, m) for n, m in self._metrics() if m._update_count != self._counts.get(n, 0)]
+        return {
+            "logged": hooks.synced_totals(self._trainer),
+            "metrics": {name: _state(metric) for name, metric in updated},
+        }
+
+    def complete(self, found: dict[str, Any]) -> None:
+        """A pass is complete, and everybody knows what each of its workers (by id) has contributed."""
+        self._of.update(found)
+        keys = dict.fromkeys(key for contribution in self._of.values() for key in contribution["logged"])
+        for key in keys:
+            totals = [c["logged"][key] for c in self._of.values() if key in c["logged"]]
+            hooks.set_reduced(self._trainer, key, totals)
+
+    def of_the_lost(self, metric: Metric, present: Sequence[str]) -> list[dict[str, Any]]:
+        """State of a metric in each worker that has contributed, and is not there any more."""
+        name = next((name for name, other in self._metrics() if other is metric), None)
+        lost = [contribution["metrics"] for worker, contribution in self._of.items() if worker not in present]
+        return [states[name] for states in lost if name in states]
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in metric._reductions}
+
+
 class MetricSync:
     """Gathers the state of torchmetrics objects by our collectives, which survive a loss.
 
@@ -27,6 +73,7 @@ class MetricSync:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._connected: list[tuple[Metric, Any]] = []
+        self.evaluation: Contributions | None = None
 
     def connect(self, module: Module) -> None:
         """Connect every metric in the module that has no way of its own to synchronize."""
@@ -51,8 +98,9 @@ class MetricSync:
         return self
 
     def available(self) -> bool:
-        """Whether there are other members."""
-        return self._session.completed_in.world_size > 1
+        """Whether there are other members, or were when a pass of this evaluation was completed."""
+        contributors = 0 if self.evaluation is None else self.evaluation.num_workers
+        return max(self._session.completed_in.world_size, contributors) > 1
 
     def gather(self, value: Tensor, group: Any = None) -> list[Tensor]:
         """The tensor of every member, in rank order; shapes may differ."""
@@ -60,8 +108,10 @@ class MetricSync:
         return [part.to(value.device) for part in parts]
 
     def _synchronize(self, metric: Metric, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        own = {name: getattr(metric, name) for name in metric._reductions}
-        parts, _ = operations.gather(self._session, own, what=f"state of {type(metric).__name__}")
+        own = _state(metric)
+        parts, view = operations.gather(self._session, own, what=f"state of {type(metric).__name__}")
+        if self.evaluation is not None:
+            parts += self.evaluation.of_the_lost(metric, view.ids)
         for name, reduction in metric._reductions.items():
             values = [part[name] for part in parts]
             if isinstance(own[name], list):

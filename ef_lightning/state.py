@@ -6,11 +6,15 @@ difference in what anybody logs, monitors or saves would make the workers' next 
 
 from __future__ import annotations
 
+import copy
+import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ef_common.collectives import codec
 from ef_common.collectives.torch_gradients import GradientReducer
@@ -19,7 +23,9 @@ from ef_lightning import hooks
 from ef_lightning.host import Host
 from ef_lightning.train_loader import ElasticLoader
 
-_SMALL_BYTES = 1 << 20
+logger = logging.getLogger(__name__)
+
+_SMALL_BYTES = 1 << 16
 _CHUNK_BYTES = 8 << 20
 _NOT_SENT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters", "loops")
 
@@ -52,6 +58,20 @@ class TrainerState:
         self._outgoing: list[Tensor] = []
         self._incoming: list[Tensor] = []
         self._packed: list[Tensor] = []
+        self._prepared: list[Tensor] = []
+
+    def prepare(self) -> None:
+        """Have memory at hand for a state that is to come: the others will wait while it does.
+
+        A page that is touched for the first time may cost more than all that is then written to it. Besides the
+        state itself, that is the memory of the first gradients, let go of when the state is there.
+        """
+        tensors = [tensor for tensor in self._trainer.lightning_module.state_dict().values() if tensor.nbytes]
+        kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        for optimizer in self._trainer.optimizers:
+            kinds += state_kinds(optimizer)
+        kinds += [(p.dtype, p.shape) for p in self._trainer.lightning_module.parameters() if p.requires_grad]
+        self._prepared = [torch.empty(shape, dtype=dtype).zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port
 
@@ -67,7 +87,7 @@ class TrainerState:
         """The state as few large tensors of bytes."""
         if header is None:
             return _pack(self._outgoing)
-        self._incoming = codec.room(header)
+        self._incoming = codec.room(header, self._prepared)
         self._packed = _pack(self._incoming)
         return self._packed
 
@@ -75,7 +95,7 @@ class TrainerState:
         """Go on from the state that has been received."""
         _unpack(self._packed, self._incoming)
         state = codec.decode(header, self._incoming)
-        self._incoming, self._packed = [], []
+        self._incoming, self._packed, self._prepared = [], [], []
         if "error" in state:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
         self._adopt(state)
@@ -151,6 +171,30 @@ class TrainerState:
         strategy.load_optimizer_state_dict(checkpoint)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
+
+
+def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
+    """Types and shapes of what an optimizer will keep for its parameters, found by a step on tiny ones.
+
+    Nothing for an optimizer that cannot make such a step: it is for speed alone.
+    """
+    kinds = []
+    for group in optimizer.param_groups:
+        for shape_length in {p.ndim for p in group["params"]}:
+            tiny = torch.nn.Parameter(torch.ones((2,) * shape_length))
+            tiny.grad = torch.ones_like(tiny)
+            probe = copy.copy(optimizer)
+            probe.state = defaultdict(dict)
+            probe.param_groups = [{**group, "params": [tiny]}]
+            try:
+                probe.step()
+            except Exception as error:
+                logger.debug("%s makes no step on a tiny parameter: %r", type(optimizer).__name__, error)
+                continue
+            kept = [v for v in probe.state[tiny].values() if isinstance(v, Tensor) and v.shape == tiny.shape]
+            similar = [p for p in group["params"] if p.ndim == shape_length]
+            kinds += [(value.dtype, p.shape) for p in similar for value in kept]
+    return kinds
 
 
 def _private(callback: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ef_lightning.collectives import CollectivesMixin, exit_cleanly, leaving_cle
 from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.host import Host
-from ef_lightning.metrics import MetricSync, leaving_no_trace
+from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader
 
@@ -70,6 +70,7 @@ class ElasticMixin(CollectivesMixin):
         self._trainer: Any = None
         self._reducer: GradientReducer | None = None
         self._metrics: MetricSync | None = None
+        self._state: TrainerState | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
@@ -159,7 +160,8 @@ class ElasticMixin(CollectivesMixin):
             check_optimizers(self.optimizers)
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             self._reducer.attach()
-        self.session.state = TrainerState(trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer)
+        self._state = TrainerState(trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer)
+        self.session.state = self._state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
 
@@ -190,7 +192,7 @@ class ElasticMixin(CollectivesMixin):
             if loader is not None:
                 loader.close()
         self._train_loader, self._evaluation_loaders = None, []
-        self._trainer = None
+        self._trainer = self._state = None
         if self._worker is not None:
             self.session.state = None
         super().teardown()  # type: ignore[misc]
@@ -203,11 +205,15 @@ class ElasticMixin(CollectivesMixin):
     def on_validation_start(self) -> None:
         """Metrics may have been made since the set-up."""
         self._connect_metrics()
+        if self._metrics is not None:
+            self._metrics.evaluation = Contributions(self._trainer)
 
     on_test_start = on_validation_start
 
     def on_validation_end(self) -> None:
         """Everybody has the result of the evaluation."""
+        if self._metrics is not None:
+            self._metrics.evaluation = None
         with leaving_cleanly():
             self.session.run(Barrier())
 
@@ -249,6 +255,8 @@ class ElasticMixin(CollectivesMixin):
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
         limits = {} if self._here.elastic else {"min_share": 1}
         loader = ElasticLoader(dataloader, self.session, self._trainer, log=self._log, **limits)
+        if self._state is not None:
+            loader.on_newcomer = self._state.prepare
         loader.on_boundary = self._log_weights if self._here.audit else None
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
@@ -268,6 +276,7 @@ class ElasticMixin(CollectivesMixin):
             log=self._log,
             stage=stage,
             index=len(self._evaluation_loaders),
+            contributions=lambda: None if self._metrics is None else self._metrics.evaluation,
         )
         self._evaluation_loaders.append(loader)
         return loader

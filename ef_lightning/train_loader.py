@@ -73,6 +73,7 @@ class ElasticLoader(WrappedLoader):
         self._newest: tuple[Window, ...] = ()
         self.padding = False
         self._logged_epoch = -1
+        self.on_newcomer: Callable[[], None] = lambda: None
         self.on_boundary: Callable[[], None] | None = None
 
     # ------------------------------------------------------------ what Lightning asks
@@ -98,6 +99,7 @@ class ElasticLoader(WrappedLoader):
             self.on_boundary()
         if self._session.newcomer:
             self._planned.warm_up()
+            self.on_newcomer()
             # Should nobody hold a state any more, then rank 0's start is everybody's.
             self._begin_epoch()
             self._session.join()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,23 @@ def encode(value: Any, *, what: str = "value") -> tuple[bytes, list[Tensor]]:
     return json.dumps({"tree": tree, "tensors": specs}).encode(), tensors
 
 
-def room(header: bytes) -> list[Tensor]:
-    """Empty tensors on the CPU for what `header` describes.
+def room(header: bytes, spare: Iterable[Tensor] = ()) -> list[Tensor]:
+    """Tensors on the CPU for what `header` describes.
+
+    Args:
+        header: Of :func:`encode`.
+        spare: Tensors that may be used for it.
 
     Raises:
         ProtocolError: The header is not one that `encode` makes.
     """
     specs = _load(header)["tensors"]
+    free: dict[Any, list[Tensor]] = {}
+    for tensor in spare:
+        free.setdefault((tensor.dtype, tensor.shape), []).append(tensor)
     try:
-        return [torch.empty(shape, dtype=_dtype(name)) for name, shape in specs]
+        kinds = [(_dtype(name), torch.Size(shape)) for name, shape in specs]
+        return [free[kind].pop() if free.get(kind) else torch.empty(kind[1], dtype=kind[0]) for kind in kinds]
     except (TypeError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"malformed tensors in a header: {error}") from None
 

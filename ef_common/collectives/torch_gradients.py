@@ -52,7 +52,7 @@ class Bucket:
     def __init__(self, sources: Sequence[Tensor], *, num_flags: int, num_buffers: int, like: Tensor) -> None:
         self.sources = list(sources)
         numel = max(1, sum(source.numel() for source in sources) + num_flags)
-        self._buffers = [torch.zeros(numel, dtype=like.dtype, device=like.device) for _ in range(num_buffers)]
+        self._buffers = [_touched(numel, like) for _ in range(num_buffers)]
         self._views = [self._split(buffer) for buffer in self._buffers]
         self._flags = [buffer[numel - num_flags :] for buffer in self._buffers]
         self._turn = 0
@@ -109,6 +109,11 @@ class Bucket:
                 view.copy_(source)
             else:
                 view.zero_()
+
+
+def _touched(numel: int, like: Tensor) -> Tensor:
+    """Zeros whose memory is there already, not only from the first time on that it is written to."""
+    return torch.empty(numel, dtype=like.dtype, device=like.device).zero_()
 
 
 def _is_dense(tensor: Tensor) -> bool:

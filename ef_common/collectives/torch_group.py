@@ -246,7 +246,7 @@ class TorchGroup:
 
 
 class _Transfer:
-    """Messages between two ranks, one after the other; like a `Work` of torch."""
+    """Messages between two ranks, in this order; like a `Work` of torch."""
 
     def __init__(self, starts: Sequence[Callable[[], Any]]) -> None:
         self._starts = starts
@@ -256,8 +256,8 @@ class _Transfer:
     def run(self, group: TorchGroup) -> None:
         """Body of the thread. Its reference to the group keeps the group alive while this lasts."""
         try:
-            for start in self._starts:
-                start().wait()
+            for work in [start() for start in self._starts]:
+                work.wait()
         except Exception as error:
             self._error = error
         self._ended.set()

@@ -24,8 +24,8 @@ class Fault:
     """One fault.
 
     Args:
-        where: "forward", "backward", "reduction", "optimizer", "validation", "boundary", "before_join",
-            "build", "transfer".
+        where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
+            "before_join", "build", "transfer".
         step: Updates made before it (batches, in a validation); it does not count outside of steps.
         epoch: In a validation: which epoch's.
         rank: Only the worker with this rank is struck; None for the worker that was given the fault.

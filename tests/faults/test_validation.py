@@ -33,6 +33,19 @@ def test_kill_in_validation_covers_each_sample_once(job: Job, finish: Finish, ba
     assert all(result["metrics"]["val_samples"] == 101 for result in results)
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_kill_before_the_metrics_are_reduced_loses_no_part_of_them(job: Job, finish: Finish, world_size: int) -> None:
+    options = {"epochs": 1, "length": 53, "val_length": 101, "limits": {"num_sanity_val_steps": 0}}
+    victim, others = start_with_fault(job, options, {"where": "validation_end"}, world_size=world_size)
+    results = finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "validation_end")
+    assert len(job.events("evaluation", run=job.events("evaluation")[0]["run"])) >= world_size - 1
+    for result in results:
+        assert result["metrics"]["val_samples"] == 101
+        assert result["metrics"]["val_seen"] == 101
+
+
 def test_join_during_validation_waits_for_the_next_step(job: Job, finish: Finish) -> None:
     options = {"epochs": 3, "length": 103, "val_length": 203, "step_sleep_s": 0.02}
     workers = job.start_world(2, train, options)

@@ -16,11 +16,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from torchmetrics import SumMetric
 
 from ef_common.events import EventLog
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
-from ef_lightning import ElasticFlowStrategy
+from ef_lightning import ElasticFlowStrategy, hooks
 from tests.faults.faults import Fault, Striker, use_faulty_ports
 
 PRELOAD = ("lightning.pytorch", "torchmetrics", "ef_lightning", "ef_common.launch.process", __name__)
@@ -92,6 +93,7 @@ class Net(LightningModule):
         width = 5000 if options.wide else 16  # 64 · 5000 parameters are more than the first bucket's 1 MiB
         self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
         self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 2))
+        self.seen = SumMetric()
         self._options, self._striker = options, striker
 
     def forward(self, images: Tensor) -> Tensor:
@@ -127,6 +129,8 @@ class Net(LightningModule):
         self.log("val_loss", F.cross_entropy(outputs, labels), sync_dist=True)
         self.log("val_accuracy", (outputs.argmax(1) == labels).float().mean(), sync_dist=True)
         self.log("val_samples", float(len(labels)), sync_dist=True, reduce_fx="sum")
+        self.seen(float(len(labels)))
+        self.log("val_seen", self.seen)
 
     def configure_optimizers(self) -> Any:
         optimizer = StrikingSGD(self.parameters(), 0.05, momentum=0.9)
@@ -145,6 +149,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     chosen = Options(**options)
     striker = Striker(None if fault is None else Fault(**fault))
     use_faulty_ports(striker)
+    _pass_the_end_of_validations(striker)
     torch.manual_seed(os.getpid())  # the start must be equal all the same
     trainer = _trainer(chosen)
     net = Net(chosen, striker)
@@ -161,6 +166,18 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
     }
+
+
+def _pass_the_end_of_validations(striker: Striker) -> None:
+    mark_done = hooks.mark_evaluation_done
+
+    def pass_it(loop: Any) -> None:
+        if striker.fault is not None and striker.fault.where == "validation_end":
+            time.sleep(0.3)  # until the others have the last exchange of the pass, too
+        striker.at("validation_end")
+        mark_done(loop)
+
+    hooks.mark_evaluation_done = pass_it
 
 
 def _trainer(options: Options) -> Trainer:
