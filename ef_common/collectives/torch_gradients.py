@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -359,6 +360,30 @@ def _lend_gradients(bucket: Bucket, used: dict[int, float]) -> None:
             parameter.grad = view
 
 
+class Confirmation(Barrier):
+    """A barrier that may be on its way before the session runs it."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._pending: Pending | None = None
+
+    def start(self, group: Group) -> None:
+        """Begin."""
+        with suppress(GroupBroken):  # `run` starts over, after recovery
+            self._begin(group)
+
+    def run(self, group: Group, view: View) -> None:
+        """Wait for everybody."""
+        pending = self._pending if self._group is group else None
+        # Begun here or earlier, it is the same message: others may have begun it on this group already.
+        (pending or self._begin(group)).wait()
+
+    def _begin(self, group: Group) -> Pending:
+        self._pending = group.all_reduce(torch.zeros(1))
+        self._group = group
+        return self._pending
+
+
 def _hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
     return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
 
@@ -462,6 +487,10 @@ class GradientReducer:
         if reduction is None:
             return None
         contributors = self._session.run(reduction)
+        confirmation = Confirmation()
+        is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
+        if is_lent:
+            confirmation.start(self._session.group)
         self._session.agree(reduction.read_flags())
         if 0 < reduction.num_skipped < contributors.world_size:
             raise UsageError(
@@ -470,8 +499,8 @@ class GradientReducer:
                 f"Received: {reduction.num_skipped:g} of {contributors.world_size} workers without"
             )
         if contributors.world_size > 1:
-            if not reduction.layout.double_buffered:
-                self._session.run(Barrier())  # everybody has the result: the buckets may be changed
+            if is_lent:
+                self._session.run(confirmation)  # everybody has the result: the buckets may be changed
             reduction.apply()
         return contributors
 

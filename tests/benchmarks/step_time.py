@@ -16,8 +16,8 @@ from tests.benchmarks.pair import run_pair, run_single
 
 TARGET_DDP = 1.0
 TARGET_SINGLE = 1.02
-NUM_PROCESSES = 3
-NUM_TURNS = {"50k": 8, "2m": 8, "33m": 5}
+NUM_PROCESSES = 6
+NUM_TURNS = {"50k": 4, "2m": 4, "33m": 3}
 NUM_STEPS = {"50k": 300, "2m": 80, "33m": 20}
 _QUICK_TURNS = 5
 ONE_PROCESS_SIZES = ("50k", "2m")

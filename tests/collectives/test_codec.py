@@ -127,3 +127,16 @@ def test_value_that_is_cut_short_raises_a_protocol_error() -> None:
     payload = codec.dumps(torch.arange(10))
     with pytest.raises(ProtocolError):
         codec.loads(payload[:-3])
+
+
+def test_room_is_taken_from_spare_tensors_of_the_same_type_and_shape() -> None:
+    header, _ = codec.encode([torch.ones(2, 3), torch.ones(2, 3), torch.ones(3, dtype=torch.float64), torch.ones(1)])
+    spare = [torch.zeros(2, 3), torch.zeros(3), torch.zeros(3, dtype=torch.float64), torch.zeros(2, 3, 1)]
+    room = codec.room(header, spare)
+    assert [any(tensor is other for other in spare) for tensor in room] == [True, False, True, False]
+    assert [(t.dtype, tuple(t.shape)) for t in room] == [
+        (torch.float32, (2, 3)),
+        (torch.float32, (2, 3)),
+        (torch.float64, (3,)),
+        (torch.float32, (1,)),
+    ]

@@ -1,0 +1,52 @@
+"""Memory that a newcomer has at hand before the others wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ef_lightning.state import state_kinds
+
+SHAPES = [(3, 2), (3,)]
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+
+
+def kept(optimizer: torch.optim.Optimizer) -> Counter[Any]:
+    """What the optimizer really keeps, after a step, in tensors of the shapes of its parameters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    values = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return Counter((value.dtype, tuple(value.shape)) for value in values if value.ndim)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, amsgrad=True),
+        lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:], "lr": 0.5}]),
+        lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
+    ],
+)
+def test_kinds_of_state_are_those_that_the_optimizer_will_keep(make: Any) -> None:
+    optimizer = make(parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it wraps `step`
+    found = Counter((dtype, tuple(shape)) for dtype, shape in state_kinds(optimizer))
+    assert not optimizer.state
+    assert scheduler.last_epoch == 0
+    assert all(torch.equal(p, torch.ones_like(p)) and p.grad is None for p in optimizer.param_groups[0]["params"])
+    assert found == kept(optimizer)
+
+
+def test_optimizer_that_wants_a_closure_is_left_alone() -> None:
+    assert state_kinds(torch.optim.LBFGS(parameters())) == []
