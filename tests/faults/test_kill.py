@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Finish = Callable[..., list[dict[str, Any]]]
 LAST_BUCKET = 3
-"""The wide net's buckets: float buffers, integer buffers, a small first one, a large last one."""
+"""The wide net's buckets: float buffers, integer buffers, two of gradients."""
+CONFIRMATION = LAST_BUCKET + 1
+"""What follows them, as their memory is lent."""
 
 
 def start_with_fault(
@@ -72,7 +74,7 @@ def test_kill_within_a_step_survivors_go_on(job: Job, finish: Finish, where: str
 
 
 @pytest.mark.parametrize("moment", ["issue", "wait"])
-@pytest.mark.parametrize("index", range(LAST_BUCKET + 1))
+@pytest.mark.parametrize("index", range(CONFIRMATION + 1))
 def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(job: Job, finish: Finish, index: int, moment: str) -> None:
     options = {"wide": True, "length": 101, "epochs": 1}
     fault = {"where": "reduction", "step": 2, "index": index, "moment": moment}
@@ -83,16 +85,16 @@ def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(job: Job, finish: Fi
     assert view_sizes(job) == [3, 2]
 
 
-def test_wide_net_has_the_buckets_that_the_faults_aim_at(job: Job, finish: Finish) -> None:
-    """One bucket more would not be struck: no fault, and the victim ends well."""
+def test_wide_net_has_the_messages_that_the_faults_aim_at(job: Job, finish: Finish) -> None:
+    """One message more would not be struck: no fault, and the victim ends well."""
     options = {"wide": True, "length": 53, "epochs": 1}
-    fault = {"where": "reduction", "step": 1, "index": LAST_BUCKET + 1}
+    fault = {"where": "reduction", "step": 1, "index": CONFIRMATION + 1}
     victim, others = start_with_fault(job, options, fault, world_size=2)
     finish([victim, *others])
     assert not job.events("fault")
 
 
-@pytest.mark.parametrize("index", [0, LAST_BUCKET])
+@pytest.mark.parametrize("index", [0, LAST_BUCKET, CONFIRMATION])
 def test_result_that_one_lacks_is_handed_on(make_job: Callable[..., Job], index: int) -> None:
     # One may wait for its share of the broken group until the coordinator is sure that nobody is lost.
     job = make_job(heartbeat_timeout_s=4.0)

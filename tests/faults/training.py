@@ -39,7 +39,7 @@ class Options:
     accumulate: int = 1
     val_length: int = 0
     checkpoints: bool = False
-    wide: bool = False  # a first layer that needs a bucket of its own
+    wide: bool = False  # a larger module, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
     limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
     data_worker_dies_at: int | None = None  # at the first reading of this sample
@@ -90,7 +90,7 @@ class Net(LightningModule):
 
     def __init__(self, options: Options, striker: Striker) -> None:
         super().__init__()
-        width = 5000 if options.wide else 16  # 64 · 5000 parameters are more than the first bucket's 1 MiB
+        width = 5000 if options.wide else 16  # 64 · 5000 parameters make it a module whose gradients are lent
         self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
         self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 2))
         self.seen = SumMetric()
