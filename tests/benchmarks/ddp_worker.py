@@ -51,8 +51,9 @@ def main() -> None:
         log.write(world_size=dist.get_world_size(), number=number)
         if dist.get_rank() == 0:
             state = {"module": module.state_dict(), "optimizer": update.state_dict(), "number": number}
-            torch.save(state, path.with_suffix(".new"))
-            path.with_suffix(".new").rename(path)
+            new = path.with_suffix(f".{os.getpid()}")  # a rank 0 that is being ended may still write
+            torch.save(state, new)
+            new.rename(path)
 
 
 if __name__ == "__main__":
