@@ -142,6 +142,9 @@ class Operation(Protocol):
 class State(Protocol):
     """Everything that a newcomer needs, as the host framework's plugin collects it."""
 
+    def prepare(self) -> None:
+        """In a newcomer, before the others wait for it: do what can be done without knowing their state."""
+
     def describe(self) -> bytes:
         """Header of the state of this worker."""
 

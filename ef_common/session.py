@@ -167,6 +167,8 @@ class Session:
         """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done."""
         if self._channel is None or not self.newcomer:
             return
+        if self.state is not None:
+            self.state.prepare()
         self._channel.send("ready")
         self._recover()
         self.newcomer = False

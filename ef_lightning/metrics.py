@@ -25,11 +25,12 @@ class Contributions:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._counts = {name: metric._update_count for name, metric in self._metrics()}
+        self._counts = {name: metric._update_count for name, metric in self._metrics.items()}
         self._of: dict[str, Any] = {}
 
-    def _metrics(self) -> list[tuple[str, Metric]]:
-        return [(n, m) for n, m in self._trainer.lightning_module.named_modules() if isinstance(m, Metric)]
+    @property
+    def _metrics(self) -> dict[str, Metric]:
+        return metrics_of(self._trainer.lightning_module)  # one may have been made meanwhile
 
     @property
     def num_workers(self) -> int:
@@ -38,25 +39,29 @@ class Contributions:
 
     def own(self) -> dict[str, Any]:
         """This worker's, so far."""
-        updated = [(n, m) for n, m in self._metrics() if m._update_count != self._counts.get(n, 0)]
+        updated = {n: m for n, m in self._metrics.items() if m._update_count != self._counts.get(n, 0)}
         return {
             "logged": hooks.synced_totals(self._trainer),
-            "metrics": {name: _state(metric) for name, metric in updated},
+            "metrics": {name: _state(metric) for name, metric in updated.items()},
         }
 
     def complete(self, found: dict[str, Any]) -> None:
         """A pass is complete, and everybody knows what each of its workers (by id) has contributed."""
         self._of.update(found)
-        keys = dict.fromkeys(key for contribution in self._of.values() for key in contribution["logged"])
-        for key in keys:
+        for key in hooks.synced_totals(self._trainer):
             totals = [c["logged"][key] for c in self._of.values() if key in c["logged"]]
             hooks.set_reduced(self._trainer, key, totals)
 
     def of_the_lost(self, metric: Metric, present: Sequence[str]) -> list[dict[str, Any]]:
         """State of a metric in each worker that has contributed, and is not there any more."""
-        name = next((name for name, other in self._metrics() if other is metric), None)
+        name = next((name for name, other in self._metrics.items() if other is metric), None)
         lost = [contribution["metrics"] for worker, contribution in self._of.items() if worker not in present]
         return [states[name] for states in lost if name in states]
+
+
+def metrics_of(module: Module) -> dict[str, Metric]:
+    """The torchmetrics objects in a module, by name."""
+    return {name: metric for name, metric in module.named_modules() if isinstance(metric, Metric)}
 
 
 def _state(metric: Metric) -> dict[str, Any]:
@@ -77,8 +82,8 @@ class MetricSync:
 
     def connect(self, module: Module) -> None:
         """Connect every metric in the module that has no way of its own to synchronize."""
-        for metric in module.modules():
-            if isinstance(metric, Metric) and metric.dist_sync_fn is None:
+        for metric in metrics_of(module).values():
+            if metric.dist_sync_fn is None:
                 self._connected.append((metric, metric.distributed_available_fn))
                 metric.dist_sync_fn = self.gather
                 metric.distributed_available_fn = self.available
@@ -129,7 +134,7 @@ def _to(item: Any, device: torch.device) -> Any:
 @contextmanager
 def leaving_no_trace(trainer: Any) -> Iterator[None]:
     """Undo what a step on a batch that only keeps step adds to metrics and to what is logged over an epoch."""
-    metrics = [m for m in trainer.lightning_module.modules() if isinstance(m, Metric)]
+    metrics = metrics_of(trainer.lightning_module).values()
     states = [{name: _copy(getattr(metric, name)) for name in metric._defaults} for metric in metrics]
     counts = [metric._update_count for metric in metrics]
     logged = hooks.logged_values(trainer)

@@ -70,7 +70,6 @@ class ElasticMixin(CollectivesMixin):
         self._trainer: Any = None
         self._reducer: GradientReducer | None = None
         self._metrics: MetricSync | None = None
-        self._state: TrainerState | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
@@ -160,8 +159,7 @@ class ElasticMixin(CollectivesMixin):
             check_optimizers(self.optimizers)
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             self._reducer.attach()
-        self._state = TrainerState(trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer)
-        self.session.state = self._state
+        self.session.state = TrainerState(trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer)
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
 
@@ -192,7 +190,7 @@ class ElasticMixin(CollectivesMixin):
             if loader is not None:
                 loader.close()
         self._train_loader, self._evaluation_loaders = None, []
-        self._trainer = self._state = None
+        self._trainer = None
         if self._worker is not None:
             self.session.state = None
         super().teardown()  # type: ignore[misc]
@@ -255,9 +253,8 @@ class ElasticMixin(CollectivesMixin):
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
         limits = {} if self._here.elastic else {"min_share": 1}
         loader = ElasticLoader(dataloader, self.session, self._trainer, log=self._log, **limits)
-        if self._state is not None:
-            loader.on_newcomer = self._state.prepare
-        loader.on_boundary = self._log_weights if self._here.audit else None
+        if self._here.audit:
+            loader.on_boundary = self._log_weights
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
         self._train_loader = loader
@@ -291,10 +288,7 @@ class ElasticMixin(CollectivesMixin):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step; every worker reduces gradients in it, also one that has none."""
         loader = self._train_loader
-        if loader is not None and loader.padding:
-            with leaving_no_trace(self._trainer):
-                output = super().training_step(*args, **kwargs)  # type: ignore[misc]
-        else:
+        with self._keeping_step(loader is not None and loader.padding):
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if not self._here.elastic:
             return output

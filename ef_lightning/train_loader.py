@@ -73,8 +73,7 @@ class ElasticLoader(WrappedLoader):
         self._newest: tuple[Window, ...] = ()
         self.padding = False
         self._logged_epoch = -1
-        self.on_newcomer: Callable[[], None] = lambda: None
-        self.on_boundary: Callable[[], None] | None = None
+        self.on_boundary: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------ what Lightning asks
 
@@ -95,11 +94,9 @@ class ElasticLoader(WrappedLoader):
         return self
 
     def __next__(self) -> Any:
-        if self.on_boundary is not None:
-            self.on_boundary()
+        self.on_boundary()
         if self._session.newcomer:
             self._planned.warm_up()
-            self.on_newcomer()
             # Should nobody hold a state any more, then rank 0's start is everybody's.
             self._begin_epoch()
             self._session.join()

@@ -189,10 +189,10 @@ class TorchGroup:
     def _gather_frames(self, payload: bytes, length: int, size: int) -> list[tuple[int, bytes]]:
         framed = length.to_bytes(8, "big") + payload
         mine = torch.frombuffer(bytearray(framed.ljust(size, b"\0")), dtype=torch.uint8)
-        frames = torch.empty(self._world_size, size, dtype=torch.uint8)
         if self._is_direct(size):
             frames, exchange = self._exchange(mine)
         else:
+            frames = torch.empty(self._world_size, size, dtype=torch.uint8)
             exchange = self._start(lambda: self._process_group.allgather([list(frames.unbind())], [mine]))
         exchange.wait()
         result = []

@@ -311,8 +311,9 @@ def _at_boundary(state: Membership, worker: str, generation: int, settings: Sett
         raise ProtocolError(f"worker {worker} is at a boundary, but it is {phase_of(state, worker).value}")
     if generation != view.generation:
         return state, (), ""  # sent before the newest view reached it; it will ask again
+    is_first = not state.at_boundary  # after the first report, a goodbye makes a view at once
     state = replace(state, at_boundary=state.at_boundary | {worker})
-    if len(_present(state, view)) < view.world_size:
+    if is_first and len(_present(state, view)) < view.world_size:
         return _install_present(state, view, settings, "somebody has said goodbye")
     return _plan(state, settings)
 
@@ -398,10 +399,11 @@ def _suspected(state: Membership, worker: str, generation: int, now: float, sett
     view = state.view
     if view is None or view.generation != generation or view.rank_of(worker) is None:
         return state, (), ""  # a newer view is on its way to it
+    is_first = not state.suspects  # as at a boundary
     suspects = state.suspects | {worker}
     since = now if state.suspected_at is None else state.suspected_at
     state = replace(state, suspects=suspects, suspected_at=since)
-    if len(_present(state, view)) < view.world_size:
+    if is_first and len(_present(state, view)) < view.world_size:
         return _install_present(state, view, settings, f"{worker} needs a view without those who said goodbye")
     if suspects.issuperset(view.ids):
         return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")

@@ -45,9 +45,7 @@ class Window(NamedTuple):
 
     def shares(self) -> dict[str, int]:
         """Number of places of each member that has some; see `share`."""
-        num_places = self.stop - self.start
-        num_shares = max(1, min(len(self.members), num_places // self.min_share))
-        base, extra = divmod(num_places, num_shares)
+        num_shares, base, extra = _split(self.stop - self.start, len(self.members), self.min_share)
         return dict(zip(self.members, [base + 1] * extra + [base] * (num_shares - extra), strict=False))
 
 
@@ -107,12 +105,17 @@ def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> 
     >>> [share(5, 4, rank, min_share=2) for rank in range(4)]
     [(0, 3), (3, 5), (5, 5), (5, 5)]
     """
-    num_shares = max(1, min(world_size, num_items // min_share))
+    num_shares, base, extra = _split(num_items, world_size, min_share)
     if rank >= num_shares:
         return (num_items, num_items)
-    base, extra = divmod(num_items, num_shares)
     start = rank * base + min(rank, extra)
     return (start, start + base + (rank < extra))
+
+
+def _split(num_items: int, world_size: int, min_share: int) -> tuple[int, int, int]:
+    """Number of shares, items of each, and how many of the first shares hold one more."""
+    num_shares = max(1, min(world_size, num_items // min_share))
+    return num_shares, *divmod(num_items, num_shares)
 
 
 def deal(
@@ -166,12 +169,11 @@ def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int)
 
 def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochProgress, Commit]:
     """Commit the uncommitted windows: a gradient reduction of `contributors` has completed."""
-    contributors = tuple(contributors)
     present = frozenset(contributors)
     committed: list[Range] = []
     returned: list[Range] = []
     for window in progress.uncommitted:
-        if window.members == contributors or present.issuperset(window.members):
+        if present.issuperset(window.members):
             committed += progress.ranges((window.start, window.stop))
             continue
         for member in window.members:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ef_common.collectives.torch_group import TorchGroups
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Group
@@ -220,20 +221,11 @@ class ThreadChannel:
     def stop(self) -> None: ...
 
 
-class ThreadGroups:
-    """The port `GroupFactory`."""
+class ThreadGroups(TorchGroups):
+    """The port `GroupFactory`; bytes are torch tensors, as with Gloo."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def build(self, view: View, *, rank: int, bootstrap: Any) -> ThreadGroup:
         return ThreadGroup(self._cluster, view, rank)
-
-    def empty_bytes(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
-    def from_bytes(self, payload: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-
-    def to_bytes(self, tensor: Tensor) -> bytes:
-        return tensor.numpy().tobytes()

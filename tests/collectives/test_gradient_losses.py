@@ -15,6 +15,8 @@ from ef_common.core.view import View
 from ef_common.session import Barrier, Session
 from tests.collectives.cluster import Cluster, Died
 
+pytestmark = pytest.mark.usefixtures("buffers")
+
 WEIGHTS = {"m0": 1.0, "m1": 2.0, "m2": 3.0}
 
 
@@ -48,14 +50,6 @@ def attached(session: Session, module: nn.Module) -> GradientReducer:
     reducer = GradientReducer(session, module, weights=weights)
     reducer.attach()
     return reducer
-
-
-@pytest.fixture(params=["alternating", "lent"], autouse=True)
-def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of the size of a test as small ones are treated, and as large ones are."""
-    if request.param == "lent":
-        monkeypatch.setattr(torch_gradients, "DOUBLE_BUFFER_BYTES", 0)
-        monkeypatch.setattr(torch_gradients, "_LARGE_GRADIENT_BYTES", 0)
 
 
 @pytest.fixture

@@ -17,19 +17,13 @@ from ef_common.core.view import View
 from ef_common.ports import Group, Operation
 from tests.collectives.world import OneView, in_world, view_of
 
+pytestmark = pytest.mark.usefixtures("buffers")
+
 WEIGHTS = (0.25, 0.75)
 
 
 def weights(view: View) -> tuple[float, ...]:
     return WEIGHTS
-
-
-@pytest.fixture(params=["alternating", "lent"], autouse=True)
-def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of the size of a test as small ones are treated, and as large ones are."""
-    if request.param == "lent":
-        monkeypatch.setattr(torch_gradients, "DOUBLE_BUFFER_BYTES", 0)
-        monkeypatch.setattr(torch_gradients, "_LARGE_GRADIENT_BYTES", 0)
 
 
 _seeding = threading.Lock()

@@ -250,6 +250,9 @@ class Trainer:
 
     # ------------------------------------------------------------ state for newcomers
 
+    def prepare(self) -> None:
+        """See the port."""
+
     def describe(self) -> bytes:
         """See the port."""
         self._mark("send_state")
