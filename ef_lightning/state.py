@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ef_common.collectives import codec
-from ef_common.collectives.torch_gradients import GradientReducer
+from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning.host import Host

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ef_common.collectives import codec, operations
-from ef_common.collectives.torch_gradients import GradientReducer
+from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog

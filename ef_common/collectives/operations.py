@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives import codec
-from ef_common.collectives.torch_gradients import Bucket
+from ef_common.collectives.gradients.buckets import Bucket
 from ef_common.core.view import View
 from ef_common.ports import Group
 from ef_common.session import Session

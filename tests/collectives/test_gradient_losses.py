@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ef_common.collectives import torch_gradients
-from ef_common.collectives.torch_gradients import GradientReducer
+from ef_common.collectives.gradients import buckets
+from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
 from ef_common.session import Barrier, Session
 from tests.collectives.cluster import Cluster, Died
@@ -55,8 +55,8 @@ def attached(session: Session, module: nn.Module) -> GradientReducer:
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter of 16 floats is a bucket of its own."""
-    monkeypatch.setattr(torch_gradients, "ONE_BUCKET_BYTES", 64)
-    monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(buckets, "ONE_BUCKET_BYTES", 64)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
 
 
 @pytest.mark.usefixtures("small_buckets")

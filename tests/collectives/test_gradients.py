@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ef_common.collectives import torch_gradients
-from ef_common.collectives.torch_gradients import Confirmation, GradientReducer, Layout, Reduction
+from ef_common.collectives.gradients import buckets
+from ef_common.collectives.gradients.buckets import Layout
+from ef_common.collectives.gradients.reducer import GradientReducer
+from ef_common.collectives.gradients.reduction import Confirmation, Reduction
 from ef_common.core.view import View
 from ef_common.ports import Group, Operation
 from tests.collectives.world import OneView, in_world, view_of
@@ -275,33 +277,33 @@ def test_result_of_a_small_module_is_intact_throughout_the_next_reduction(
 
 
 def test_gradients_of_a_large_module_are_lent_when_all_have_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_gradients, "DOUBLE_BUFFER_BYTES", 0)
+    monkeypatch.setattr(buckets, "DOUBLE_BUFFER_BYTES", 0)
 
     def act(rank: int, group: Group) -> list[tuple[type, bool]]:
         module, session = small(), OneView(rank, group, 2)
-        buckets: set[int] = set()
+        storages: set[int] = set()
         reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
         reducer.attach()
         seen = []
 
         def note(operation: Operation) -> None:
-            buckets.update(tensor.untyped_storage().data_ptr() for tensor in operation.result(None))
-            seen.append((type(operation), _lies_in(buckets, module)))
+            storages.update(tensor.untyped_storage().data_ptr() for tensor in operation.result(None))
+            seen.append((type(operation), _lies_in(storages, module)))
 
         session.after = note
         for _ in range(2):  # without zeroing
             reducer.before_backward()
             mean_loss(module, rank).backward()
             reducer.after_backward()
-            assert _lies_in(buckets, module)
+            assert _lies_in(storages, module)
         return seen
 
     assert in_world(2, act) == [[(Reduction, False), (Confirmation, False)] * 2] * 2
 
 
-def _lies_in(buckets: set[int], module: nn.Module) -> bool:
+def _lies_in(storages: set[int], module: nn.Module) -> bool:
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    return any(gradient.untyped_storage().data_ptr() in buckets for gradient in gradients)
+    return any(gradient.untyped_storage().data_ptr() in storages for gradient in gradients)
 
 
 def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:

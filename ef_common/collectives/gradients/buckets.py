@@ -1,0 +1,185 @@
+"""Flat buffers for the gradients and buffers of a module, and which tensor lies where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+ONE_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+DOUBLE_BUFFER_BYTES = 1 << 20
+LARGE_GRADIENT_BYTES = 1 << 16  # is copied as soon as it is ready, while it is in the processor's cache
+NUM_FIXED_FLAGS = 3  # change pending, stale, skipped
+
+
+class Bucket:
+    """A flat buffer, and the tensors whose copies it holds.
+
+    Args:
+        sources: Parameters or buffers, in the order in which they lie in the buffer.
+        num_flags: Room for so many flags at the end.
+        num_buffers: Two if they alternate, else one.
+    """
+
+    def __init__(self, sources: Sequence[Tensor], *, num_flags: int, num_buffers: int, like: Tensor) -> None:
+        self.sources = list(sources)
+        numel = max(1, sum(source.numel() for source in sources) + num_flags)
+        self._buffers = [_touched(numel, like) for _ in range(num_buffers)]
+        self._views = [self._split(buffer) for buffer in self._buffers]
+        self._flags = [buffer[numel - num_flags :] for buffer in self._buffers]
+        self._turn = 0
+
+    def _split(self, buffer: Tensor) -> list[Tensor]:
+        views, offset = [], 0
+        for source in self.sources:
+            stride = source.stride() if _is_dense(source) else torch.empty(source.shape, device="meta").stride()
+            views.append(buffer.as_strided(source.shape, stride, offset))
+            offset += source.numel()
+        return views
+
+    def next_turn(self) -> None:
+        """Go on to the other buffer, so that the last result stays intact."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+
+    @property
+    def buffer(self) -> Tensor:
+        """The buffer of this turn."""
+        return self._buffers[self._turn]
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Its parts, in the shapes of the sources."""
+        return self._views[self._turn]
+
+    @property
+    def flags(self) -> Tensor:
+        """The flags at its end."""
+        return self._flags[self._turn]
+
+    def fill_gradients(self, weight: float, ready: AbstractSet[int] = frozenset()) -> None:
+        """Copy the weighted local gradients in; zeros where there is none. Flags are to be written after it.
+
+        Args:
+            weight: Factor. Zero marks a padded batch, whose gradient may be anything, NaN too.
+            ready: Identities of the sources whose gradients have been copied already.
+        """
+        targets, gradients = [], []
+        for source, view in zip(self.sources, self.views, strict=True):
+            if source.grad is None or not weight:
+                view.zero_()
+            elif id(source) not in ready:
+                targets.append(view)
+                gradients.append(source.grad)
+        if targets:
+            torch._foreach_copy_(targets, gradients)
+            torch._foreach_mul_(targets, weight)
+
+    def fill_values(self, *, own: bool) -> None:
+        """Copy the values in on the rank whose values count, zeros elsewhere."""
+        for source, view in zip(self.sources, self.views, strict=True):
+            if own:
+                view.copy_(source)
+            else:
+                view.zero_()
+
+
+def _touched(numel: int, like: Tensor) -> Tensor:
+    """Zeros whose memory is there already, not only from the first time on that it is written to."""
+    return torch.empty(numel, dtype=like.dtype, device=like.device).zero_()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory without gaps and without overlaps, in whatever order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+class Layout:
+    """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
+
+    Attributes:
+        double_buffered: The buckets alternate between two buffers; else a barrier has to follow each reduction.
+        retired: Local gradients that have been reduced.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.ids = [id(parameter) for parameter in self.parameters]
+        values: dict[Any, list[Tensor]] = {}
+        for buffer in module_buffers:
+            values.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        groups: list[list[Tensor]] = list(values.values())
+        gradients = _group_by_size(self.parameters)
+        self.num_value_buckets = len(groups)
+        groups += gradients
+        num_flags = NUM_FIXED_FLAGS + len(self.parameters)
+        needs_own = len(groups) == self.num_value_buckets or groups[-1][0].dtype != torch.float32
+        if needs_own:
+            groups.append([])
+        self.double_buffered = sum(tensor.nbytes for group in groups for tensor in group) <= DOUBLE_BUFFER_BYTES
+        self.buckets: list[Bucket] = []
+        for index, group in enumerate(groups):
+            like = group[0] if group else torch.empty(0, device=self.parameters[0].device)
+            if like.dtype == torch.bool:
+                like = like.to(torch.uint8)
+            last = index == len(groups) - 1
+            self.buckets.append(
+                Bucket(group, num_flags=num_flags * last, num_buffers=2 if self.double_buffered else 1, like=like)
+            )
+        self.retired: list[Tensor | None] = []
+        # Index of the bucket of each parameter, and its place there.
+        self.place_of = {
+            id(source): (index, place)
+            for index in range(self.num_value_buckets, len(self.buckets))
+            for place, source in enumerate(self.buckets[index].sources)
+        }
+
+    def hooked(self) -> list[Parameter]:
+        """Parameters of which it must be known when their gradient is ready.
+
+        The last bucket is filled after the backward pass, but for what is large.
+        """
+        last = len(self.buckets) - 1
+        return [p for p in self.parameters if self.place_of[id(p)][0] < last or is_copied_early(p)]
+
+    def own_gradients(self) -> None:
+        """Before new gradients are added: let no `param.grad` lie in a bucket any more."""
+        self.retired.clear()
+        for bucket in self.buckets[self.num_value_buckets :]:
+            for parameter, view in zip(bucket.sources, bucket.views, strict=True):
+                gradient = parameter.grad
+                if gradient is not None and gradient.data_ptr() == view.data_ptr():
+                    parameter.grad = gradient.clone()
+
+
+def is_copied_early(parameter: Tensor) -> bool:
+    """Whether its gradient is copied by the hook; small ones are copied with their bucket, in fewer calls."""
+    return parameter.nbytes >= LARGE_GRADIENT_BYTES
+
+
+def _group_by_size(parameters: Sequence[Parameter]) -> list[list[Tensor]]:
+    """Gradients become ready from the last parameter to the first; a bucket holds one type on one device.
+
+    Few buckets of equal size: each costs a message, and the last one cannot overlap the backward pass.
+    """
+    total = sum(parameter.nbytes for parameter in parameters)
+    capacity = total / max(1 if total <= ONE_BUCKET_BYTES else 2, -(-total // BUCKET_BYTES))
+    groups: list[list[Tensor]] = []
+    filled, key = 0, None
+    for parameter in reversed(parameters):
+        if not groups or filled >= capacity or (parameter.dtype, parameter.device) != key:
+            filled, key = 0, (parameter.dtype, parameter.device)
+            groups.append([])
+        groups[-1].append(parameter)
+        filled += parameter.nbytes
+    return groups

@@ -1,0 +1,156 @@
+"""When to reduce: hooks into the backward pass of a module, and what a step does around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ef_common.collectives.gradients.buckets import Layout
+from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights
+from ef_common.core.view import View
+from ef_common.errors import UsageError
+from ef_common.session import Barrier, Session
+
+
+def _hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
+
+
+class Inventory:
+    """Notices that a module has got another parameter, or one that begins to require a gradient.
+
+    It is asked before each backward pass, and `module.parameters()` would take longer than all else there.
+    """
+
+    def __init__(self, module: Module) -> None:
+        modules = list(module.modules())
+        self._sizes = [(d, len(d)) for m in modules for d in (m._parameters, m._modules)]
+        self._parameters = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+
+    def changed(self) -> bool:
+        """Whether it is so. A change of anything else may count as one too."""
+        for entries, size in self._sizes:
+            if len(entries) != size:
+                return True
+        for entries, name, parameter in self._parameters:
+            if entries.get(name) is not parameter:
+                return True
+        return any(parameter.requires_grad for parameter in self._frozen)
+
+
+class GradientReducer:
+    """Keeps gradients, and the module's buffers, equal over the members of a session.
+
+    Args:
+        session: The worker's session.
+        module: Its parameters are reduced; one that begins to require a gradient later is taken in then.
+        weights: Weight of each member of a view, asked for at the start of each reduction and after a loss.
+    """
+
+    def __init__(self, session: Session, module: Module, *, weights: Weights) -> None:
+        self._session = session
+        self._module = module
+        self._weights = weights
+        self._layout: Layout | None = None
+        self._handles: list[Any] = []
+        self._reduction: Reduction | None = None
+        self._inventory: Inventory | None = None
+
+    def attach(self, names: Sequence[str] | None = None) -> None:
+        """Hook into the parameters that require a gradient, or into those named; the same in every member."""
+        if names is None:
+            self._rebuild(p for p in self._module.parameters() if p.requires_grad)
+        elif list(names) != self.names():
+            chosen = set(names)
+            self._rebuild(p for name, p in self._module.named_parameters() if name in chosen)
+
+    def names(self) -> list[str]:
+        """Names of the parameters whose gradients are reduced."""
+        known = set() if self._layout is None else self._layout.place_of.keys()
+        return [name for name, p in self._module.named_parameters() if id(p) in known]
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._reduction = None
+
+    def _rebuild(self, parameters: Iterable[Parameter]) -> None:
+        self.detach()
+        self._inventory = None
+        chosen = list(parameters)
+        if not chosen:
+            self._layout = None
+            return
+        self._layout = Layout(chosen, list(self._module.buffers()))
+        self._handles = [_hook(p, self._gradient_ready) for p in self._layout.hooked()]
+
+    def _gradient_ready(self, parameter: Tensor) -> None:
+        if self._reduction is not None:
+            self._reduction.gradient_ready(parameter)
+
+    def before_backward(self) -> None:
+        """Call before a backward pass whose gradients are to be reduced."""
+        self._take_in_new()
+        if self._layout is None:
+            return
+        if not self._layout.double_buffered:
+            self._layout.own_gradients()
+        self._reduction = Reduction(self._layout, self._session, self._weights)
+        if self._session.world_size > 1:
+            self._reduction.start()
+
+    def after_backward(self) -> View | None:
+        """Call after it. Gradients are then the weighted mean over the members.
+
+        Returns:
+            The view whose members contributed; None if there was nothing to reduce.
+
+        Raises:
+            UsageError: In all members, if some but not all of them have skipped the step.
+        """
+        reduction, self._reduction = self._reduction, None
+        if reduction is None:
+            return None
+        contributors = self._session.run(reduction)
+        confirmation = Confirmation()
+        is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
+        if is_lent:
+            confirmation.start(self._session.group)
+        self._session.agree(reduction.read_flags())
+        if 0 < reduction.num_skipped < contributors.world_size:
+            raise UsageError(
+                "some workers had a backward pass in this step and others had none, so they would not make the "
+                "same update. Skip a batch in all workers or in none; a loss of zero has no effect. "
+                f"Received: {reduction.num_skipped:g} of {contributors.world_size} workers without"
+            )
+        if contributors.world_size > 1:
+            if is_lent:
+                self._session.run(confirmation)  # everybody has the result: the buckets may be changed
+            reduction.apply()
+        return contributors
+
+    def skip(self) -> View | None:
+        """Take part in the reduction of a step without a backward pass, instead of the two calls around it."""
+        self.before_backward()
+        if self._reduction is not None:
+            self._reduction.skipped = True
+        return self.after_backward()
+
+    def _take_in_new(self) -> None:
+        if self._inventory is not None and not self._inventory.changed():
+            return
+        known = set() if self._layout is None else self._layout.place_of
+        fresh = [p for p in self._module.parameters() if p.requires_grad and id(p) not in known]
+        if not fresh:
+            self._inventory = Inventory(self._module)
+            return
+        if self._layout is not None:
+            self._session.run(Barrier())  # the last result must not be needed any more
+        taken = {id(p) for p in fresh} | set(known)
+        self._rebuild(p for p in self._module.parameters() if id(p) in taken)

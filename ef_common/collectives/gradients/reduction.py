@@ -1,0 +1,194 @@
+"""One reduction of a module's gradients, and the barrier that confirms it to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from ef_common.collectives.gradients.buckets import NUM_FIXED_FLAGS, Bucket, Layout, is_copied_early
+from ef_common.core.view import View
+from ef_common.errors import GroupBroken
+from ef_common.ports import Group, Pending
+from ef_common.session import Barrier, LoneGroup, Session
+
+Weights = Callable[[View], Sequence[float]]
+"""Weight of each member's gradient in rank order; they sum to one."""
+
+
+class Reduction:
+    """One gradient reduction: an operation of the session. See the package for what it keeps and when."""
+
+    def __init__(self, layout: Layout, session: Session, weights: Weights) -> None:
+        self.layout = layout
+        self.stale = False
+        self.skipped = False
+        self.num_skipped = 0.0
+        self._flags: list[float] = []
+        self._session = session
+        self._weights = weights
+        self._group: Group | None = None
+        self._pending: list[Pending] = []
+        self._missing = [len(bucket.sources) for bucket in layout.buckets]
+        self._fired: set[int] = set()
+        self._copied: set[int] = set()
+        self._weight = 1.0
+        self._rank = 0
+        for bucket in layout.buckets:
+            bucket.next_turn()
+        self._tensors = [bucket.buffer for bucket in layout.buckets]
+
+    # ------------------------------------------------------------ during the backward pass
+
+    def start(self) -> None:
+        """Begin to reduce on the session's group what is ready: the module's buffers."""
+        self._bind(self._session.group, self._session.view)
+        self._try_issue(self.layout.num_value_buckets)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is complete (a hook during the backward pass; it must never raise)."""
+        if id(parameter) in self._fired:
+            # Once more (reentrant checkpointing): its bucket may be under way with half of the gradient.
+            self.stale = True
+            return
+        self._fired.add(id(parameter))
+        index, place = self.layout.place_of[id(parameter)]
+        if self._group is not None and self._weight and is_copied_early(parameter):
+            torch.mul(parameter.grad, self._weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
+            self._copied.add(id(parameter))
+        self._missing[index] -= 1
+        if self._missing[index] == 0:
+            upto = len(self._pending)
+            while upto < len(self.layout.buckets) - 1 and self._missing[upto] <= 0:
+                upto += 1
+            self._try_issue(upto)
+
+    def _try_issue(self, upto: int) -> None:
+        if self._group is None:
+            return
+        try:
+            self._issue(upto)
+        except GroupBroken:
+            self._group = None  # `run` starts over, after recovery
+
+    # ------------------------------------------------------------ operation of the session
+
+    def run(self, group: Group, view: View) -> None:
+        """Reduce everything with the members of `view`; see :class:`~ef_common.session.Operation`."""
+        if isinstance(group, LoneGroup):
+            self._write_flags()
+            return
+        if self._group is not group:
+            self._bind(group, view)
+        self._finish()
+        if self.layout.buckets[-1].flags[1].item() > 0:
+            # Somebody's overlapped copies were stale: all reduce again, from the complete gradients.
+            self._bind(group, view)
+            self.stale = False
+            self._finish()
+
+    def describe(self) -> bytes:
+        """The layout is the same everywhere, so the buffers say it all."""
+        return b""
+
+    def result(self, header: bytes | None) -> Sequence[Tensor]:
+        """The buffers of this reduction."""
+        return self._tensors
+
+    def _bind(self, group: Group, view: View) -> None:
+        self._group = group
+        self._rank = view.rank_of(self._session.worker.id) or 0
+        self._weight = self._weights(view)[self._rank]
+        self._pending = []
+        self._copied = set()
+
+    def _finish(self) -> None:
+        self._issue(len(self.layout.buckets))
+        for pending in self._pending:
+            pending.wait()
+
+    def _write_flags(self) -> None:
+        flags = [float(self._session.change_pending), float(self.stale), float(self.skipped)]
+        flags += [float(p.grad is not None) for p in self.layout.parameters]
+        self.layout.buckets[-1].flags.copy_(torch.tensor(flags))
+
+    def _issue(self, upto: int) -> None:
+        if self._group is None:
+            raise GroupBroken("not bound to a group")
+        while len(self._pending) < upto:
+            index = len(self._pending)
+            bucket = self.layout.buckets[index]
+            if index < self.layout.num_value_buckets:
+                bucket.fill_values(own=self._rank == 0)
+            else:
+                self._fill_gradients(bucket)
+            self._pending.append(self._group.all_reduce(bucket.buffer))
+
+    def _fill_gradients(self, bucket: Bucket) -> None:
+        bucket.fill_gradients(self._weight, self._copied)
+        if bucket is self.layout.buckets[-1]:
+            self._write_flags()
+
+    # ------------------------------------------------------------ result
+
+    def read_flags(self) -> float:
+        """Take in the members' flags. Returns how many know of a pending change."""
+        self._flags = self.layout.buckets[-1].flags.tolist()
+        self.num_skipped = self._flags[2]
+        return float(self._flags[0])
+
+    def apply(self) -> None:
+        """Put the reduced gradients into `param.grad` and the buffers into the module; after `read_flags`."""
+        used = dict(zip(self.layout.ids, self._flags[NUM_FIXED_FLAGS:], strict=True))
+        for index, bucket in enumerate(self.layout.buckets):
+            if index < self.layout.num_value_buckets:
+                torch._foreach_copy_(bucket.sources, bucket.views)
+            elif self.layout.double_buffered:
+                _copy_gradients(bucket, used)
+            else:
+                self.layout.retired += [source.grad for source in bucket.sources]
+                _lend_gradients(bucket, used)
+
+
+def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:
+    targets, values = [], []
+    for parameter, view in zip(bucket.sources, bucket.views, strict=True):
+        if parameter.grad is not None:
+            targets.append(parameter.grad)
+            values.append(view)
+        elif used[id(parameter)] > 0:
+            parameter.grad = view.clone()
+    if targets:
+        torch._foreach_copy_(targets, values)
+
+
+def _lend_gradients(bucket: Bucket, used: dict[int, float]) -> None:
+    for parameter, view in zip(bucket.sources, bucket.views, strict=True):
+        if used[id(parameter)] > 0:
+            parameter.grad = view
+
+
+class Confirmation(Barrier):
+    """A barrier that may be on its way before the session runs it."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._pending: Pending | None = None
+
+    def start(self, group: Group) -> None:
+        """Begin."""
+        with suppress(GroupBroken):  # `run` starts over, after recovery
+            self._begin(group)
+
+    def run(self, group: Group, view: View) -> None:
+        """Wait for everybody."""
+        pending = self._pending if self._group is group else None
+        # Begun here or earlier, it is the same message: others may have begun it on this group already.
+        (pending or self._begin(group)).wait()
+
+    def _begin(self, group: Group) -> Pending:
+        self._pending = group.all_reduce(torch.zeros(1))
+        self._group = group
+        return self._pending
