@@ -61,7 +61,7 @@ def is_computed(loader: DataLoader[Any]) -> bool:
 
 
 def order_of(loader: DataLoader[Any], session: Session, *, seed: int, epoch: int) -> np.ndarray:
-    """Indices of the samples in the order of an epoch, shape (samples of the sampler,).
+    """Indices of the samples in the order of an epoch, shape (samples of the sampler,), int32 if they fit.
 
     `shuffle=True` and no shuffling are functions of (seed, epoch); from a sampler of the user's rank 0 draws,
     and everybody takes its order (one collective, so all members must call this together).
@@ -69,13 +69,19 @@ def order_of(loader: DataLoader[Any], session: Session, *, seed: int, epoch: int
     sampler = _sampler(loader)
     if is_computed(loader):
         if type(sampler) is SequentialSampler:
-            return np.arange(len(sampler))
-        return sharding.shuffled(len(sampler), seed=seed, epoch=epoch)
+            return _compact(np.arange(len(sampler)))
+        return _compact(sharding.shuffled(len(sampler), seed=seed, epoch=epoch))
     drawn: list[Any] = [None]
     while all(part is None for part in drawn):  # rank 0 may be lost meanwhile
         own = np.asarray(list(sampler)) if session.rank == 0 or session.newcomer else None
         drawn, _ = operations.gather(session, own, what="the sampler's indices")
-    return np.asarray(next(part for part in drawn if part is not None))
+    return _compact(np.asarray(next(part for part in drawn if part is not None)))
+
+
+def _compact(order: np.ndarray) -> np.ndarray:
+    """A newcomer receives it while the others wait."""
+    fits = order.dtype.kind == "i" and order.size and order.max() <= np.iinfo(np.int32).max
+    return order.astype(np.int32) if fits and order.min() >= 0 else order
 
 
 def ranges_of(positions: np.ndarray) -> list[Range]:

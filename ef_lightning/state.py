@@ -71,6 +71,10 @@ class TrainerState:
         for optimizer in self._trainer.optimizers:
             kinds += state_kinds(optimizer)
         kinds += [(p.dtype, p.shape) for p in self._trainer.lightning_module.parameters() if p.requires_grad]
+        loader = self._loader()
+        if loader is not None:
+            order = torch.from_numpy(loader.state()["order"])
+            kinds.append((order.dtype, order.shape))
         self._prepared = [torch.empty(shape, dtype=dtype).zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port

@@ -98,9 +98,8 @@ class ElasticMixin(CollectivesMixin):
     @property
     def root_device(self) -> torch.device:
         """Device of this worker."""
-        devices = self.parallel_devices or [torch.device("cpu")]
-        device: torch.device = devices[self.local_rank % len(devices)]
-        return device
+        devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
+        return devices[0] if len(devices) == 1 else devices[self.local_rank % len(devices)]
 
     @property
     def num_nodes(self) -> int:
@@ -151,7 +150,7 @@ class ElasticMixin(CollectivesMixin):
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
-        if not self.session.newcomer:
+        if self._here.elastic and not self.session.newcomer:
             self._agree_on_start(trainer)
         if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
             return
@@ -287,11 +286,11 @@ class ElasticMixin(CollectivesMixin):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step; every worker reduces gradients in it, also one that has none."""
+        if not self._here.elastic:
+            return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = self._train_loader
         with self._keeping_step(loader is not None and loader.padding):
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
-        if not self._here.elastic:
-            return output
         if not self.lightning_module.automatic_optimization:
             if self._reducer is not None and loader is not None and loader.progress.uncommitted:
                 with leaving_cleanly():
@@ -336,13 +335,13 @@ class ElasticMixin(CollectivesMixin):
         """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
         if not self._sync_gradients:
             return
-        contributors = self.session.completed_in
+        worker, loader = self._here, self._train_loader
+        contributors = worker.session.completed_in
         if self._reducer is not None:
             with leaving_cleanly():
                 contributors = self._reducer.after_backward() or contributors
-        if self._train_loader is not None:
-            loss = float(closure_loss.detach()) if self._log.enabled else None
-            self._train_loader.commit(contributors, loss)
+        if loader is not None:
+            loader.commit(contributors, float(closure_loss.detach()) if worker.log.enabled else None)
 
     # ------------------------------------------------------------ checkpoints
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.sharding import EpochProgress, Range, Window
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -105,11 +105,9 @@ class ElasticLoader(WrappedLoader):
         else:
             if self._wants_epoch or (self._resumed and not self._goes_on()):
                 self._begin_epoch()
-            if self.progress.remaining > 0 and not self.progress.uncommitted:
+            if not self.progress.uncommitted and self.progress.remaining > 0:
                 self._session.boundary()
         self._resumed = False
-        if self.progress.remaining == 0:
-            raise StopIteration
         return self._deal()
 
     # ------------------------------------------------------------ dealing
@@ -149,6 +147,8 @@ class ElasticLoader(WrappedLoader):
     def _deal(self) -> Any:
         members = self._session.completed_in.ids
         before = self.progress
+        if before.remaining == 0:
+            raise StopIteration
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
             self._log.write("epoch", epoch=before.epoch, length=before.length)
@@ -158,8 +158,9 @@ class ElasticLoader(WrappedLoader):
             self._plan_of = plan_of
             self._planned.read(lambda start: self._batches(before, members, start))
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
-        start, stop = window.slice_of(self._session.worker.id)
-        self.padding = start == stop
+        # All have a share of a whole window; only the last ones of an epoch are smaller.
+        is_whole = window.stop - window.start == self._batch_size * len(members)
+        self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
         return self._planned.next()
 
     def _next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
@@ -318,6 +319,11 @@ class ElasticLoader(WrappedLoader):
         """The training ends, or goes on with another loader."""
         self._end_epoch()
         self.progress = EpochProgress(epoch=-1, length=self._length())
+
+
+def _is_empty(places: Range) -> bool:
+    start, stop = places
+    return start == stop
 
 
 def _done(progress: EpochProgress) -> list[tuple[int, int]]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ef_common.collectives import torch_tensors
+from ef_common.collectives.links import Links
+from ef_common.collectives.sockets import NewSockets, own_address, shut_down
+from ef_common.collectives.torch_tensors import TorchTensors
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Bootstrap, Group, Pending
@@ -108,9 +111,10 @@ class DirectSum:
 class TorchGroup:
     """Gloo group of one view; see :class:`~ef_common.ports.Group` for the contract."""
 
-    def __init__(self, process_group: Any, world_size: int, sockets: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, process_group: Any, world_size: int, sockets: Sequence[tuple[int, int]], links: Links) -> None:
         self._process_group = process_group
         self._world_size = world_size
+        self._links = links
         self._sockets = list(sockets)
         self._lock = threading.Lock()
         self._aborted = False
@@ -136,8 +140,9 @@ class TorchGroup:
     def _is_aborted(self) -> bool:
         return self._aborted  # another thread may have set it meanwhile
 
-    def _start(self, act: Callable[[], Any]) -> TorchPending:
-        work = self._guard(act)
+    def _start(self, act: Callable[[Any], Any]) -> TorchPending:
+        group = self._process_group  # before the guard looks: `abort` takes it away
+        work = self._guard(lambda: act(group))
         self._flying.add(work)
         return TorchPending(work, self)
 
@@ -169,14 +174,14 @@ class TorchGroup:
         """Start to send these bytes to everybody. Returns shape (world size, bytes), once it is complete."""
         shape = (self._world_size, message.numel())
         sent, received = message.expand(shape).contiguous(), torch.empty(shape, dtype=torch.uint8)
-        return received, self._start(lambda: self._process_group.alltoall_base(received, sent, [], []))
+        return received, self._start(lambda group: group.alltoall_base(received, sent, [], []))
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """Start to sum a tensor over the members, in place."""
         if self._is_direct(tensor.nbytes) and tensor.device.type == "cpu":
             received, exchange = self._exchange(_flat(tensor).view(torch.uint8))
             return DirectSum(tensor, received, exchange)
-        return self._start(lambda: self._process_group.allreduce([tensor]))
+        return self._start(lambda group: group.allreduce([tensor]))
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
@@ -193,7 +198,7 @@ class TorchGroup:
             frames, exchange = self._exchange(mine)
         else:
             frames = torch.empty(self._world_size, size, dtype=torch.uint8)
-            exchange = self._start(lambda: self._process_group.allgather([list(frames.unbind())], [mine]))
+            exchange = self._start(lambda group: group.allgather([list(frames.unbind())], [mine]))
         exchange.wait()
         result = []
         for frame in frames.numpy():
@@ -204,19 +209,11 @@ class TorchGroup:
 
     def send(self, tensors: Sequence[Tensor], target: int) -> None:
         """Send tensors to one rank."""
-        self._transfer([partial(self._process_group.send, [_flat(t)], target, 0) for t in tensors])
+        self._guard(lambda: torch_tensors.send(self._links, tensors, target))
 
     def receive(self, tensors: Sequence[Tensor], source: int) -> None:
         """Receive tensors from one rank, in place."""
-        self._transfer([partial(self._process_group.recv, [_flat(t)], source, 0) for t in tensors])
-
-    def _transfer(self, starts: Sequence[Callable[[], Any]]) -> None:
-        """Run transfers in a thread, which is left to itself if one of them is lost."""
-        if starts:
-            transfer = _Transfer(starts)
-            self._flying.add(transfer)
-            threading.Thread(target=transfer.run, args=(self,), daemon=True, name="ef-transfer").start()
-            self.finish(transfer)
+        self._guard(lambda: torch_tensors.receive(self._links, tensors, source))
 
     def abort(self) -> None:
         """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once.
@@ -226,10 +223,12 @@ class TorchGroup:
         with self._lock:
             if not self._aborted:
                 self._aborted = True
+                self._links.close()
                 for descriptor, inode in self._sockets:
-                    _shut_down(descriptor, inode)
+                    shut_down(descriptor, inode)
             if not self._lost:
                 self._settle()
+                self._bury()
 
     def _settle(self) -> None:
         """Wait until every operation has ended, or is lost."""
@@ -240,42 +239,19 @@ class TorchGroup:
             num_idle = num_idle + 1 if _gloo_is_idle() else 0
             if num_idle >= _IDLE_LOOKS or time.monotonic() > deadline:
                 self._lost = True
-                # A process group that goes out of scope waits for its operations: not in a thread of ours.
-                threading.Thread(target=_bury, args=(self, flying), daemon=True, name="ef-lost").start()
                 return
 
+    def _bury(self) -> None:
+        """Let go of the process group in a thread: it waits for threads of its own then, and for what is lost.
 
-class _Transfer:
-    """Messages between two ranks, in this order; like a `Work` of torch."""
-
-    def __init__(self, starts: Sequence[Callable[[], Any]]) -> None:
-        self._starts = starts
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-
-    def run(self, group: TorchGroup) -> None:
-        """Body of the thread. Its reference to the group keeps the group alive while this lasts."""
-        try:
-            for work in [start() for start in self._starts]:
-                work.wait()
-        except Exception as error:
-            self._error = error
-        self._ended.set()
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def wait(self, timeout: timedelta = OPERATION_TIMEOUT) -> None:
-        """Wait for the end.
-
-        Raises:
-            RuntimeError: It has not ended in time, or a message has failed.
+        The interpreter waits for that thread at its end, unless an operation is lost: a thread that is ended in
+        the middle of a C++ destructor takes the process with it.
         """
-        if not self._ended.wait(timeout.total_seconds()):
-            raise RuntimeError("timed out")
-        if self._error is not None:
-            raise self._error
+        gone, self._process_group = self._process_group, None
+        if gone is not None:
+            grave = [gone, self._flying]
+            self._flying = set()
+            threading.Thread(target=_wait_and_drop, args=(grave,), daemon=self._lost, name="ef-bury").start()
 
 
 def _has_ended(work: Any) -> bool:
@@ -300,21 +276,22 @@ def _gloo_is_idle() -> bool:
     return True
 
 
-def _bury(group: TorchGroup, works: Sequence[Any]) -> None:
-    """Keep a group whose end would block until what it waits for is over (Gloo's timeout, mostly)."""
-    for work in works:
+def _wait_and_drop(grave: list[Any]) -> None:
+    """Keep what would block until that is over (Gloo's timeout, for a lost operation); then let go of it here."""
+    for work in grave.pop():
         try:
             work.wait()
         except RuntimeError as error:
             logger.debug("a lost operation has ended: %s", error)
+    grave.clear()
 
 
-class TorchGroups:
+class TorchGroups(TorchTensors):
     """Builds Gloo groups, on the interface that GLOO_SOCKET_IFNAME names or that leads to the other members."""
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         """Connect to the other members of the view; see the port for the contract."""
-        with _NewSockets() as listeners:
+        with NewSockets() as listeners:
             device = _device(view, rank)
         outcome: list[Any] = []
         finished = threading.Event()
@@ -340,45 +317,12 @@ class TorchGroups:
         group: Group = result
         return group
 
-    def empty_bytes(self, num_bytes: int) -> Tensor:
-        """A tensor of so many bytes."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
-    def from_bytes(self, payload: bytes) -> Tensor:
-        """A tensor with a copy of these bytes."""
-        return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-
-    def to_bytes(self, tensor: Tensor) -> bytes:
-        """The bytes of such a tensor."""
-        return tensor.numpy().tobytes()
-
 
 def _device(view: View, rank: int) -> Any:
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
-    return dist.ProcessGroupGloo.create_device(hostname=_own_address(view, rank))
-
-
-def _own_address(view: View, rank: int) -> str:
-    """The address from which this worker reaches the others: the one under which they reach it.
-
-    The name of a host is no help: on Debian it resolves to a loopback address on the host itself.
-    """
-    for other, member in enumerate(view.members):
-        if other == rank or not member.address:
-            continue
-        try:
-            family, _, _, _, address = socket.getaddrinfo(member.address, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)  # sends nothing
-                own = str(probe.getsockname()[0])
-        except OSError as error:
-            logger.debug("no way to %s: %s", member.address, error)
-            continue
-        if not own.startswith("127.") and own != "::1":
-            return own
-    return "127.0.0.1"
+    return dist.ProcessGroupGloo.create_device(hostname=own_address(view, rank))
 
 
 def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int) -> TorchGroup:
@@ -387,97 +331,10 @@ def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int
     options._devices = [device]
     options._timeout = OPERATION_TIMEOUT
     options._threads = 2
-    with _NewSockets() as new:
+    with NewSockets() as new:
         process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
     ports = {int(bootstrap.get(f"port/{other}")) for other in range(view.world_size)}
-    return TorchGroup(process_group, view.world_size, new.connected(port, ports))
-
-
-class _NewSockets:
-    """Finds the sockets that Gloo opens while the context is entered, by their inodes.
-
-    Other threads may open sockets meanwhile; `connected` keeps those that start or end at a listener of the
-    group.
-    """
-
-    def __enter__(self) -> _NewSockets:
-        self._before = {inode for _, inode in _own_sockets()}
-        self._new: list[tuple[int, int]] = []
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._new = [(fd, inode) for fd, inode in _own_sockets() if inode not in self._before]
-
-    def listening(self) -> int:
-        """Port of the listener that was opened."""
-        for descriptor, inode in self._new:
-            sock = _duplicate(descriptor, inode)
-            if sock is not None:
-                with sock:
-                    if _is_inet(sock) and _listens(sock):
-                        return int(sock.getsockname()[1])
-        return 0
-
-    def connected(self, own_port: int, ports: set[int]) -> list[tuple[int, int]]:
-        """(descriptor, inode) of the connections between this listener and the others."""
-        found = []
-        for descriptor, inode in self._new:
-            sock = _duplicate(descriptor, inode)
-            if sock is None:
-                continue
-            with sock:
-                if not _is_inet(sock) or _listens(sock):
-                    continue
-                try:
-                    local, remote = sock.getsockname()[1], sock.getpeername()[1]
-                except OSError:
-                    continue
-            if local == own_port or remote in ports:
-                found.append((descriptor, inode))
-        return found
-
-
-def _own_sockets() -> list[tuple[int, int]]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            found.append((int(name), int(target[8:-1])))
-    return found
-
-
-def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A duplicate of a socket; None if the descriptor was closed meanwhile, or used again for something else."""
-    try:
-        number = os.dup(descriptor)
-    except OSError:
-        return None
-    if os.fstat(number).st_ino != inode:
-        os.close(number)
-        return None
-    return socket.socket(fileno=number)
-
-
-def _is_inet(sock: socket.socket) -> bool:
-    return sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
-
-
-def _listens(sock: socket.socket) -> bool:
-    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _shut_down(descriptor: int, inode: int) -> None:
-    sock = _duplicate(descriptor, inode)
-    if sock is None:
-        return
-    with sock:
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            logger.debug("socket %d was down already: %s", descriptor, error)
+    return TorchGroup(process_group, view.world_size, new.connected(ports), Links(view, rank, bootstrap))
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -76,11 +76,13 @@ class EpochProgress(NamedTuple):
     @property
     def remaining(self) -> int:
         """Places not dealt yet."""
-        return self.places - self.cursor
+        return self.length + len(self.returned) - self.cursor
 
     def ranges(self, places: Range) -> list[Range]:
         """Positions that stand at these places, as half-open ranges."""
         start, stop = places
+        if start < stop <= self.length:
+            return [places]
         ranges = [(start, min(stop, self.length))] if start < min(stop, self.length) else []
         tail = self.returned[max(0, start - self.length) : max(0, stop - self.length)]
         return ranges + [(position, position + 1) for position in tail]
@@ -136,20 +138,14 @@ def deal(
     Raises:
         ValueError: Nothing is left to deal.
     """
-    if progress.remaining <= 0:
+    remaining = progress.remaining
+    if remaining <= 0:
         raise ValueError(f"the epoch is over. Received: cursor={progress.cursor}, places={progress.places}")
     min_share = min(min_share, batch_size)
-    stop = progress.cursor + _window_size(progress.remaining, batch_size * len(members), min_share)
-    window = Window(progress.cursor, stop, tuple(members), min_share=min_share)
-    after = EpochProgress(
-        progress.epoch,
-        progress.length,
-        cursor=stop,
-        returned=progress.returned,
-        uncommitted=(*progress.uncommitted, window),
-        steps=progress.steps + 1,
-    )
-    return after, window
+    stop = progress.cursor + _window_size(remaining, batch_size * len(members), min_share)
+    window = Window(progress.cursor, stop, tuple(members), min_share)
+    epoch, length, _, returned, uncommitted, steps = progress
+    return EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1), window
 
 
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:
@@ -179,11 +175,10 @@ def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochP
         for member in window.members:
             ranges = progress.ranges(window.slice_of(member))
             (committed if member in present else returned).extend(ranges)
-    after = progress._replace(uncommitted=())
+    epoch, length, cursor, behind, _, steps = progress
     if returned:
-        positions = (position for start, stop in returned for position in range(start, stop))
-        after = after._replace(returned=(*progress.returned, *positions))
-    return after, Commit(tuple(committed), tuple(returned))
+        behind += tuple(position for start, stop in returned for position in range(start, stop))
+    return EpochProgress(epoch, length, cursor, behind, (), steps), Commit(tuple(committed), tuple(returned))
 
 
 def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float]:

@@ -1,0 +1,186 @@
+"""Bytes from one member of a view to another, over a connection of their own.
+
+It is opened when it is first needed: a socket of the node if both are there (half the time for the same bytes), else
+TCP. A receiver publishes its addresses and a secret over the view's bootstrap, which only members can read; who
+connects and does not know the secret is turned away.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Iterable
+
+from ef_common.collectives.sockets import own_address
+from ef_common.core.view import View
+from ef_common.errors import GroupBroken
+from ef_common.ports import Bootstrap
+
+logger = logging.getLogger(__name__)
+
+_SECRET_BYTES = 16
+_RANK_BYTES = 4
+_HELLO_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class Links:
+    """This member's connections to others.
+
+    Args:
+        view: The members.
+        rank: Rank of this one.
+        bootstrap: Of the view.
+    """
+
+    def __init__(self, view: View, rank: int, bootstrap: Bootstrap) -> None:
+        self._view = view
+        self._rank = rank
+        self._bootstrap = bootstrap
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._changed = threading.Condition()
+        self._listeners: list[socket.socket] = []
+        self._incoming: dict[int, socket.socket] = {}
+        self._outgoing: dict[int, socket.socket] = {}
+        self._closed = False
+
+    def send(self, parts: Iterable[memoryview], target: int) -> None:
+        """Send bytes to a rank, which receives as many.
+
+        Raises:
+            GroupBroken: The connection ended, the links were closed, or the view has been replaced. Only the last
+                ends the wait for a receiver that has not come yet.
+            ValueError: There is no such rank.
+        """
+        self._check(target)
+        try:
+            connection = self._outgoing.get(target) or self._connect(target)
+            for part in parts:
+                connection.sendall(part)
+        except OSError as error:
+            raise GroupBroken(f"could not send to rank {target}: {error}") from None
+
+    def receive(self, parts: Iterable[memoryview], source: int) -> None:
+        """Fill these with bytes from a rank.
+
+        Raises:
+            GroupBroken: The connection ended, or the links were closed.
+            ValueError: There is no such rank.
+        """
+        self._check(source)
+        try:
+            if not self._listeners:
+                self._listen()
+            with self._changed:
+                self._changed.wait_for(lambda: source in self._incoming or self._closed)
+                if self._closed:
+                    raise GroupBroken("aborted")
+                connection = self._incoming[source]
+            for part in parts:
+                _fill(connection, part)
+        except OSError as error:
+            raise GroupBroken(f"could not receive from rank {source}: {error}") from None
+
+    def close(self) -> None:
+        """End everything: whoever waits raises `GroupBroken`. May be repeated, from any thread."""
+        with self._changed:
+            self._closed = True
+            connections = [*self._incoming.values(), *self._outgoing.values(), *self._listeners]
+            self._changed.notify_all()
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in it, which `close` does not
+            except OSError as error:
+                logger.debug("a link had ended already: %s", error)
+            connection.close()
+
+    def _check(self, other: int) -> None:
+        if not 0 <= other < self._view.world_size or other == self._rank:
+            raise ValueError(f"no other member has this rank. Received: {other} of {self._view.world_size}")
+
+    # ------------------------------------------------------------ sender
+
+    def _connect(self, target: int) -> socket.socket:
+        if self._closed:
+            raise OSError("aborted")
+        known = json.loads(self._bootstrap.get(f"link/{target}"))
+        connection = self._connect_to(target, known["node"], (known["address"], known["port"]))
+        connection.sendall(bytes.fromhex(known["secret"]) + self._rank.to_bytes(_RANK_BYTES, "big"))
+        return self._keep(self._outgoing, target, connection)
+
+    def _connect_to(self, target: int, name: str, address: tuple[str, int]) -> socket.socket:
+        members = self._view.members
+        if members[target].node == members[self._rank].node:
+            local = socket.socket(socket.AF_UNIX)
+            try:
+                local.connect(f"\0{name}")
+            except OSError as error:  # one node, but not one network namespace
+                logger.debug("rank %d is not reached within the node: %s", target, error)
+                local.close()
+            else:
+                return local
+        connection = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
+        connection.settimeout(None)
+        return connection
+
+    def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> socket.socket:
+        with self._changed:
+            if self._closed:
+                connection.close()
+                raise OSError("aborted")
+            where[rank] = connection
+            self._changed.notify_all()
+        return connection
+
+    # ------------------------------------------------------------ receiver
+
+    def _listen(self) -> None:
+        address, name = own_address(self._view, self._rank), f"elasticflow-{secrets.token_hex(_SECRET_BYTES)}"
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
+        local = socket.socket(socket.AF_UNIX)
+        local.bind(f"\0{name}")
+        local.listen()
+        with self._changed:
+            self._listeners = [listener, local]
+            if self._closed:
+                for one in self._listeners:
+                    one.close()
+                raise OSError("aborted")
+        for one in self._listeners:
+            threading.Thread(target=self._accept, args=(one,), daemon=True, name="ef-links").start()
+        known = {"node": name, "address": address, "port": listener.getsockname()[1], "secret": self._secret.hex()}
+        self._bootstrap.put(f"link/{self._rank}", json.dumps(known).encode())
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._welcome, args=(connection,), daemon=True, name="ef-link").start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        hello = bytearray(_SECRET_BYTES + _RANK_BYTES)
+        try:
+            connection.settimeout(_HELLO_TIMEOUT_S)
+            _fill(connection, memoryview(hello))
+            if not hmac.compare_digest(bytes(hello[:_SECRET_BYTES]), self._secret):
+                raise OSError("wrong secret")
+            connection.settimeout(None)
+            self._keep(self._incoming, int.from_bytes(hello[_SECRET_BYTES:], "big"), connection)
+        except OSError as error:
+            logger.debug("a connection was refused: %s", error)
+            connection.close()
+
+
+def _fill(connection: socket.socket, part: memoryview) -> None:
+    while part:
+        received = connection.recv_into(part)
+        if not received:
+            raise OSError("the connection has ended")
+        part = part[received:]

@@ -1,0 +1,127 @@
+"""The sockets that a communication library opens in this process, and the address that it should use.
+
+Such libraries cannot interrupt an operation in flight, but the operation fails at once when its sockets do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+from ef_common.core.view import View
+
+logger = logging.getLogger(__name__)
+
+
+def own_address(view: View, rank: int) -> str:
+    """The address from which this worker reaches the others: the one under which they reach it.
+
+    The name of a host is no help: on Debian it resolves to a loopback address on the host itself.
+    """
+    for other, member in enumerate(view.members):
+        if other == rank or not member.address:
+            continue
+        try:
+            family, _, _, _, address = socket.getaddrinfo(member.address, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # sends nothing
+                own = str(probe.getsockname()[0])
+        except OSError as error:
+            logger.debug("no way to %s: %s", member.address, error)
+            continue
+        if not own.startswith("127.") and own != "::1":
+            return own
+    return "127.0.0.1"
+
+
+class NewSockets:
+    """Finds the sockets that Gloo opens while the context is entered, by their inodes.
+
+    Other threads may open sockets meanwhile; `connected` keeps those that start or end at a listener of the
+    group.
+    """
+
+    def __enter__(self) -> NewSockets:
+        self._before = {inode for _, inode in _own_sockets()}
+        self._new: list[tuple[int, int]] = []
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Find those that are open now."""
+        self._new = [(fd, inode) for fd, inode in _own_sockets() if inode not in self._before]
+
+    def listening(self) -> int:
+        """Port of the listener that was opened."""
+        for descriptor, inode in self._new:
+            sock = _duplicate(descriptor, inode)
+            if sock is not None:
+                with sock:
+                    if _is_inet(sock) and _listens(sock):
+                        return int(sock.getsockname()[1])
+        return 0
+
+    def connected(self, ports: set[int]) -> list[tuple[int, int]]:
+        """(descriptor, inode) of the connections that start or end at one of these listeners."""
+        found = []
+        for descriptor, inode in self._new:
+            sock = _duplicate(descriptor, inode)
+            if sock is None:
+                continue
+            with sock:
+                if not _is_inet(sock) or _listens(sock):
+                    continue
+                try:
+                    local, remote = sock.getsockname()[1], sock.getpeername()[1]
+                except OSError:
+                    continue
+            if local in ports or remote in ports:
+                found.append((descriptor, inode))
+        return found
+
+
+def _own_sockets() -> list[tuple[int, int]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.append((int(name), int(target[8:-1])))
+    return found
+
+
+def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
+    """A duplicate of a socket; None if the descriptor was closed meanwhile, or used again for something else."""
+    try:
+        number = os.dup(descriptor)
+    except OSError:
+        return None
+    if os.fstat(number).st_ino != inode:
+        os.close(number)
+        return None
+    return socket.socket(fileno=number)
+
+
+def _is_inet(sock: socket.socket) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def shut_down(descriptor: int, inode: int) -> None:
+    """End a connection, if the descriptor still is that socket: whoever waits for it wakes, at both ends."""
+    sock = _duplicate(descriptor, inode)
+    if sock is None:
+        return
+    with sock:
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            logger.debug("socket %d was down already: %s", descriptor, error)
