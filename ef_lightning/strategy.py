@@ -30,7 +30,7 @@ from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.host import Host
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.state import TrainerState
-from ef_lightning.train_loader import ElasticLoader
+from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
 BACKENDS = ("gloo",)
 CHECKPOINT_KEY = "elasticflow"
@@ -249,9 +249,10 @@ class ElasticMixin(CollectivesMixin):
         return self._wrap_evaluation_loader(dataloader)
 
     def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
+        kind = ElasticLoader if self._here.elastic or self._log.enabled else LoneLoader
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
         limits = {} if self._here.elastic else {"min_share": 1}
-        loader = ElasticLoader(dataloader, self.session, self._trainer, log=self._log, **limits)
+        loader = kind(dataloader, self.session, self._trainer, log=self._log, **limits)
         if self._here.audit:
             loader.on_boundary = self._log_weights
         if self._train_loader is not None:  # Lightning reloads

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ef_lightning import strategy_for
+from ef_lightning.train_loader import ElasticLoader, LoneLoader
 from tests.lightning import battery, training
 from tests.lightning.conftest import HOSTS
 
@@ -89,3 +90,50 @@ def test_tuner_finds_the_same_learning_rate(tmp_path: Path) -> None:
         return results, module.lr, training.weights(module)
 
     assert found(strategy_for(HOSTS[0])()) == found("auto")
+
+
+class Diary:
+    """What the training loader knows after each batch, and what was in the batch."""
+
+    def __init__(self, pl: Any, save_at: int = 0, path: Path | None = None) -> None:
+        self.states: list[Any] = []
+        self.batches: list[list[int]] = []
+        diary = self
+
+        class Notes(pl.Callback):  # type: ignore[misc, name-defined]
+            def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+                loader = trainer.strategy._train_loader
+                diary.states.append({k: v for k, v in loader.state_dict().items() if k not in ("order", "returned")})
+                diary.batches.append(batch[0].tolist())
+                if len(diary.batches) == save_at:
+                    trainer.save_checkpoint(path)
+
+        self.callback = Notes()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("length", [3, 13, 16, 17])
+def test_lone_loader_keeps_the_same_account_as_one_whose_world_may_change(
+    length: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    diaries = []
+    for kind in (LoneLoader, ElasticLoader):
+        monkeypatch.setattr("ef_lightning.strategy.LoneLoader", kind)
+        diary = Diary(pl)
+        fit = training.trainer(pl, callbacks=[diary.callback], accumulate_grad_batches=accumulate)
+        fit.fit(training.regression(pl)(), training.loader(length, shuffle=True))
+        diaries.append(diary)
+    lone, elastic = diaries
+    assert lone.batches == elastic.batches
+    assert lone.states == elastic.states
+
+
+@pytest.mark.parametrize("save_at", [2, 3])
+def test_lone_worker_goes_on_in_the_middle_of_an_epoch(save_at: int, tmp_path: Path) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    whole, rest = Diary(pl, save_at, tmp_path / "middle.ckpt"), Diary(pl)
+    training.trainer(pl, callbacks=[whole.callback]).fit(training.regression(pl)(), training.loader(LENGTH))
+    resumed = training.trainer(pl, callbacks=[rest.callback])
+    resumed.fit(training.regression(pl)(), training.loader(LENGTH), ckpt_path=tmp_path / "middle.ckpt")
+    assert rest.batches == whole.batches[save_at:]
