@@ -58,6 +58,51 @@ def audit(run: Path) -> None:
     sys.exit(0 if report.ok else 1)
 
 
+@main.group()
+def horovod() -> None:
+    """Horovod as an engine."""
+
+
+@horovod.command("build")
+@click.option("--force", is_flag=True, help="Build anew, though there is a wheel for these versions.")
+@click.option("--install/--no-install", default=True, help="Install the wheel and try it. Default: yes.")
+def build_horovod(force: bool, install: bool) -> None:
+    """Build Horovod for the torch and TensorFlow that are installed here.
+
+    Needs a C++ compiler, cmake, and some minutes the first time; the wheel is kept for the next environment with
+    the same versions.
+    """
+    from ef_common.errors import ElasticFlowError
+    from ef_common.horovod import build as building
+    from ef_common.horovod.proof import prove
+
+    try:
+        wheel = building.build(say=click.echo, force=force)
+        if install:
+            building.install(wheel, say=click.echo)
+            for framework in building.frameworks():
+                prove(framework)
+                click.echo(f"{_mark(True)} two processes have summed with Horovod for {framework}")
+    except ElasticFlowError as error:
+        click.echo(f"elasticflow horovod build: {error}", err=True)
+        sys.exit(1)
+
+
+@main.command()
+def doctor() -> None:
+    """Show versions, engines and devices, and what is missing."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ef_common.doctor import examine
+
+    table = Table("", "found", "to mend it", show_edge=False)
+    for finding in examine():
+        table.add_row(*map(escape, (finding.subject, finding.found, finding.remedy)))
+    Console().print(table)
+
+
 def _mark(ok: bool) -> str:
     mark = "✓" if ok else "✗"
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from ef_common.launch import environment
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run

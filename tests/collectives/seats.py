@@ -5,6 +5,7 @@ A script is a function `script(seat)`, called once in each member; what it retur
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import torch
 
 from ef_common.collectives.torch_group import TorchGroups
@@ -20,7 +22,7 @@ from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 from ef_common.launch.environment import read_environment
-from ef_common.ports import Group
+from ef_common.ports import Group, GroupFactory
 from ef_common.testing.harness import Job
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.scheduler import Process, Scheduler
@@ -111,7 +113,8 @@ def view_of(world_size: int) -> View:
 class TorchSeat:
     """Follows the membership as a session does, without carrying anything over."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
+        self._groups = groups_of(engine)
         environment = read_environment()
         assert environment.coordinator is not None
         member = environment.member()
@@ -133,7 +136,7 @@ class TorchSeat:
 
     def build(self) -> Group:
         bootstrap = self.client.bootstrap(self.view.generation)
-        self.group = TorchGroups().build(self.view, rank=self.rank, bootstrap=bootstrap)
+        self.group = self._groups.build(self.view, rank=self.rank, bootstrap=bootstrap)
         return self.group
 
     def tensor(self, values: Sequence[float]) -> Any:
@@ -164,9 +167,27 @@ class TorchSeat:
             return  # somebody is gone already
 
 
-def sit(script: Script) -> Any:
+HOROVOD = pytest.param(
+    "horovod",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None,
+        reason="Horovod is not built in this environment: elasticflow horovod build",
+    ),
+)
+ENGINES = ["gloo", HOROVOD]
+
+
+def groups_of(engine: str) -> GroupFactory:
+    if engine == "gloo":
+        return TorchGroups()
+    from ef_common.collectives.horovod_group import HorovodGroups
+
+    return HorovodGroups()
+
+
+def sit(script: Script, engine: str = "gloo") -> Any:
     """Body of a real worker."""
-    seat = TorchSeat()
+    seat = TorchSeat(engine)
     rank = seat.rank
     try:
         result = script(seat)
@@ -177,10 +198,12 @@ def sit(script: Script) -> Any:
     return {"rank": rank, "result": result}
 
 
-def run_in_processes(script: Script, world_size: int, directory: Path, *, lost: Sequence[int] = ()) -> list[Any]:
+def run_in_processes(
+    script: Script, world_size: int, directory: Path, *, lost: Sequence[int] = (), engine: str = "gloo"
+) -> list[Any]:
     """Results in the rank order of the first view; None for those that were to be lost."""
     with Job(directory, preload=PRELOAD) as job:
-        workers = job.start_world(world_size, sit, script)
+        workers = job.start_world(world_size, sit, script, engine)
         results: list[Any] = [None] * world_size
         statuses = [worker.wait() for worker in workers]
         for worker, status in zip(workers, statuses, strict=True):

@@ -1,4 +1,4 @@
-"""The contract of the port `Group`, on Gloo in real processes and on the simulator's network."""
+"""The contract of the port `Group`, on Gloo and Horovod in real processes and on the simulator's network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.collectives import scripts
-from tests.collectives.seats import Script, run_in_memory, run_in_processes
+from tests.collectives.seats import HOROVOD, Script, run_in_memory, run_in_processes
 
 Run = Callable[..., list[Any]]
 SEEDS = range(20)
@@ -19,12 +19,13 @@ SEEDS = range(20)
 @pytest.fixture(
     params=[
         pytest.param("gloo", marks=[pytest.mark.processes, pytest.mark.timeout(240)]),
+        pytest.param("horovod", marks=[*HOROVOD.marks, pytest.mark.processes, pytest.mark.timeout(240)]),
         *(pytest.param(seed, id=f"memory-{seed}") for seed in SEEDS),
     ]
 )
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    if request.param == "gloo":
-        return partial(run_in_processes, directory=tmp_path / "run")
+    if request.param in ("gloo", "horovod"):
+        return partial(run_in_processes, directory=tmp_path / "run", engine=request.param)
 
     def in_memory(script: Script, world_size: int, *, lost: tuple[int, ...] = ()) -> list[Any]:
         return run_in_memory(script, world_size, seed=request.param)

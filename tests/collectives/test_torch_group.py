@@ -1,4 +1,4 @@
-"""What only real processes over Gloo can show."""
+"""What only real processes can show."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from ef_common.collectives.torch_group import TorchGroups
 from ef_common.errors import GroupBroken
 from ef_common.testing.harness import Job
 from tests.collectives import scripts
-from tests.collectives.seats import PRELOAD, run_in_processes, sit, view_of
+from tests.collectives.seats import ENGINES, PRELOAD, run_in_processes, sit, view_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -21,30 +26,30 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_all_reduce_takes_every_type_that_models_have(directory: Path) -> None:
-    for found in run_in_processes(scripts.reduce_every_type, 2, directory):
+def test_all_reduce_takes_every_type_that_models_have(directory: Path, engine: str) -> None:
+    for found in run_in_processes(scripts.reduce_every_type, 2, directory, engine=engine):
         assert len(found) == 7
         assert all(values == [3, 3, 3] for values in found.values())
 
 
-def test_abort_wakes_peers_at_once(directory: Path) -> None:
-    assert run_in_processes(scripts.abort_wakes_peers, 3, directory) == [True] * 3
+def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
+    assert run_in_processes(scripts.abort_wakes_peers, 3, directory, engine=engine) == [True] * 3
 
 
-def test_misuse_is_not_taken_for_a_loss(directory: Path) -> None:
-    for found in run_in_processes(scripts.misuse_reaches_the_caller, 2, directory):
+def test_misuse_is_not_taken_for_a_loss(directory: Path, engine: str) -> None:
+    for found in run_in_processes(scripts.misuse_reaches_the_caller, 2, directory, engine=engine):
         assert len(found) == 3
         assert "GroupBroken" not in found
 
 
-def test_killed_peer_with_messages_half_sent_others_go_on(directory: Path) -> None:
-    results = run_in_processes(scripts.killed_in_a_large_reduction, 3, directory, lost=(0,))
+def test_killed_peer_with_messages_half_sent_others_go_on(directory: Path, engine: str) -> None:
+    results = run_in_processes(scripts.killed_in_a_large_reduction, 3, directory, lost=(0,), engine=engine)
     assert results == [None, [True, 2, [1.0]], [True, 2, [1.0]]]
 
 
-def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path) -> None:
+def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path, engine: str) -> None:
     with Job(directory, preload=PRELOAD, heartbeat_timeout_s=3.0) as job:
-        workers = job.start_world(3, sit, scripts.stopped_in_a_large_transfer)
+        workers = job.start_world(3, sit, scripts.stopped_in_a_large_transfer, engine)
         job.wait_until(lambda events: len(list(job.results.iterdir())) == 2, "the results of two")
         ended = [worker for worker in workers if (job.results / f"{worker.name}.json").exists()]
         assert [worker.result()["result"] for worker in ended] == [[True, 2, [1.0]]] * 2
@@ -52,8 +57,8 @@ def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path) -> 
         assert stopped.alive
 
 
-def test_killed_member_while_the_group_is_built_others_build_the_next(directory: Path) -> None:
-    results = run_in_processes(scripts.killed_while_a_group_is_built, 3, directory, lost=(0,))
+def test_killed_member_while_the_group_is_built_others_build_the_next(directory: Path, engine: str) -> None:
+    results = run_in_processes(scripts.killed_while_a_group_is_built, 3, directory, lost=(0,), engine=engine)
     assert results == [None, [True, 2, [1.0]], [True, 2, [1.0]]]
 
 

@@ -1,0 +1,117 @@
+"""How the members of a view find each other for Horovod: a server for this process alone, in front of the bootstrap.
+
+Horovod's own rendezvous is a server that everybody on the network may write to. Here each worker asks one on its
+own loopback interface, and values travel over the coordinator, to members of the view only.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ef_common.errors import GroupBroken
+from ef_common.ports import Bootstrap
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_VALUE = 1 << 24
+_TIMEOUT_S = 60.0
+# Gloo's address: a `sockaddr_storage`, which begins with family and port, then a number.
+_ADDRESS_BYTES = 136
+_ADDRESS = struct.Struct("=H")
+_PORT = struct.Struct("!H")
+_INET_FAMILIES = (2, 10)
+
+
+class Rendezvous:
+    """A key-value server on the loopback interface, as long as it is entered.
+
+    Attributes:
+        port: Where it listens.
+        ports: Ports of Gloo's listeners, of this process and of the others, as far as they have been exchanged.
+    """
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self.bootstrap = bootstrap
+        self.ports: set[int] = set()
+        self._server = _Server(self)
+        self.port = int(self._server.server_address[1])
+
+    def __enter__(self) -> Rendezvous:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True, name="ef-rendezvous").start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value of this process."""
+        self.ports |= listening_ports(value)
+        self.bootstrap.put(f"horovod{key}", value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value of any process.
+
+        Raises:
+            GroupBroken: The view has been replaced.
+        """
+        value = self.bootstrap.get(f"horovod{key}")
+        self.ports |= listening_ports(value)
+        return value
+
+
+def listening_ports(value: bytes) -> set[int]:
+    """The ports in a list of addresses of Gloo; none if it is something else."""
+    ports = set()
+    for offset in range(0, len(value) - _ADDRESS_BYTES + 1, _ADDRESS_BYTES):
+        (family,) = _ADDRESS.unpack_from(value, offset)
+        if family in _INET_FAMILIES:
+            ports.add(int(_PORT.unpack_from(value, offset + 2)[0]))
+    return ports
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.rendezvous = rendezvous
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _TIMEOUT_S
+
+    def do_GET(self) -> None:
+        try:
+            value = self.server.rendezvous.get(self.path)
+        except GroupBroken:
+            self._answer(HTTPStatus.GONE)
+        else:
+            self._answer(HTTPStatus.OK, value)
+
+    def do_PUT(self) -> None:
+        length = int(self.headers.get("Content-Length", "0"))
+        if length > _LARGEST_VALUE:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return
+        self.server.rendezvous.put(self.path, self.rfile.read(length))
+        self._answer(HTTPStatus.OK)
+
+    def do_DELETE(self) -> None:
+        self._answer(HTTPStatus.OK)  # the values go with the view
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)

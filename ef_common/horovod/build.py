@@ -1,0 +1,267 @@
+"""`elasticflow horovod build`: a wheel of Horovod for the torch and TensorFlow that are installed.
+
+The source comes from the package index that pip uses, is verified, changed (see `source`) and compiled. Wheels are
+kept by the versions that they were built for, so the next environment with the same ones installs in seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from ef_common.errors import ElasticFlowError
+from ef_common.horovod import source
+
+TESTED = {"torch": ("2.13",), "tensorflow": ("2.21",)}
+"""Versions with which the changes have been tried."""
+
+_DISTRIBUTIONS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}
+_BUILD_TOOLS = ("setuptools", "packaging", "cffi", "cloudpickle", "psutil", "PyYAML")
+_COMPILER_BYTES = 2 << 30  # one compiler, at worst, on torch's headers
+_CMAKE = (3, 13)
+_TAIL_LINES = 40
+
+Say = Callable[[str], None]
+
+
+class BuildError(ElasticFlowError):
+    """Horovod cannot be built here; the message says why, and what to do."""
+
+
+def frameworks() -> dict[str, str]:
+    """Installed frameworks that Horovod can serve: name → version."""
+    found = {}
+    for name, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                found[name] = metadata.version(distribution)
+                break
+            except metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def untested(versions: Mapping[str, str]) -> list[str]:
+    """Those of the installed versions with which nobody has tried the changes."""
+    return [
+        f"{name} {version}"
+        for name, version in versions.items()
+        if not any(version == tried or version.startswith(f"{tried}.") for tried in TESTED[name])
+    ]
+
+
+def wheel_directory(versions: Mapping[str, str], options: Mapping[str, str]) -> Path:
+    """Where the wheel for these versions and build options is kept."""
+    changes = hashlib.sha256(repr(source.CHANGES).encode()).hexdigest()[:12]
+    parts = [f"{source.VERSION}-{changes}", sysconfig.get_platform(), f"cp{sys.version_info[0]}{sys.version_info[1]}"]
+    parts += [f"{name}-{version}" for name, version in sorted(versions.items())]
+    parts += [f"{name}-{value}" for name, value in sorted(options.items())]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "elasticflow" / "horovod" / "_".join(part.replace(os.sep, "-") for part in parts)
+
+
+def build(*, say: Say, force: bool = False) -> Path:
+    """Build the wheel, or find the one that was built before.
+
+    Args:
+        say: Told what goes on.
+        force: Build anew.
+
+    Returns:
+        The wheel.
+
+    Raises:
+        BuildError: Something is missing, or the compilation failed.
+    """
+    versions = frameworks()
+    if not versions:
+        raise BuildError("there is neither torch nor TensorFlow to build Horovod for. Install one of them first")
+    options = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_GPU")}
+    directory = wheel_directory(versions, options)
+    wheels = sorted(directory.glob("*.whl"))
+    if wheels and not force:
+        say(f"found {wheels[0]}")
+        return wheels[0]
+    check_tools()
+    jobs = num_jobs()
+    for name in untested(versions):
+        say(f"nobody has tried {name} with Horovod yet; this may fail. Tried: {TESTED}")
+    with tempfile.TemporaryDirectory(prefix="elasticflow-horovod-") as temporary:
+        root = download(Path(temporary), say=say)
+        source.apply(root)
+        named = " and ".join(f"{name} {version}" for name, version in versions.items())
+        say(f"compiling Horovod {source.VERSION} for {named} with {jobs} processes; this takes minutes")
+        wheel = _compile(root, Path(temporary) / "wheel", versions, jobs)
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{wheel.name}.{os.getpid()}"
+        shutil.copy(wheel, partial)
+        return partial.rename(directory / wheel.name)
+
+
+def install(wheel: Path, *, say: Say) -> None:
+    """Install the wheel into this environment."""
+    say(f"installing {wheel.name}")
+    _run([*_pip("install"), "--force-reinstall", "--no-deps", str(wheel)], "install the wheel")
+
+
+# ---------------------------------------------------------------- what is needed
+
+
+def check_tools() -> None:
+    """Look for all that a build needs.
+
+    Raises:
+        BuildError: Something is missing; the message lists everything that is.
+    """
+    missing = []
+    if platform.system() != "Linux":
+        missing.append(f"Linux. Found: {platform.system()}")
+    if _compiler() is None:
+        missing.append("a C++ compiler (Debian, Ubuntu: apt-get install g++)")
+    cmake = _cmake_version()
+    if cmake is None or cmake < _CMAKE:
+        needed = ".".join(map(str, _CMAKE))
+        missing.append(f"cmake {needed} or newer (pip install cmake). Found: {_dotted(cmake)}")
+    if shutil.which("make") is None:
+        missing.append("make (Debian, Ubuntu: apt-get install make)")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        missing.append("the headers of Python (Debian, Ubuntu: apt-get install python3-dev)")
+    packages = [name for name in _BUILD_TOOLS if not _is_installed(name)]
+    if packages:
+        missing.append(f"Python packages (pip install {' '.join(packages)})")
+    if missing:
+        raise BuildError("Horovod cannot be compiled here. Missing: " + "; ".join(missing))
+
+
+def num_jobs() -> int:
+    """How many compilers fit into the memory and onto the cores.
+
+    Raises:
+        BuildError: Not even one.
+    """
+    available = available_bytes()
+    if available < _COMPILER_BYTES:
+        raise BuildError(
+            f"too little memory to compile Horovod. Needed: {_COMPILER_BYTES / 2**30:.1f} GiB. "
+            f"Available: {available / 2**30:.1f} GiB. Build the wheel on a larger machine with the same versions, "
+            "and copy the cache of elasticflow from there"
+        )
+    return max(1, min(os.cpu_count() or 1, available // _COMPILER_BYTES))
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "").split(" ")[0] or "c++") or shutil.which("g++")
+
+
+def _cmake_version() -> tuple[int, ...] | None:
+    cmake = _cmake()
+    if cmake is None:
+        return None
+    output = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False).stdout
+    words = output.split()
+    return tuple(int(part) for part in words[2].split(".")[:2] if part.isdecimal()) if len(words) > 2 else None
+
+
+def _cmake() -> str | None:
+    return os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake", path=_path())
+
+
+def _path() -> str:
+    """Programs of this environment first, though it may not be active."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def _dotted(version: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, version)) if version else "none"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- download and compile
+
+
+def download(directory: Path, *, say: Say) -> Path:
+    """Fetch, verify and unpack the source. Returns its root.
+
+    Raises:
+        BuildError: It could not be had, or is another one than expected.
+    """
+    say(f"fetching the source of Horovod {source.VERSION}")
+    command = [*_pip("download"), "--no-deps", "--no-binary=:all:", "--no-build-isolation"]
+    command += ["--dest", str(directory), f"horovod=={source.VERSION}"]
+    _run(command, "fetch the source", environment={"HOROVOD_SKIP_COMPILE": "1"})
+    archive = directory / f"horovod-{source.VERSION}.tar.gz"
+    if not archive.exists():
+        raise BuildError(f"pip has brought no {archive.name}")
+    received = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if received != source.SHA256:
+        raise BuildError(
+            f"{archive.name} is not the one expected. Expected sha256: {source.SHA256}. Received: {received}"
+        )
+    with tarfile.open(archive) as tar:
+        tar.extractall(directory, filter="data")
+    return directory / f"horovod-{source.VERSION}"
+
+
+def _compile(root: Path, target: Path, versions: Mapping[str, str], jobs: int) -> Path:
+    with_framework = {
+        "HOROVOD_WITH_PYTORCH" if "torch" in versions else "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITH_TENSORFLOW" if "tensorflow" in versions else "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    }
+    environment = {
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "HOROVOD_LOCAL_VERSION": f"elasticflow.{source.REVISION}",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "MAKEFLAGS": f"-j{jobs}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        **with_framework,
+    }
+    command = [*_pip("wheel"), "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(root)]
+    _run(command, "compile Horovod", environment=environment)
+    return next(target.glob("*.whl"))
+
+
+def _pip(action: str) -> list[str]:
+    return [sys.executable, "-m", "pip", action, "--quiet", "--disable-pip-version-check", "--no-input"]
+
+
+def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run a command; its output is shown only if it fails.
+
+    Raises:
+        BuildError: It failed; with the end of its output.
+    """
+    everything = {**os.environ, **(environment or {}), "PATH": _path()}
+    found = subprocess.run(
+        command, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if found.returncode:
+        tail = "\n".join(found.stdout.splitlines()[-_TAIL_LINES:])
+        raise BuildError(f"could not {what} (exit status {found.returncode}). The end of its output:\n{tail}")

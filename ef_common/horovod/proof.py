@@ -1,0 +1,120 @@
+"""Two processes that sum something with Horovod: the proof that what was built works.
+
+`python -m ef_common.horovod.proof FRAMEWORK` is one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from ef_common.collectives.horovod_rendezvous import Rendezvous
+from ef_common.horovod.build import BuildError
+
+_NUM_PROCESSES = 2
+_TIMEOUT_S = 180.0
+
+
+class SharedValues:
+    """A bootstrap for processes that share one server."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values)
+            return self._values[key]
+
+    def replaced(self) -> bool:
+        """Never."""
+        return False
+
+
+def prove(framework: str) -> None:
+    """Sum a tensor in two processes of this environment.
+
+    Args:
+        framework: "torch" or "tensorflow".
+
+    Raises:
+        BuildError: It does not work; with the output of a process.
+    """
+    command = [sys.executable, "-m", "ef_common.horovod.proof", framework]
+    with Rendezvous(SharedValues()) as rendezvous:
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, **_environment(rank, rendezvous.port)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(_NUM_PROCESSES)
+        ]
+        try:
+            outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"Horovod for {framework} did not sum anything within {_TIMEOUT_S:g} s") from None
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    for process, output in zip(processes, outputs, strict=True):
+        if process.returncode:
+            raise BuildError(f"Horovod for {framework} does not work here. The end of its output:\n{output[-2000:]}")
+
+
+def _environment(rank: int, port: int) -> Mapping[str, str]:
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(_NUM_PROCESSES),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(rank),
+        "HOROVOD_CROSS_SIZE": str(_NUM_PROCESSES),
+        "HOROVOD_HOSTNAME": f"proof-{rank}",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_ELASTIC": "0",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OMP_NUM_THREADS": "1",
+        # From wherever this runs: the children must find the same package.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
+    }
+
+
+def _sum_once(framework: str) -> float:
+    if framework == "torch":
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0), op=hvd.Sum, name="proof")
+        return float(total.sum())
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    total = hvd.allreduce(tf.fill([1000], hvd.rank() + 1.0), op=hvd.Sum, name="proof")
+    return float(tf.reduce_sum(total))
+
+
+if __name__ == "__main__":
+    received, expected = _sum_once(sys.argv[1]), 1000.0 * sum(range(1, _NUM_PROCESSES + 1))
+    sys.exit(0 if received == expected else f"a wrong sum. Expected: {expected}. Received: {received}")
