@@ -119,6 +119,8 @@ class HorovodGroup:
 
         def end() -> Any:
             self._wait(handle)
+            # Once it is synchronized, Horovod does not know the handle any more: nobody may wait for it again.
+            self._in_use = {name: used for name, used in self._in_use.items() if used != handle}
             return self._hvd.synchronize(handle)
 
         return self._guard(end)

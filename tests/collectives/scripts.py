@@ -46,6 +46,17 @@ def reduce_several_at_once(seat: Seat) -> list[list[float]]:
     return [seat.values(tensor) for tensor in tensors]
 
 
+def reduce_again_and_again(seat: Seat) -> list[float]:
+    group = seat.build()
+    tensor = seat.tensor([1.0])
+    for _ in range(150):
+        group.all_reduce(tensor).wait()
+        tensor = seat.tensor([value / seat.world_size + 1.0 for value in seat.values(tensor)])
+    for _ in range(150):
+        group.all_gather(b"x")
+    return seat.values(tensor)
+
+
 def gather_payloads_of_different_sizes(seat: Seat) -> list[list[int]]:
     group = seat.build()
     found = []

@@ -47,6 +47,10 @@ def test_all_reduce_several_at_once_complete_in_any_order_of_waiting(run: Run) -
     assert run(scripts.reduce_several_at_once, 3) == [expected] * 3
 
 
+def test_same_operation_many_times_gives_the_result_each_time(run: Run) -> None:
+    assert run(scripts.reduce_again_and_again, 2) == [[151.0]] * 2
+
+
 def test_all_gather_brings_payloads_of_all_sizes_in_rank_order(run: Run) -> None:
     expected = [[0, size, 2 * size] for size in (0, 1, 119, 120, 121, 5000)]
     assert run(scripts.gather_payloads_of_different_sizes, 3) == [expected] * 3
