@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ef_common.collectives import operations
+from ef_common.collectives import torch_operations as operations
 from ef_common.core.view import View
 from ef_common.errors import JobFinished, Left, UnsupportedError, UsageError
 from ef_common.session import Barrier, Session

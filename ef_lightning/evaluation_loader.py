@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ef_common.collectives import operations
+from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core import sharding
-from ef_common.core.sharding import Range
+from ef_common.data.coverage import Coverage
 from ef_common.events import EventLog
-from ef_common.session import Barrier, Session
+from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.metrics import Contributions
-from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of, ranges_of
+from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,17 +54,14 @@ class EvaluationLoader(WrappedLoader):
         super().__init__(loader)
         self._session = session
         self._trainer = trainer
-        self._log = log
-        self.stage, self._index = stage, index
+        self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)
+        self.stage = stage
         self._batch_size = batch_size_of(loader)
         self._contributions = contributions
-        self._run = 0
         self._batches: list[list[int]] = []
         self._num_own = 0
         self._next = 0
         self.padding = False
-        self._done: list[Range] = []
-        self._length = 0
         self._order = np.arange(0)
         self.batch_sampler = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
 
@@ -75,17 +72,13 @@ class EvaluationLoader(WrappedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
-        if not self._session.newcomer:
-            self._session.run(Barrier())  # settles whom the data set is dealt to
-        self._run = self._session.completed  # a number on which all agree
-        self._done = []
+        self._coverage.settle()
         if self.batch_sampler is not None:
             self.batch_sampler.seen_batch_indices = []
-        self._length = self._num_positions()
         epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
-        members = self._session.completed_in.ids
-        self._take(np.arange(self._length), members)
+        logged = not self._trainer.sanity_checking
+        self._take(*self._coverage.begin(self._num_positions(), logged=logged))
         return self
 
     def __next__(self) -> Any:
@@ -120,59 +113,33 @@ class EvaluationLoader(WrappedLoader):
             length = min(length, int(min(self._trainer.num_sanity_val_steps, length) * per_batch))
         return length
 
-    def _take(self, positions: np.ndarray, members: tuple[str, ...]) -> None:
+    def _take(self, share: np.ndarray, largest: int) -> None:
         """Take this worker's share.
 
         Everybody gets the same number of batches, so that all log equally often; a worker that is short of
         samples gets one that only keeps step. Predictions are not reduced, and would hold it twice.
         """
-        world_size = len(members)
-        rank = members.index(self._session.worker.id) if self._session.worker.id in members else 0
-        start, stop = sharding.share(len(positions), world_size, rank)
-        share = positions[start:stop]
-        largest = -(-len(positions) // world_size)
         num_batches = -(-largest // self._batch_size)
         batches = _batched(share, num_batches, self._batch_size)
         self._num_own = len(batches)
         if self.stage != "predict":
-            batches += [positions[:1].tolist()] * (num_batches - self._num_own)
+            batches += [[0]] * (num_batches - self._num_own)
         self._batches, self._next = batches, 0
-        self._done += ranges_of(share)
         self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
 
     def _take_missing(self) -> bool:
         """Exchange what is done; take a share of what is missing. False if nothing is."""
         contributions = self._contributions()
-        mine: dict[str, Any] = {"worker": self._session.worker.id, "done": [list(r) for r in self._done]}
+        mine = None
         if contributions is not None:
-            mine["metrics"] = contributions.own()
-        parts, view = operations.gather(self._session, mine, what="state of a metric")
-        covered = np.zeros(self._length, dtype=bool)
-        for part in parts:
-            for start, stop in part["done"]:
-                covered[start:stop] = True
-        missing = np.flatnonzero(~covered)
-        if len(missing) == 0:
-            if contributions is not None:
-                contributions.complete({part["worker"]: part["metrics"] for part in parts})
-            self._log_pass({part["worker"]: part["done"] for part in parts})
-            return False
-        logger.info("%d samples of this evaluation were lost with their worker; dealt again", len(missing))
-        self._take(missing, view.ids)
-        return True
-
-    def _log_pass(self, shares: dict[str, Any]) -> None:
-        if self._trainer.sanity_checking or self._session.newcomer:
-            return
-        record = {
-            "stage": self.stage,
-            "run": self._run,
-            "loader": self._index,
-            "length": self._length,
-            "shares": shares,
-            "exact": True,
-        }
-        self._session.when_confirmed(lambda: self._log.write("evaluation", **record))
+            mine = {"worker": self._session.worker.id, "metrics": contributions.own()}
+        missing, results = self._coverage.exchange(mine)
+        if missing is not None:
+            self._take(*missing)
+            return True
+        if contributions is not None:
+            contributions.complete({result["worker"]: result["metrics"] for result in results})
+        return False
 
 
 def _batched(share: np.ndarray, num_batches: int, batch_size: int) -> list[list[int]]:

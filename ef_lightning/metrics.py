@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torchmetrics import Metric
 
-from ef_common.collectives import operations
+from ef_common.collectives import torch_operations as operations
 from ef_common.session import Session
 from ef_lightning import hooks
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from ef_common.collectives import operations
+from ef_common.collectives import torch_operations as operations
 from ef_common.core import sharding
-from ef_common.core.sharding import Range
 from ef_common.session import Session
 
 
@@ -82,18 +81,6 @@ def _compact(order: np.ndarray) -> np.ndarray:
     """A newcomer receives it while the others wait."""
     fits = order.dtype.kind == "i" and order.size and order.max() <= np.iinfo(np.int32).max
     return order.astype(np.int32) if fits and order.min() >= 0 else order
-
-
-def ranges_of(positions: np.ndarray) -> list[Range]:
-    """Sorted positions as half-open ranges.
-
-    >>> ranges_of(np.array([0, 1, 2, 5, 7, 8]))
-    [(0, 3), (5, 6), (7, 9)]
-    """
-    if len(positions) == 0:
-        return []
-    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
-    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ef_common.collectives import codec
 from ef_common.collectives.gradients.reducer import GradientReducer
+from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning.host import Host
@@ -82,23 +82,23 @@ class TrainerState:
     def describe(self) -> bytes:
         """Header of this worker's state. What cannot be sent is the newcomer's error, not this worker's."""
         try:
-            header, self._outgoing = codec.encode(self._collect(), what="state")
+            header, self._outgoing = TENSORS.encode(self._collect(), what="state")
         except UnsupportedError as error:
-            header, self._outgoing = codec.encode({"error": str(error)})
+            header, self._outgoing = TENSORS.encode({"error": str(error)})
         return header
 
     def tensors(self, header: bytes | None) -> Sequence[Tensor]:
         """The state as few large tensors of bytes."""
         if header is None:
             return _pack(self._outgoing)
-        self._incoming = codec.room(header, self._prepared)
+        self._incoming = TENSORS.room(header, self._prepared)
         self._packed = _pack(self._incoming)
         return self._packed
 
     def adopt(self, header: bytes) -> None:
         """Go on from the state that has been received."""
         _unpack(self._packed, self._incoming)
-        state = codec.decode(header, self._incoming)
+        state = TENSORS.decode(header, self._incoming)
         self._incoming, self._packed, self._prepared = [], [], []
         if "error" in state:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
@@ -211,13 +211,13 @@ def _private(callback: Any) -> dict[str, Any]:
 
 def _pack(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Large tensors as views of their bytes, small ones copied together: few messages, no needless copy."""
-    large, chunks = _sort([codec.as_bytes(tensor) for tensor in tensors])
+    large, chunks = _sort([as_bytes(tensor) for tensor in tensors])
     return large + [torch.cat(chunk) for chunk in chunks]
 
 
 def _unpack(packed: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy the small tensors out again; the large ones hold their bytes already."""
-    large, chunks = _sort([codec.as_bytes(tensor) for tensor in tensors])
+    large, chunks = _sort([as_bytes(tensor) for tensor in tensors])
     for together, chunk in zip(packed[len(large) :], chunks, strict=True):
         for target, part in zip(chunk, torch.split(together, [t.numel() for t in chunk]), strict=True):
             target.copy_(part)
@@ -242,7 +242,7 @@ def _sort(flat: Sequence[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
 
 def _is_plain(value: Any) -> bool:
     try:
-        codec.encode(value)
+        TENSORS.encode(value)
     except UnsupportedError:
         return False
     return True

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ef_common.collectives import codec, operations
+from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.gradients.reducer import GradientReducer
+from ef_common.collectives.torch_codec import as_bytes
 from ef_common.core.view import View
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -375,12 +376,12 @@ class ElasticMixin(CollectivesMixin):
         """In audit mode, note a hash of the weights after each update, once it is sure to be everybody's."""
         loader = self._train_loader
         # Between accumulated batches, buffers differ until the next reduction, as they do under DDP.
-        if self._here.audit and loader is not None and loader.num_updates and not loader.progress.uncommitted:
+        if self._here.audit and loader is not None and loader.dealer.num_updates and not loader.progress.uncommitted:
             digest = hashlib.blake2b(digest_size=16)
             for tensor in self.lightning_module.state_dict().values():
                 if isinstance(tensor, Tensor):
-                    digest.update(codec.as_bytes(tensor).numpy().tobytes())
-            record = {"step": loader.num_updates, "hash": digest.hexdigest()}
+                    digest.update(as_bytes(tensor).numpy().tobytes())
+            record = {"step": loader.dealer.num_updates, "hash": digest.hexdigest()}
             self.session.when_confirmed(lambda: self._log.write("weights", **record))
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Range, Window
 from ef_common.core.view import View
+from ef_common.data.dealer import Dealer, ranges_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
@@ -31,7 +32,6 @@ from ef_lightning.order import (
     limited,
     num_samples,
     order_of,
-    ranges_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -58,22 +58,23 @@ class ElasticLoader(WrappedLoader):
         min_share: int = sharding.MIN_SHARE,
     ) -> None:
         super().__init__(loader)
-        self._min_share = min_share
         self._session = session
         self._trainer = trainer
         self._log = log
-        self._batch_size = batch_size_of(loader)
+        self.dealer = Dealer(session, log=log, batch_size=batch_size_of(loader), min_share=min_share)
+        self.dealer.on_returned = self._batches_returned
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        self.num_updates = 0
-        self.progress = EpochProgress(epoch=-1, length=self._length())
         self._order = np.arange(0)
         self._wants_epoch = True
         self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int] | None = None
-        self._newest: tuple[Window, ...] = ()
         self.padding = False
-        self._logged_epoch = -1
         self.on_boundary: Callable[[], None] = lambda: None
+
+    @property
+    def progress(self) -> EpochProgress:
+        """How far the epoch is."""
+        return self.dealer.progress
 
     # ------------------------------------------------------------ what Lightning asks
 
@@ -114,67 +115,51 @@ class ElasticLoader(WrappedLoader):
 
     def _length(self) -> int:
         """Positions of an epoch: the samples that the sampler draws, limited by the Trainer's fraction."""
-        return limited(num_samples(self._loader), self._batch_size, self._trainer.limit_train_batches)
+        batch_size = batch_size_of(self._loader)
+        return limited(num_samples(self._loader), batch_size, self._trainer.limit_train_batches)
 
     def _max_steps(self) -> float:
         limit = self._trainer.limit_train_batches
         return limit if isinstance(limit, int) else math.inf
 
     def _num_steps(self, progress: EpochProgress) -> int:
-        world_size = self._session.completed_in.world_size
-        steps = sharding.num_steps(progress, world_size, batch_size=self._batch_size, min_share=self._min_share)
-        return int(min(steps, self._max_steps()))
+        return int(min(self.dealer.num_steps(progress), self._max_steps()))
+
+    def _batches_returned(self) -> None:
+        hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)
 
     def _begin_epoch(self) -> None:
-        self._end_epoch()
         self._wants_epoch = False
         epoch = self._trainer.current_epoch
-        self.progress = EpochProgress(epoch=epoch, length=self._length())
+        self.dealer.begin(epoch, self._length())
         self._order = order_of(self._loader, self._session, seed=self.seed, epoch=epoch)
         self._plan_of = None
-
-    def _end_epoch(self) -> None:
-        """Settle what an epoch that was cut short (by a limit, or without a backward pass) leaves behind."""
-        if self.progress.uncommitted:
-            self.commit(self._session.completed_in)
-        if self.progress.epoch >= 0 and self.progress.remaining:
-            self._log_epoch_end(exact=False)
-
-    def _log_epoch_end(self, *, exact: bool) -> None:
-        progress = self.progress
-        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
 
     def _deal(self) -> Any:
         members = self._session.completed_in.ids
         before = self.progress
         if before.remaining == 0:
             raise StopIteration
-        if before.epoch != self._logged_epoch:
-            self._logged_epoch = before.epoch
-            self._log.write("epoch", epoch=before.epoch, length=before.length)
-        self.progress, window = self._next_window(before, members)
+        window = self.dealer.deal()
         plan_of = (members, len(before.returned))
         if plan_of != self._plan_of:
             self._plan_of = plan_of
             self._planned.read(lambda start: self._batches(before, members, start))
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
         # All have a share of a whole window; only the last ones of an epoch are smaller.
-        is_whole = window.stop - window.start == self._batch_size * len(members)
+        is_whole = window.stop - window.start == self.dealer.batch_size * len(members)
         self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
         return self._planned.next()
 
-    def _next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
-        return sharding.deal(progress, members, batch_size=self._batch_size, min_share=self._min_share)
-
     def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[int]]:
         """Indices of this worker's batches from here on, as long as nothing changes."""
-        rank, size = members.index(self._session.worker.id), self._batch_size
+        rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         for start in starts[skip:]:
             yield self._order[start + rank * size : start + (rank + 1) * size].tolist()
         skip -= min(skip, len(starts))
         while progress.remaining > 0:
-            progress, window = self._next_window(progress, members)
+            progress, window = self.dealer.next_window(progress, members)
             if skip > 0:
                 skip -= 1
                 continue
@@ -187,80 +172,27 @@ class ElasticLoader(WrappedLoader):
     # ------------------------------------------------------------ commit
 
     def weights(self, view: View) -> Sequence[float]:
-        """Weight of each member's gradient: its number of samples since the last reduction.
-
-        A second reduction on the same batch (another optimizer's, say) weighs them as the first one did.
-        """
-        self._newest = self.progress.uncommitted or self._newest
-        return sharding.weights(self._newest, view.ids)
+        """Weight of each member's gradient."""
+        return self.dealer.weights(view)
 
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""
-        before = self.progress
-        self.progress, done = sharding.commit(before, contributors.ids)
-        self.num_updates += 1
-        if done.returned:
-            hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)
-        if not self._log.enabled:
-            return
-        mine = [
-            positions
-            for window in before.uncommitted
-            for positions in before.ranges(window.slice_of(self._session.worker.id))
-        ]
-        record = {
-            "step": self.num_updates,
-            "epoch": before.epoch,
-            "generation": contributors.generation,
-            "world_size": contributors.world_size,
-            "committed": done.committed,
-            "mine": mine,
-            "returned": done.returned,
-            "loss": loss,
-        }
-        complete = self.progress.remaining == 0 and bool(before.uncommitted)
-        self._session.when_confirmed(lambda: self._log_step(record, complete=complete))
-
-    def _log_step(self, record: dict[str, Any], *, complete: bool) -> None:
-        self._log.write("step", **record)
-        if complete:
-            self._log.write("epoch_end", epoch=record["epoch"], exact=True, length=self.progress.length)
+        self.dealer.commit(contributors, loss)
 
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
         """What a newcomer needs to go on with the others."""
-        progress = self.progress
-        return {
-            "seed": self.seed,
-            "num_updates": self.num_updates,
-            "epoch": progress.epoch,
-            "length": progress.length,
-            "cursor": progress.cursor,
-            "returned": np.asarray(progress.returned, dtype=np.int64),
-            "steps": progress.steps,
-            "order": self._order,
-        }
+        return {**self.dealer.state(), "seed": self.seed, "order": self._order}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are."""
         self._set(state)
-        self._log.write(
-            "admitted",
-            generation=self._session.view.generation,
-            step=self.num_updates,
-            epoch=self.progress.epoch,
-        )
+        self.dealer.log_admission()
 
     def _set(self, state: dict[str, Any]) -> None:
-        self.seed, self.num_updates = state["seed"], state["num_updates"]
-        self.progress = EpochProgress(
-            epoch=state["epoch"],
-            length=state["length"],
-            cursor=state["cursor"],
-            returned=tuple(np.asarray(state["returned"]).tolist()),
-            steps=state["steps"],
-        )
+        self.seed = state["seed"]
+        self.dealer.load_state(state)
         if state["order"] is None:
             self._order = order_of(self._loader, self._session, seed=self.seed, epoch=state["epoch"])
         else:
@@ -297,28 +229,27 @@ class ElasticLoader(WrappedLoader):
         """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
         progress, batches = self.progress, hooks.num_batches_started(self._trainer)
         if batches > 0 and progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
-            self.progress = progress._replace(steps=batches)
+            self.dealer.progress = progress._replace(steps=batches)
             self._log.write(
                 "rollback",
                 generation=self._session.completed_in.generation,
-                step=self.num_updates,
+                step=self.dealer.num_updates,
                 epoch=progress.epoch,
                 cursor_positions=_done(progress),
             )
             return True
-        self.progress = progress._replace(epoch=-1)
+        self.dealer.progress = progress._replace(epoch=-1)
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:
         """Go on counting where a loader that Lightning has reloaded ended."""
         previous.finish()
-        self.seed, self.num_updates = previous.seed, previous.num_updates
+        self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
         previous.close()
 
     def finish(self) -> None:
         """The training ends, or goes on with another loader."""
-        self._end_epoch()
-        self.progress = EpochProgress(epoch=-1, length=self._length())
+        self.dealer.begin(-1, self._length())
 
 
 class LoneLoader(ElasticLoader):
@@ -328,19 +259,21 @@ class LoneLoader(ElasticLoader):
     """
 
     def __next__(self) -> Any:
-        epoch, length, cursor, returned, uncommitted, steps = self.progress
-        stop = cursor + self._batch_size
+        dealer = self.dealer
+        epoch, length, cursor, returned, uncommitted, steps = dealer.progress
+        stop = cursor + dealer.batch_size
         if self._wants_epoch or self._resumed or stop >= length:
             return super().__next__()
-        window = Window(cursor, stop, self._session.completed_in.ids, self._min_share)
-        self.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)
+        window = Window(cursor, stop, self._session.completed_in.ids, dealer.min_share)
+        dealer.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)
         return self._planned.next()
 
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """An update was made."""
-        epoch, length, cursor, returned, _, steps = self.progress
-        self.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
-        self.num_updates += 1
+        dealer = self.dealer
+        epoch, length, cursor, returned, _, steps = dealer.progress
+        dealer.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
+        dealer.num_updates += 1
 
 
 def _is_empty(places: Range) -> bool:

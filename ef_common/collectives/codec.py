@@ -1,8 +1,8 @@
-"""Python values as bytes and tensors, without pickle.
+"""Python values as bytes and arrays, without pickle.
 
-`encode` turns a tree of plain values into a JSON header and a list of tensors; `decode` builds it again. Tensors
-stay tensors, so a large state is sent at memory speed. A type that is not listed here raises: what comes over a
-network must not be able to run code.
+A codec turns a tree of plain values into a JSON header and a list of *leaves*, and builds it again. Leaves stay
+arrays (here of NumPy; tensors in `torch_codec`), so a large state is sent at memory speed. A type that is not
+listed here raises: what comes over a network must not be able to run code.
 """
 
 from __future__ import annotations
@@ -16,94 +16,199 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ef_common.errors import ProtocolError, UnsupportedError
 
 
-def encode(value: Any, *, what: str = "value") -> tuple[bytes, list[Tensor]]:
-    """Encode a tree of plain values.
+class ArrayLeaves:
+    """NumPy arrays as leaves. A framework's codec has a subclass of this for its own tensors."""
 
-    That is: None, bool, int, float, str, bytes, list, tuple, set, deque, dict, tensor, numpy array or number,
-    Path, timedelta, torch dtype or device.
+    def take(self, value: Any) -> tuple[str, Any] | None:
+        """Tag and leaf of a value that travels as one; None for anything else."""
+        if isinstance(value, np.ndarray) and (value.dtype.kind in "biufc" or value.dtype.name == "bfloat16"):
+            return "a", np.ascontiguousarray(value)
+        return None
 
-    Args:
-        value: The tree.
-        what: What it is, for the error.
+    def give(self, tag: str, leaf: Any, shape: Sequence[int]) -> Any:
+        """The value again, from its leaf; inverse of `take`.
 
-    Returns:
-        A header, and the tensors in it (not copied), in the order in which `decode` wants them.
+        Raises:
+            ValueError: Unknown tag.
+        """
+        if tag != "a":
+            raise ValueError(f"unknown leaf. Received: tag={tag!r}")
+        return np.asarray(leaf).reshape(shape)
 
-    Raises:
-        UnsupportedError: It holds something else; the message tells where.
+    def spec(self, leaf: Any) -> tuple[str, list[int]]:
+        """Name of its type, and its shape."""
+        return leaf.dtype.name, list(leaf.shape)
+
+    def empty(self, dtype: str, shape: Sequence[int]) -> Any:
+        """Room for a leaf.
+
+        Raises:
+            TypeError, ValueError: There is no such type or shape.
+        """
+        found = np.dtype(dtype)
+        if found.hasobject:
+            raise TypeError("objects do not travel")
+        return np.empty(shape, dtype=found)
+
+    def as_bytes(self, leaf: Any) -> np.ndarray:
+        """Its memory, shape (bytes,), uint8; a view where it is contiguous."""
+        return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+
+    def encode_other(self, value: Any) -> list[Any] | None:
+        """A node for a value of the framework's own that is no leaf."""
+        return None
+
+    def decode_other(self, tag: str, content: Any) -> Any:
+        """Inverse of `encode_other`.
+
+        Raises:
+            ValueError: Unknown tag.
+        """
+        raise ValueError(f"unknown tag. Received: {tag!r}")
+
+
+class Codec:
+    """Encodes trees of plain values, and of what `leaves` knows.
+
+    Plain are: None, bool, int, float, str, bytes, list, tuple, set, deque, dict, Path, timedelta, NumPy numbers.
     """
-    tensors: list[Tensor] = []
-    tree = _encode(value, tensors, what)
-    specs = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    return json.dumps({"tree": tree, "tensors": specs}).encode(), tensors
+
+    def __init__(self, leaves: ArrayLeaves) -> None:
+        self._leaves = leaves
+
+    def encode(self, value: Any, *, what: str = "value") -> tuple[bytes, list[Any]]:
+        """Encode a tree of plain values.
+
+        Args:
+            value: The tree.
+            what: What it is, for the error.
+
+        Returns:
+            A header, and the leaves in it (not copied), in the order in which `decode` wants them.
+
+        Raises:
+            UnsupportedError: It holds something else; the message tells where.
+        """
+        leaves: list[Any] = []
+        tree = self._encode(value, leaves, what)
+        specs = [self._leaves.spec(leaf) for leaf in leaves]
+        return json.dumps({"tree": tree, "tensors": specs}).encode(), leaves
+
+    def room(self, header: bytes, spare: Iterable[Any] = ()) -> list[Any]:
+        """Leaves in the host's memory for what `header` describes.
+
+        Args:
+            header: Of :meth:`encode`.
+            spare: Leaves that may be used for it.
+
+        Raises:
+            ProtocolError: The header is not one that `encode` makes.
+        """
+        free: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
+        for leaf in spare:
+            dtype, shape = self._leaves.spec(leaf)
+            free.setdefault((dtype, tuple(shape)), []).append(leaf)
+        try:
+            kinds = [(str(dtype), tuple(shape)) for dtype, shape in _load(header)["tensors"]]
+            return [free[kind].pop() if free.get(kind) else self._leaves.empty(*kind) for kind in kinds]
+        except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+            raise ProtocolError(f"malformed tensors in a header: {error}") from None
+
+    def decode(self, header: bytes, leaves: Sequence[Any]) -> Any:
+        """Build the tree again; leaves are used as they are, not copied.
+
+        Raises:
+            ProtocolError: The header is not one that `encode` makes.
+        """
+        try:
+            return self._decode(_load(header)["tree"], leaves)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise ProtocolError(f"a state that cannot be read: {error!r}") from None
+
+    def dumps(self, value: Any, *, what: str = "value") -> bytes:
+        """Encode a small tree into one byte string."""
+        header, leaves = self.encode(value, what=what)
+        return len(header).to_bytes(8, "big") + header + b"".join(self._leaves.as_bytes(x).tobytes() for x in leaves)
+
+    def loads(self, payload: bytes) -> Any:
+        """Inverse of :meth:`dumps`."""
+        length = int.from_bytes(payload[:8], "big")
+        header, rest = payload[8 : 8 + length], payload[8 + length :]
+        leaves = self.room(header)
+        offset = 0
+        for leaf in leaves:
+            flat = self._leaves.as_bytes(leaf)
+            raw = rest[offset : offset + flat.size]
+            if len(raw) != flat.size:
+                raise ProtocolError("a value that is cut short")
+            flat[:] = np.frombuffer(raw, dtype=np.uint8)
+            offset += flat.size
+        return self.decode(header, leaves)
+
+    def _encode(self, value: Any, leaves: list[Any], where: str) -> Any:
+        """Scalars stand for themselves; everything else is [tag, content]."""
+        if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+            return value
+        taken = self._leaves.take(value)
+        if taken is not None:
+            leaves.append(taken[1])
+            return [taken[0], len(leaves) - 1, list(value.shape)]
+        if isinstance(value, np.generic):
+            return ["n", value.dtype.str, value.item()]
+        if isinstance(value, bytes):
+            return ["b", base64.b64encode(value).decode()]
+        if isinstance(value, Path):
+            return ["p", str(value)]
+        if isinstance(value, timedelta):
+            return ["s", value.total_seconds()]
+        for tag, kind in _SEQUENCES.items():
+            if type(value) is kind:
+                return [tag, [self._encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]]
+        if isinstance(value, dict):
+            tag = "o" if isinstance(value, OrderedDict) else "d"
+            pairs = value.items()
+            return [
+                tag,
+                [[self._encode(k, leaves, where), self._encode(v, leaves, f"{where}[{k!r}]")] for k, v in pairs],
+            ]
+        if isinstance(value, bool | int | float):  # their subclasses, enums of numbers among them
+            return value.real
+        node = self._leaves.encode_other(value)
+        if node is not None:
+            return node
+        raise UnsupportedError(
+            f"{where} cannot be sent to another worker: only plain values, tensors and arrays can. "
+            f"Received: type={type(value).__module__}.{type(value).__qualname__}"
+        )
+
+    def _decode(self, node: Any, leaves: Sequence[Any]) -> Any:
+        if not isinstance(node, list):
+            return node
+        tag, content = node[0], node[1]
+        if len(node) > 2 and tag != "n":
+            return self._leaves.give(tag, leaves[content], node[2])
+        match tag:
+            case "n":
+                return np.dtype(content).type(node[2])
+            case "b":
+                return base64.b64decode(content, validate=True)
+            case "p":
+                return Path(content)
+            case "s":
+                return timedelta(seconds=content)
+            case "d" | "o":
+                pairs = ((self._decode(k, leaves), self._decode(v, leaves)) for k, v in content)
+                return OrderedDict(pairs) if tag == "o" else dict(pairs)
+        if tag in _SEQUENCES:
+            return _SEQUENCES[tag](self._decode(item, leaves) for item in content)
+        return self._leaves.decode_other(tag, content)
 
 
-def room(header: bytes, spare: Iterable[Tensor] = ()) -> list[Tensor]:
-    """Tensors on the CPU for what `header` describes.
-
-    Args:
-        header: Of :func:`encode`.
-        spare: Tensors that may be used for it.
-
-    Raises:
-        ProtocolError: The header is not one that `encode` makes.
-    """
-    specs = _load(header)["tensors"]
-    free: dict[Any, list[Tensor]] = {}
-    for tensor in spare:
-        free.setdefault((tensor.dtype, tensor.shape), []).append(tensor)
-    try:
-        kinds = [(_dtype(name), torch.Size(shape)) for name, shape in specs]
-        return [free[kind].pop() if free.get(kind) else torch.empty(kind[1], dtype=kind[0]) for kind in kinds]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ProtocolError(f"malformed tensors in a header: {error}") from None
-
-
-def decode(header: bytes, tensors: Sequence[Tensor]) -> Any:
-    """Build the tree again; tensors are used as they are, not copied.
-
-    Raises:
-        ProtocolError: The header is not one that `encode` makes.
-    """
-    try:
-        return _decode(_load(header)["tree"], tensors)
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise ProtocolError(f"a state that cannot be read: {error!r}") from None
-
-
-def dumps(value: Any, *, what: str = "value") -> bytes:
-    """Encode a small tree into one byte string."""
-    header, tensors = encode(value, what=what)
-    return len(header).to_bytes(8, "big") + header + b"".join(as_bytes(t).numpy().tobytes() for t in tensors)
-
-
-def loads(payload: bytes) -> Any:
-    """Inverse of :func:`dumps`."""
-    length = int.from_bytes(payload[:8], "big")
-    header, rest = payload[8 : 8 + length], payload[8 + length :]
-    tensors = room(header)
-    offset = 0
-    for tensor in tensors:
-        flat = as_bytes(tensor)
-        raw = rest[offset : offset + flat.numel()]
-        if len(raw) != flat.numel():
-            raise ProtocolError("a value that is cut short")
-        if raw:
-            flat.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
-        offset += flat.numel()
-    return decode(header, tensors)
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous CPU tensor as bytes, without a copy where it is contiguous already."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+_SEQUENCES: dict[str, Any] = {"l": list, "u": tuple, "e": set, "f": frozenset, "q": deque}
 
 
 def _load(header: bytes) -> dict[str, Any]:
@@ -116,76 +221,5 @@ def _load(header: bytes) -> dict[str, Any]:
     return document
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, str(name), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ProtocolError(f"unknown type of tensor. Received: {name!r}")
-    return dtype
-
-
-def _encode(value: Any, tensors: list[Tensor], where: str) -> Any:
-    """Scalars stand for themselves; everything else is [tag, content]."""
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
-        return value
-    if isinstance(value, Tensor):
-        tensors.append(value.detach())
-        return ["t", len(tensors) - 1]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
-        return ["a", len(tensors) - 1, list(value.shape)]
-    if isinstance(value, np.generic):
-        return ["n", value.dtype.str, value.item()]
-    if isinstance(value, bytes):
-        return ["b", base64.b64encode(value).decode()]
-    if isinstance(value, Path):
-        return ["p", str(value)]
-    if isinstance(value, timedelta):
-        return ["s", value.total_seconds()]
-    if isinstance(value, torch.dtype):
-        return ["y", str(value).removeprefix("torch.")]
-    if isinstance(value, torch.device):
-        return ["v", str(value)]
-    for tag, kind in _SEQUENCES.items():
-        if type(value) is kind:
-            return [tag, [_encode(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]]
-    if isinstance(value, dict):
-        tag = "o" if isinstance(value, OrderedDict) else "d"
-        pairs = [[_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]
-        return [tag, pairs]
-    if isinstance(value, bool | int | float):  # their subclasses, enums of numbers among them
-        return value.real
-    raise UnsupportedError(
-        f"{where} cannot be sent to another worker: only plain values, tensors and arrays can. "
-        f"Received: type={type(value).__module__}.{type(value).__qualname__}"
-    )
-
-
-_SEQUENCES: dict[str, Any] = {"l": list, "u": tuple, "e": set, "f": frozenset, "q": deque}
-
-
-def _decode(node: Any, tensors: Sequence[Tensor]) -> Any:
-    if not isinstance(node, list):
-        return node
-    tag, content = node[0], node[1]
-    match tag:
-        case "t":
-            return tensors[content]
-        case "a":
-            return tensors[content].numpy().reshape(node[2])
-        case "n":
-            return np.dtype(content).type(node[2])
-        case "b":
-            return base64.b64decode(content, validate=True)
-        case "p":
-            return Path(content)
-        case "s":
-            return timedelta(seconds=content)
-        case "y":
-            return _dtype(content)
-        case "v":
-            return torch.device(content)
-        case "d" | "o":
-            pairs = ((_decode(k, tensors), _decode(v, tensors)) for k, v in content)
-            return OrderedDict(pairs) if tag == "o" else dict(pairs)
-        case _:
-            return _SEQUENCES[tag](_decode(item, tensors) for item in content)
+ARRAYS = Codec(ArrayLeaves())
+"""The codec of trees with NumPy arrays in them."""

@@ -1,4 +1,4 @@
-"""Small logical collectives on torch tensors and plain values, for metrics, decisions and start-up."""
+"""Small logical collectives on NumPy arrays and plain values: metrics, decisions, start-up."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from ef_common.collectives import codec
-from ef_common.collectives.gradients.buckets import Bucket
+from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.view import View
 from ef_common.ports import Group
-from ef_common.session import Session
-
-_FEW = 1024
-"""Sums of so few numbers are made in double precision. Exact, and safe: what is logged may have another precision
-in a worker that has nothing to log, and Gloo ends a process that receives another number of bytes."""
+from ef_common.session import LoneGroup, Session
 
 
 class GatherBytes:
@@ -43,82 +37,47 @@ class GatherBytes:
         return ()
 
 
-class SumTensor:
-    """Sum of a tensor over the members."""
+class FirstRankArrays:
+    """Arrays of rank 0, for everybody (a model at the start). They are changed in place by `apply`."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._input = tensor.detach()
-        self.total = torch.empty_like(self._input, memory_format=torch.contiguous_format)
-
-    def run(self, group: Group, view: View) -> None:
-        """Sum, from the input that was kept."""
-        self.total.copy_(self._input)
-        group.all_reduce(self.total).wait()
-
-    def describe(self) -> bytes:
-        """Nothing to describe."""
-        return b""
-
-    def result(self, header: bytes | None) -> Sequence[Any]:
-        """The sum."""
-        return [self.total]
-
-
-class FirstRankValues:
-    """Tensors of rank 0, for everybody (the state of a module at the start)."""
-
-    def __init__(self, tensors: Sequence[Tensor], session: Session) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray], session: Session) -> None:
+        self._arrays = list(arrays)
         self._session = session
-        groups: dict[Any, list[Tensor]] = {}
-        for tensor in tensors:
-            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        self._buckets = [
-            Bucket(group, num_flags=0, num_buffers=1, like=_summable(group[0])) for group in groups.values()
-        ]
+        self._bytes = np.zeros(sum(array.nbytes for array in self._arrays), dtype=np.uint8)
 
     def run(self, group: Group, view: View) -> None:
-        """Sum rank 0's values with everybody else's zeros: complete only when all are here."""
+        """Sum rank 0's bytes with everybody else's zeros: complete only when all are here."""
         own = view.rank_of(self._session.worker.id) in (0, None)
-        for bucket in self._buckets:
-            bucket.fill_values(own=own)
-        for pending in [group.all_reduce(bucket.buffer) for bucket in self._buckets]:
-            pending.wait()
-        if not self._buckets:
+        self._bytes[:] = 0
+        for array, part in self._parts() if own else ():
+            part[:] = array.reshape(-1).view(np.uint8)
+        if isinstance(group, LoneGroup) or not self._bytes.size:
             group.all_gather(b"")
+        else:
+            group.all_reduce(self._bytes).wait()
 
     def describe(self) -> bytes:
         """Nothing to describe."""
         return b""
 
     def result(self, header: bytes | None) -> Sequence[Any]:
-        """The buffers."""
-        return [bucket.buffer for bucket in self._buckets]
+        """The bytes."""
+        return [self._bytes] if self._bytes.size else []
 
-    def apply(self) -> None:
-        """Write the values into the tensors."""
-        for bucket in self._buckets:
-            torch._foreach_copy_(bucket.sources, bucket.views)
+    def apply(self) -> list[np.ndarray]:
+        """The arrays as rank 0 had them."""
+        return [part.view(array.dtype).reshape(array.shape) for array, part in self._parts()]
+
+    def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        parts, offset = [], 0
+        for array in self._arrays:
+            parts.append((array, self._bytes[offset : offset + array.nbytes]))
+            offset += array.nbytes
+        return parts
 
 
-def _summable(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def gather(session: Session, value: Any, *, what: str = "value") -> tuple[list[Any], View]:
+def gather(session: Session, value: Any, *, what: str = "value", codec: Codec = ARRAYS) -> tuple[list[Any], View]:
     """Everybody's value (a plain tree, see `codec`) in rank order, and the view that they are of."""
     operation = GatherBytes(codec.dumps(value, what=what))
     view = session.run(operation)
     return [codec.loads(part) for part in operation.parts], view
-
-
-def reduce(session: Session, tensor: Tensor, op: str) -> Tensor:
-    """Reduce a tensor: "sum", "mean", "max" or "min" over the members; same shape, floating for a mean."""
-    if op in ("sum", "mean"):
-        small = tensor.is_floating_point() and tensor.numel() <= _FEW
-        operation = SumTensor(tensor.double() if small else tensor)
-        view = session.run(operation)
-        total = operation.total.to(tensor.dtype) if small else operation.total
-        return total / view.world_size if op == "mean" else total
-    parts, _ = gather(session, tensor)
-    stacked = torch.stack([part.to(tensor.device) for part in parts])
-    return stacked.amax(0) if op == "max" else stacked.amin(0)

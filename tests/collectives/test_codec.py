@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ef_common.collectives import codec
+from ef_common.collectives.torch_codec import TENSORS
 from ef_common.errors import ProtocolError, UnsupportedError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -27,16 +27,16 @@ trees = st.recursive(
 
 
 def _through(value: Any) -> Any:
-    header, tensors = codec.encode(value)
-    room = codec.room(header)
+    header, tensors = TENSORS.encode(value)
+    room = TENSORS.room(header)
     for empty, tensor in zip(room, tensors, strict=True):
         empty.copy_(tensor)
-    return codec.decode(header, room)
+    return TENSORS.decode(header, room)
 
 
 @given(trees)
 def test_tree_round_trip_gives_an_equal_tree_of_the_same_types(value: Any) -> None:
-    for copy in (_through(value), codec.loads(codec.dumps(value))):
+    for copy in (_through(value), TENSORS.loads(TENSORS.dumps(value))):
         assert copy == value
         assert type(copy) is type(value)
 
@@ -56,7 +56,7 @@ def test_tree_round_trip_gives_an_equal_tree_of_the_same_types(value: Any) -> No
     ],
 )
 def test_special_value_round_trip_is_equal(value: Any) -> None:
-    copy = codec.loads(codec.dumps({"x": [value]}))["x"][0]
+    copy = TENSORS.loads(TENSORS.dumps({"x": [value]}))["x"][0]
     assert copy == value
     assert type(copy) is type(value)
 
@@ -73,7 +73,7 @@ def test_special_value_round_trip_is_equal(value: Any) -> None:
     ],
 )
 def test_tensor_round_trip_keeps_type_shape_and_bits(tensor: torch.Tensor) -> None:
-    copy = codec.loads(codec.dumps(("t", tensor)))[1]
+    copy = TENSORS.loads(TENSORS.dumps(("t", tensor)))[1]
     assert copy.dtype == tensor.dtype
     assert copy.shape == tensor.shape
     assert torch.equal(copy, tensor)
@@ -81,7 +81,7 @@ def test_tensor_round_trip_keeps_type_shape_and_bits(tensor: torch.Tensor) -> No
 
 def test_array_round_trip_is_equal() -> None:
     array = np.arange(12, dtype=np.uint32).reshape(3, 4)
-    copy = codec.loads(codec.dumps(array))
+    copy = TENSORS.loads(TENSORS.dumps(array))
     np.testing.assert_array_equal(copy, array)
 
 
@@ -91,15 +91,15 @@ class Strange:
 
 def test_unknown_type_raises_and_tells_where() -> None:
     with pytest.raises(UnsupportedError, match=r"state\['a'\]\[1\] .*Strange"):
-        codec.encode({"a": [0, Strange()]}, what="state")
+        TENSORS.encode({"a": [0, Strange()]}, what="state")
 
 
 @given(st.binary(max_size=64))
 def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
-        codec.room(payload)
+        TENSORS.room(payload)
     with pytest.raises(ProtocolError):
-        codec.decode(payload, [])
+        TENSORS.decode(payload, [])
 
 
 @pytest.mark.parametrize(
@@ -113,26 +113,26 @@ def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
 )
 def test_malformed_tree_raises_a_protocol_error(document: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        codec.decode(json.dumps(document).encode(), [])
+        TENSORS.decode(json.dumps(document).encode(), [])
 
 
 @pytest.mark.parametrize("specs", [[["nonsense", [1]]], [["float32", [-1]]], [["load", [1]]], [[1]], 3])
 def test_malformed_tensor_specs_raise_a_protocol_error(specs: Any) -> None:
     header = json.dumps({"tree": None, "tensors": specs}).encode()
     with pytest.raises(ProtocolError):
-        codec.room(header)
+        TENSORS.room(header)
 
 
 def test_value_that_is_cut_short_raises_a_protocol_error() -> None:
-    payload = codec.dumps(torch.arange(10))
+    payload = TENSORS.dumps(torch.arange(10))
     with pytest.raises(ProtocolError):
-        codec.loads(payload[:-3])
+        TENSORS.loads(payload[:-3])
 
 
 def test_room_is_taken_from_spare_tensors_of_the_same_type_and_shape() -> None:
-    header, _ = codec.encode([torch.ones(2, 3), torch.ones(2, 3), torch.ones(3, dtype=torch.float64), torch.ones(1)])
+    header, _ = TENSORS.encode([torch.ones(2, 3), torch.ones(2, 3), torch.ones(3, dtype=torch.float64), torch.ones(1)])
     spare = [torch.zeros(2, 3), torch.zeros(3), torch.zeros(3, dtype=torch.float64), torch.zeros(2, 3, 1)]
-    room = codec.room(header, spare)
+    room = TENSORS.room(header, spare)
     assert [any(tensor is other for other in spare) for tensor in room] == [True, False, True, False]
     assert [(t.dtype, tuple(t.shape)) for t in room] == [
         (torch.float32, (2, 3)),

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.collectives import codec
+from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.errors import ProtocolError, UnsupportedError
 
 DTYPES = [
@@ -38,7 +38,7 @@ def equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(codec.as_bytes(a), codec.as_bytes(b))
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(as_bytes(a), as_bytes(b))
     if isinstance(a, np.ndarray):
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if isinstance(a, dict):
@@ -93,22 +93,22 @@ values = st.recursive(
 @settings(deadline=None, max_examples=300)
 @given(values)
 def test_value_comes_back_as_it_was(value: Any) -> None:
-    assert equal(codec.loads(codec.dumps(value)), value)
+    assert equal(TENSORS.loads(TENSORS.dumps(value)), value)
 
 
 @settings(deadline=None, max_examples=100)
 @given(values)
 def test_tensors_travel_beside_the_header(value: Any) -> None:
-    header, sent = codec.encode(value)
-    received = codec.room(header)
+    header, sent = TENSORS.encode(value)
+    received = TENSORS.room(header)
     for target, source in zip(received, sent, strict=True):
         target.copy_(source)
-    assert equal(codec.decode(header, received), value)
+    assert equal(TENSORS.decode(header, received), value)
 
 
 def test_tensor_that_requires_a_gradient_or_is_not_contiguous_is_sent_by_value() -> None:
     parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
-    result = codec.loads(codec.dumps({"p": parameter, "t": parameter.t()}))
+    result = TENSORS.loads(TENSORS.dumps({"p": parameter, "t": parameter.t()}))
     assert torch.equal(result["p"], parameter.detach())
     assert torch.equal(result["t"], parameter.detach().t())
     assert not result["p"].requires_grad
@@ -116,7 +116,7 @@ def test_tensor_that_requires_a_gradient_or_is_not_contiguous_is_sent_by_value()
 
 def test_number_of_an_enumeration_becomes_a_plain_number() -> None:
     level = IntEnum("level", {"high": 3})
-    assert equal(codec.loads(codec.dumps([level.high])), [3])
+    assert equal(TENSORS.loads(TENSORS.dumps([level.high])), [3])
 
 
 class Colour(Enum):
@@ -135,7 +135,7 @@ class Colour(Enum):
 )
 def test_unknown_type_is_refused_naming_its_place(value: Any, place: str, kind: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        codec.encode(value, what="state")
+        TENSORS.encode(value, what="state")
     assert str(caught.value).startswith(place + " ")
     assert str(caught.value).endswith(kind)
 
@@ -172,22 +172,22 @@ def test_unknown_type_is_refused_naming_its_place(value: Any, place: str, kind: 
 )
 def test_malformed_header_is_refused(header: bytes) -> None:
     with pytest.raises(ProtocolError):
-        codec.decode(header, codec.room(header))
+        TENSORS.decode(header, TENSORS.room(header))
 
 
 @settings(deadline=None, max_examples=200)
 @given(values, st.data())
 def test_damaged_payload_is_refused_or_read(value: Any, data: st.DataObject) -> None:
     """Whatever arrives: no other error than `ProtocolError`."""
-    payload = bytearray(codec.dumps(value))
+    payload = bytearray(TENSORS.dumps(value))
     position = data.draw(st.integers(8, len(payload) - 1))
     payload[position] = data.draw(st.integers(0, 255))
     try:
-        codec.loads(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
+        TENSORS.loads(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
     except ProtocolError:
         return
 
 
 def test_header_holds_no_code() -> None:
-    header, _ = codec.encode({"x": [torch.zeros(2), b"\x80\x04."]})
+    header, _ = TENSORS.encode({"x": [torch.zeros(2), b"\x80\x04."]})
     assert json.loads(header)["tensors"] == [["float32", [2]]]

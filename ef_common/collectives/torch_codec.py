@@ -1,0 +1,74 @@
+"""Trees with torch tensors in them as bytes and tensors; see `codec`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ef_common.collectives.codec import ArrayLeaves, Codec
+
+
+class TensorLeaves(ArrayLeaves):
+    """Tensors as leaves; arrays travel as tensors too."""
+
+    def take(self, value: Any) -> tuple[str, Any] | None:
+        """See the base class."""
+        if isinstance(value, Tensor):
+            return "t", value.detach()
+        taken = super().take(value)
+        return None if taken is None else ("a", torch.from_numpy(taken[1]))
+
+    def give(self, tag: str, leaf: Any, shape: Sequence[int]) -> Any:
+        """See the base class."""
+        return leaf if tag == "t" else super().give(tag, leaf.numpy(), shape)
+
+    def spec(self, leaf: Any) -> tuple[str, list[int]]:
+        """See the base class."""
+        return str(leaf.dtype).removeprefix("torch."), list(leaf.shape)
+
+    def empty(self, dtype: str, shape: Sequence[int]) -> Any:
+        """See the base class."""
+        return torch.empty(tuple(shape), dtype=_dtype(dtype))
+
+    def as_bytes(self, leaf: Any) -> np.ndarray:
+        """See the base class."""
+        array: np.ndarray = as_bytes(leaf).numpy()
+        return array
+
+    def encode_other(self, value: Any) -> list[Any] | None:
+        """Types and devices."""
+        if isinstance(value, torch.dtype):
+            return ["y", str(value).removeprefix("torch.")]
+        if isinstance(value, torch.device):
+            return ["v", str(value)]
+        return None
+
+    def decode_other(self, tag: str, content: Any) -> Any:
+        """See the base class."""
+        match tag:
+            case "y":
+                return _dtype(content)
+            case "v":
+                return torch.device(content)
+        return super().decode_other(tag, content)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous CPU tensor as bytes, without a copy where it is contiguous already."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown type of tensor. Received: {name!r}")
+    return dtype
+
+
+TENSORS = Codec(TensorLeaves())
+"""The codec of trees with tensors in them."""

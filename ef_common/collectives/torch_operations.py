@@ -1,0 +1,99 @@
+"""Small logical collectives on torch tensors; see `operations` for those that need no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ef_common.collectives import operations
+from ef_common.collectives.gradients.buckets import Bucket
+from ef_common.collectives.torch_codec import TENSORS
+from ef_common.core.view import View
+from ef_common.ports import Group
+from ef_common.session import Session
+
+_FEW = 1024
+"""Sums of so few numbers are made in double precision. Exact, and safe: what is logged may have another precision
+in a worker that has nothing to log, and Gloo ends a process that receives another number of bytes."""
+
+
+class SumTensor:
+    """Sum of a tensor over the members."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._input = tensor.detach()
+        self.total = torch.empty_like(self._input, memory_format=torch.contiguous_format)
+
+    def run(self, group: Group, view: View) -> None:
+        """Sum, from the input that was kept."""
+        self.total.copy_(self._input)
+        group.all_reduce(self.total).wait()
+
+    def describe(self) -> bytes:
+        """Nothing to describe."""
+        return b""
+
+    def result(self, header: bytes | None) -> Sequence[Any]:
+        """The sum."""
+        return [self.total]
+
+
+class FirstRankValues:
+    """Tensors of rank 0, for everybody (the state of a module at the start)."""
+
+    def __init__(self, tensors: Sequence[Tensor], session: Session) -> None:
+        self._session = session
+        groups: dict[Any, list[Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        self._buckets = [
+            Bucket(group, num_flags=0, num_buffers=1, like=_summable(group[0])) for group in groups.values()
+        ]
+
+    def run(self, group: Group, view: View) -> None:
+        """Sum rank 0's values with everybody else's zeros: complete only when all are here."""
+        own = view.rank_of(self._session.worker.id) in (0, None)
+        for bucket in self._buckets:
+            bucket.fill_values(own=own)
+        for pending in [group.all_reduce(bucket.buffer) for bucket in self._buckets]:
+            pending.wait()
+        if not self._buckets:
+            group.all_gather(b"")
+
+    def describe(self) -> bytes:
+        """Nothing to describe."""
+        return b""
+
+    def result(self, header: bytes | None) -> Sequence[Any]:
+        """The buffers."""
+        return [bucket.buffer for bucket in self._buckets]
+
+    def apply(self) -> None:
+        """Write the values into the tensors."""
+        for bucket in self._buckets:
+            torch._foreach_copy_(bucket.sources, bucket.views)
+
+
+def _summable(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def gather(session: Session, value: Any, *, what: str = "value") -> tuple[list[Any], View]:
+    """Everybody's value (a plain tree, with tensors) in rank order, and the view that they are of."""
+    return operations.gather(session, value, what=what, codec=TENSORS)
+
+
+def reduce(session: Session, tensor: Tensor, op: str) -> Tensor:
+    """Reduce a tensor: "sum", "mean", "max" or "min" over the members; same shape, floating for a mean."""
+    if op in ("sum", "mean"):
+        small = tensor.is_floating_point() and tensor.numel() <= _FEW
+        operation = SumTensor(tensor.double() if small else tensor)
+        view = session.run(operation)
+        total = operation.total.to(tensor.dtype) if small else operation.total
+        return total / view.world_size if op == "mean" else total
+    parts, _ = gather(session, tensor)
+    stacked = torch.stack([part.to(tensor.device) for part in parts])
+    return stacked.amax(0) if op == "max" else stacked.amin(0)

@@ -1,0 +1,101 @@
+"""A pass of evaluation: every position once, over whoever is left.
+
+A pass deals all positions to the members at its start. When a worker has done its share, all exchange what they
+have done, and what came out of it. What nobody has done, because its worker died and its part of the result died
+with it, is dealt again to those that are left, until nothing is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from ef_common.collectives import operations
+from ef_common.collectives.codec import ARRAYS, Codec
+from ef_common.core import sharding
+from ef_common.core.sharding import Range
+from ef_common.data.dealer import ranges_of
+from ef_common.events import EventLog
+from ef_common.session import Barrier, Session
+
+logger = logging.getLogger(__name__)
+
+
+class Coverage:
+    """One pass over so many positions.
+
+    Args:
+        session: The worker's session.
+        log: Event log of the worker.
+        stage: Name of what is evaluated, for the log.
+        index: Number of the data set within its stage.
+        codec: For what workers exchange of their results.
+    """
+
+    def __init__(self, session: Session, *, log: EventLog, stage: str, index: int = 0, codec: Codec = ARRAYS) -> None:
+        self._session = session
+        self._log = log
+        self._stage, self._index = stage, index
+        self._codec = codec
+        self._done: list[Range] = []
+        self._length = 0
+        self._run = 0
+        self._logged = True
+
+    def settle(self) -> None:
+        """Agree on whom the positions are dealt to. All members call it together, before `begin`."""
+        if not self._session.newcomer:
+            self._session.run(Barrier())
+        self._run = self._session.completed  # a number on which all agree
+
+    def begin(self, length: int, *, logged: bool = True) -> tuple[np.ndarray, int]:
+        """Deal all positions.
+
+        Returns:
+            This worker's positions, and the number of those of the worker that has most.
+        """
+        self._done, self._length, self._logged = [], length, logged
+        return self._share(np.arange(length), self._session.completed_in.ids)
+
+    def exchange(self, result: Any) -> tuple[tuple[np.ndarray, int] | None, list[Any]]:
+        """This worker has done its share, with this result over all shares so far (a plain tree).
+
+        Returns:
+            What `begin` returns, of the positions that are missing, or None; and the results of all workers, which
+            count only when nothing is missing.
+        """
+        mine = {"worker": self._session.worker.id, "done": [list(r) for r in self._done], "result": result}
+        parts, view = operations.gather(self._session, mine, what="state of a metric", codec=self._codec)
+        covered = np.zeros(self._length, dtype=bool)
+        for part in parts:
+            for start, stop in part["done"]:
+                covered[start:stop] = True
+        missing = np.flatnonzero(~covered)
+        results = [part["result"] for part in parts]
+        if len(missing) == 0:
+            self._log_pass({part["worker"]: part["done"] for part in parts})
+            return None, results
+        logger.info("%d positions of this evaluation were lost with their worker; dealt again", len(missing))
+        return self._share(missing, view.ids), results
+
+    def _share(self, positions: np.ndarray, members: tuple[str, ...]) -> tuple[np.ndarray, int]:
+        rank = members.index(self._session.worker.id) if self._session.worker.id in members else 0
+        start, stop = sharding.share(len(positions), len(members), rank)
+        share = positions[start:stop]
+        self._done += ranges_of(share)
+        return share, -(-len(positions) // len(members))
+
+    def _log_pass(self, shares: dict[str, Any]) -> None:
+        if self._session.newcomer or not self._logged or not self._log.enabled:
+            return
+        record = {
+            "stage": self._stage,
+            "run": self._run,
+            "loader": self._index,
+            "length": self._length,
+            "shares": shares,
+            "exact": True,
+        }
+        self._session.when_confirmed(lambda: self._log.write("evaluation", **record))

@@ -1,0 +1,179 @@
+"""An epoch of training: what is dealt, what an update has used, and the record of both.
+
+A *position* is a place in the order of the epoch: of a sample, or of a batch where batches are what can be dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ef_common.core import sharding
+from ef_common.core.sharding import EpochProgress, Range, Window
+from ef_common.core.view import View
+from ef_common.events import EventLog
+from ef_common.session import Session
+
+
+class Dealer:
+    """Deals the positions of an epoch to the members of the session's view, as all members do.
+
+    Args:
+        session: The worker's session.
+        log: Event log of the worker.
+        batch_size: Positions of one member in a step.
+        min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
+
+    Attributes:
+        progress: How far the epoch is.
+        num_updates: Updates of the model that have been made.
+        on_returned: Called when a lost worker's positions have come back in the middle of a step.
+    """
+
+    def __init__(
+        self, session: Session, *, log: EventLog, batch_size: int, min_share: int = sharding.MIN_SHARE
+    ) -> None:
+        self.batch_size = batch_size
+        self.min_share = min_share
+        self.progress = EpochProgress(epoch=-1, length=0)
+        self.num_updates = 0
+        self.on_returned: Callable[[], None] = lambda: None
+        self._session = session
+        self._log = log
+        self._newest: tuple[Window, ...] = ()
+        self._logged_epoch = -1
+
+    # ------------------------------------------------------------ the epoch
+
+    def begin(self, epoch: int, length: int) -> None:
+        """Begin an epoch of so many positions; settle what the one before leaves behind."""
+        self.end()
+        self.progress = EpochProgress(epoch=epoch, length=length)
+
+    def end(self) -> None:
+        """Settle what an epoch that was cut short (by a limit, or without an update) leaves behind."""
+        if self.progress.uncommitted:
+            self.commit(self._session.completed_in)
+        if self.progress.epoch >= 0 and self.progress.remaining:
+            self._log_end(self.progress, exact=False)
+
+    def num_steps(self, progress: EpochProgress | None = None) -> int:
+        """Steps of the whole epoch (this one, if no other is given), if the world stays as it is."""
+        return sharding.num_steps(
+            progress or self.progress,
+            self._session.completed_in.world_size,
+            batch_size=self.batch_size,
+            min_share=self.min_share,
+        )
+
+    def deal(self) -> Window:
+        """Deal the positions of the next step.
+
+        Raises:
+            ValueError: The epoch is over.
+        """
+        before = self.progress
+        self.progress, window = self.next_window(before, self._session.completed_in.ids)
+        if before.epoch != self._logged_epoch:
+            self._logged_epoch = before.epoch
+            self._log.write("epoch", epoch=before.epoch, length=before.length)
+        return window
+
+    def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
+        """What would be dealt next to these members."""
+        return sharding.deal(progress, members, batch_size=self.batch_size, min_share=self.min_share)
+
+    def mine(self, window: Window) -> list[int]:
+        """Positions of this worker in a window; none, if it is short."""
+        return self.progress.positions(window.slice_of(self._session.worker.id))
+
+    # ------------------------------------------------------------ updates
+
+    def weights(self, view: View) -> Sequence[float]:
+        """Weight of each member's gradient: its positions since the last reduction.
+
+        A second reduction on the same batch (another optimizer's, say) weighs them as the first one did.
+        """
+        self._newest = self.progress.uncommitted or self._newest
+        return sharding.weights(self._newest, view.ids)
+
+    def commit(self, contributors: View, loss: float | None = None) -> None:
+        """A gradient reduction with these contributors has completed."""
+        before = self.progress
+        self.progress, done = sharding.commit(before, contributors.ids)
+        self.num_updates += 1
+        if done.returned:
+            self.on_returned()
+        if not self._log.enabled:
+            return
+        mine = [
+            positions
+            for window in before.uncommitted
+            for positions in before.ranges(window.slice_of(self._session.worker.id))
+        ]
+        record = {
+            "step": self.num_updates,
+            "epoch": before.epoch,
+            "generation": contributors.generation,
+            "world_size": contributors.world_size,
+            "committed": done.committed,
+            "mine": mine,
+            "returned": done.returned,
+            "loss": loss,
+        }
+        after, complete = self.progress, self.progress.remaining == 0 and bool(before.uncommitted)
+        self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete))
+
+    def _log_step(self, record: dict[str, Any], after: EpochProgress, *, complete: bool) -> None:
+        self._log.write("step", **record)
+        if complete:
+            self._log_end(after, exact=True)
+
+    def _log_end(self, progress: EpochProgress, *, exact: bool) -> None:
+        self._log.write("epoch_end", epoch=progress.epoch, exact=exact, length=progress.length)
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """What a newcomer needs to go on with the others: a plain tree with arrays."""
+        progress = self.progress
+        return {
+            "num_updates": self.num_updates,
+            "epoch": progress.epoch,
+            "length": progress.length,
+            "cursor": progress.cursor,
+            "returned": np.asarray(progress.returned, dtype=np.int64),
+            "steps": progress.steps,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on where a state says."""
+        self.num_updates = state["num_updates"]
+        self.progress = EpochProgress(
+            epoch=state["epoch"],
+            length=state["length"],
+            cursor=state["cursor"],
+            returned=tuple(np.asarray(state["returned"]).tolist()),
+            steps=state["steps"],
+        )
+
+    def log_admission(self) -> None:
+        """Note down that this worker goes on where the others are."""
+        self._log.write(
+            "admitted", generation=self._session.view.generation, step=self.num_updates, epoch=self.progress.epoch
+        )
+
+
+def ranges_of(positions: Iterable[int] | np.ndarray) -> list[Range]:
+    """Sorted positions as half-open ranges.
+
+    >>> ranges_of(np.array([0, 1, 2, 5, 7, 8]))
+    [(0, 3), (5, 6), (7, 9)]
+    """
+    positions = np.asarray(positions)
+    if len(positions) == 0:
+        return []
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
