@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,10 +9,9 @@ from torch import Tensor
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core.view import View
-from ef_common.errors import JobFinished, Left, UnsupportedError, UsageError
+from ef_common.errors import UnsupportedError, UsageError
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
-
-logger = logging.getLogger(__name__)
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 
@@ -91,20 +87,3 @@ class CollectivesMixin:
             )
         values = [value.to(tensor.device) for value in values]
         return values[0] if len(values) == 1 else torch.stack(values)
-
-
-@contextmanager
-def leaving_cleanly() -> Iterator[None]:
-    """A worker that has nothing more to do here ends with status 0."""
-    try:
-        yield
-    except JobFinished:
-        exit_cleanly("the job has finished; nothing to join")
-    except Left as left:
-        exit_cleanly(f"left the job: {left}")
-
-
-def exit_cleanly(reason: str) -> None:
-    """End this process with status 0."""
-    logger.info("%s", reason)
-    raise SystemExit(0)

@@ -21,11 +21,12 @@ from ef_common.collectives.torch_codec import as_bytes
 from ef_common.core.view import View
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
+from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
 from ef_lightning.checks import check_optimizers, check_trainer
-from ef_lightning.collectives import CollectivesMixin, exit_cleanly, leaving_cleanly
+from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.host import Host
@@ -33,7 +34,7 @@ from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
-BACKENDS = ("gloo",)
+BACKENDS = ("gloo", "horovod")
 CHECKPOINT_KEY = "elasticflow"
 """Where a checkpoint file holds how far its epoch is."""
 
@@ -42,7 +43,7 @@ class ElasticMixin(CollectivesMixin):
     """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
 
     Args:
-        backend: Data plane; "gloo".
+        backend: Data plane: "gloo", or "horovod" (see `elasticflow horovod build`).
 
     Raises:
         UsageError: Unknown backend.
@@ -129,7 +130,7 @@ class ElasticMixin(CollectivesMixin):
         """Become a worker of the job, or a world of one."""
         super().setup_environment()  # type: ignore[misc]
         try:
-            self._worker = this_worker()
+            self._worker = this_worker(self.backend)
         except JobFinished:
             exit_cleanly("the job has finished already; nothing to join")
         self._follow_ranks(self.session.view)

@@ -49,12 +49,22 @@ class GradientReducer:
         session: The worker's session.
         module: Its parameters are reduced; one that begins to require a gradient later is taken in then.
         weights: Weight of each member of a view, asked for at the start of each reduction and after a loss.
+        buffers: Tensors of the module that take rank 0's values with each reduction; by default, its buffers.
+
+    Attributes:
+        wants_stop: This worker wants to stop after the next reduction.
+        num_stops: Members that wanted to stop at the newest one.
     """
 
-    def __init__(self, session: Session, module: Module, *, weights: Weights) -> None:
+    def __init__(
+        self, session: Session, module: Module, *, weights: Weights, buffers: Sequence[Tensor] | None = None
+    ) -> None:
         self._session = session
         self._module = module
         self._weights = weights
+        self._buffers = buffers
+        self.wants_stop = False
+        self.num_stops = 0.0
         self._layout: Layout | None = None
         self._handles: list[Any] = []
         self._reduction: Reduction | None = None
@@ -87,7 +97,8 @@ class GradientReducer:
         if not chosen:
             self._layout = None
             return
-        self._layout = Layout(chosen, list(self._module.buffers()))
+        buffers = list(self._module.buffers()) if self._buffers is None else list(self._buffers)
+        self._layout = Layout(chosen, buffers)
         self._handles = [_hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
@@ -117,12 +128,14 @@ class GradientReducer:
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None
+        reduction.wants_stop = self.wants_stop
         contributors = self._session.run(reduction)
         confirmation = Confirmation()
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
         if is_lent:
             confirmation.start(self._session.group)
         self._session.agree(reduction.read_flags())
+        self.num_stops = reduction.num_stops
         if 0 < reduction.num_skipped < contributors.world_size:
             raise UsageError(
                 "some workers had a backward pass in this step and others had none, so they would not make the "

@@ -1,0 +1,188 @@
+"""Gradient reduction on NumPy arrays, for a framework whose gradients come out of a compiled graph.
+
+The graph hands over the gradients of one bucket after the other, as it computes them, and waits for the sums at the
+end. The local gradients are kept until the reduction has completed, so after a loss they are summed again with the
+members that are left, and the graph never learns of it.
+
+Two sets of buffers alternate: whoever fills a set has completed the reduction after the one that it held, which
+every member has begun, so nobody needs that result any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ef_common.core.view import View
+from ef_common.errors import GroupBroken
+from ef_common.ports import Group, Pending
+from ef_common.session import LoneGroup, Session
+
+BUCKET_BYTES = 25 << 20
+_NUM_FLAGS = 2  # change pending, wants to stop
+
+Shape = tuple[int, ...]
+
+
+class ArrayBuckets:
+    """Which array lies where: all gradients, from the last to the first, then the values, then flags.
+
+    Args:
+        gradients: Shapes of the gradients, in the order of the model.
+        values: Shapes of other numbers that the members average (the statistics of a BatchNorm layer).
+        dtype: Type in which everything is summed.
+
+    Attributes:
+        buckets: For each bucket, the indices of its arrays; values follow the gradients in their numbering.
+    """
+
+    def __init__(self, gradients: Sequence[Shape], values: Sequence[Shape] = (), *, dtype: str = "float32") -> None:
+        self._shapes = [*gradients, *values]
+        self._dtype = np.dtype(dtype)
+        self.num_gradients = len(gradients)
+        self.buckets: list[list[int]] = [[]]
+        sizes = [self._dtype.itemsize * math.prod(shape) for shape in self._shapes]
+        capacity = sum(sizes) / max(1, -(-sum(sizes) // BUCKET_BYTES))
+        filled = 0
+        for index in [*reversed(range(self.num_gradients)), *range(self.num_gradients, len(self._shapes))]:
+            if filled >= capacity and index < self.num_gradients:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(index)
+            filled += sizes[index]
+        self._sets = [self._allocate() for _ in range(2)]
+        self._turn = 0
+
+    def _allocate(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        views: list[np.ndarray] = [np.zeros(0)] * len(self._shapes)
+        buffers = []
+        for bucket in self.buckets:
+            extra = _NUM_FLAGS if bucket is self.buckets[-1] else 0
+            buffer = np.zeros(sum(math.prod(self._shapes[i]) for i in bucket) + extra, dtype=self._dtype)
+            offset = 0
+            for index in bucket:
+                size = math.prod(self._shapes[index])
+                views[index] = buffer[offset : offset + size].reshape(self._shapes[index])
+                offset += size
+            buffers.append(buffer)
+        return buffers, views
+
+    def next_turn(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The buffers of the next reduction, and the view of each array in them."""
+        self._turn = (self._turn + 1) % len(self._sets)
+        return self._sets[self._turn]
+
+
+class ArrayReduction:
+    """One reduction: an operation of the session.
+
+    Args:
+        buckets: Where the arrays lie; used for one reduction at a time.
+        session: The worker's session.
+        weights: Weight of each member's arrays in rank order.
+        wants_stop: This worker wants to stop after this step.
+
+    Attributes:
+        num_stops: Members that want to stop; known when it is complete.
+        num_changes: Members that know of a pending change.
+    """
+
+    def __init__(
+        self,
+        buckets: ArrayBuckets,
+        session: Session,
+        weights: Callable[[View], Sequence[float]],
+        *,
+        wants_stop: bool = False,
+    ) -> None:
+        self._layout = buckets
+        self._session = session
+        self._weights = weights
+        self._wants_stop = wants_stop
+        self._buffers, self._views = buckets.next_turn()
+        self._arrays: list[np.ndarray | None] = [None] * len(self._views)
+        self._num_taken = 0
+        self._group: Group | None = None
+        self._view = session.view
+        self._pending: list[Pending] = []
+        self._alone = False
+        self._weight = self._weight_of_values = 1.0
+        self.num_changes = self.num_stops = 0.0
+        if session.world_size > 1:
+            self._bind(session.group, session.view)
+
+    def take(self, arrays: Sequence[np.ndarray]) -> None:
+        """The local arrays of the next bucket, in its order, are there: begin to reduce them. Never raises."""
+        for index, array in zip(self._layout.buckets[self._num_taken], arrays, strict=True):
+            self._arrays[index] = array
+        self._num_taken += 1
+        if self._group is not None and self._num_taken < len(self._buffers):
+            try:
+                self._issue(self._num_taken)
+            except GroupBroken:
+                self._group = None  # `run` starts over, after recovery
+
+    def run(self, group: Group, view: View) -> None:
+        """Reduce everything with the members of `view`; see :class:`~ef_common.ports.Operation`."""
+        self._alone = isinstance(group, LoneGroup)
+        if self._alone:
+            self._bind(group, view)
+            self.num_changes, self.num_stops = float(self._session.change_pending), float(self._wants_stop)
+            if not self._weight:  # whoever had the samples is gone: this update is of nothing
+                gradients = self._views[: self._layout.num_gradients]
+                self._arrays[: len(gradients)] = [np.zeros_like(view_) for view_ in gradients]
+            return
+        if self._group is not group:
+            self._bind(group, view)
+        self._issue(len(self._buffers))
+        for pending in self._pending:
+            pending.wait()
+
+    def describe(self) -> bytes:
+        """The layout is the same everywhere, so the buffers say it all."""
+        return b""
+
+    def result(self, header: bytes | None) -> Sequence[np.ndarray]:
+        """The buffers."""
+        if header is not None:
+            self._alone = False
+        return self._buffers
+
+    def read_flags(self) -> None:
+        """Take in the members' flags, once the reduction is complete or its result has come from another member."""
+        if not self._alone:
+            self.num_changes, self.num_stops = self._buffers[-1][-_NUM_FLAGS:].tolist()
+
+    def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
+        arrays = [array for array in self._arrays if array is not None] if self._alone else self._views
+        return arrays[: self._layout.num_gradients], arrays[self._layout.num_gradients :]
+
+    def _bind(self, group: Group, view: View) -> None:
+        self._group = group
+        weights = self._weights(view)
+        self._weight = weights[view.rank_of(self._session.worker.id) or 0]
+        # Values must not vanish with the last sample, as gradients do.
+        self._weight_of_values = self._weight if sum(weights) > 0 else 1.0 / view.world_size
+        self._pending = []
+
+    def _issue(self, upto: int) -> None:
+        if self._group is None:
+            raise GroupBroken("not bound to a group")
+        while len(self._pending) < upto:
+            bucket = len(self._pending)
+            for index in self._layout.buckets[bucket]:
+                self._fill(index)
+            if bucket == len(self._buffers) - 1:
+                self._buffers[-1][-_NUM_FLAGS:] = [self._session.change_pending, self._wants_stop]
+            self._pending.append(self._group.all_reduce(self._buffers[bucket]))
+
+    def _fill(self, index: int) -> None:
+        array, view = self._arrays[index], self._views[index]
+        weight = self._weight if index < self._layout.num_gradients else self._weight_of_values
+        if array is None or not weight:  # of a batch that only keeps step; may be anything, NaN too
+            view[...] = 0
+        else:
+            np.multiply(array, view.dtype.type(weight), out=view, casting="same_kind")

@@ -1,0 +1,28 @@
+"""How a worker that has nothing more to do in the job ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ef_common.errors import JobFinished, Left
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def leaving_cleanly() -> Iterator[None]:
+    """A worker that has nothing more to do here ends with status 0."""
+    try:
+        yield
+    except JobFinished:
+        exit_cleanly("the job has finished; nothing to join")
+    except Left as left:
+        exit_cleanly(f"left the job: {left}")
+
+
+def exit_cleanly(reason: str) -> None:
+    """End this process with status 0."""
+    logger.info("%s", reason)
+    raise SystemExit(0)

@@ -1,0 +1,5 @@
+"""ElasticFlow for Keras 3: `model.fit(x, y, callbacks=ef_keras.callbacks())`."""
+
+from ef_keras.callbacks import callbacks
+
+__all__ = ["callbacks"]

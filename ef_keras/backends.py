@@ -1,0 +1,73 @@
+"""Which backend of Keras is in use, and what serves it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from ef_common.core.view import View
+from ef_common.errors import UnsupportedError, UsageError
+from ef_common.session import Session
+from ef_keras.reducer import Reducer
+
+BACKENDS = ("gloo", "horovod")
+
+
+def check_backend() -> str:
+    """Name of Keras's backend.
+
+    Raises:
+        UnsupportedError: It is none that can be elastic.
+    """
+    name = str(keras.config.backend())
+    if name not in ("tensorflow", "torch"):
+        raise UnsupportedError(
+            "elastic training works with Keras's tensorflow and torch backends. Set KERAS_BACKEND=tensorflow or "
+            f"KERAS_BACKEND=torch. Received: {name}"
+        )
+    return name
+
+
+def engine(backend: str | None) -> str:
+    """The engine of the data plane.
+
+    Args:
+        backend: "gloo", "horovod", or None for what fits: torch.distributed's Gloo under torch; Horovod under
+            TensorFlow, or Gloo where Horovod has not been built but torch is there.
+
+    Raises:
+        UsageError: There is none.
+    """
+    framework = check_backend()
+    if backend not in (None, *BACKENDS):
+        raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
+    if backend is None:
+        backend = "gloo" if framework == "torch" or not _has("horovod.tensorflow") else "horovod"
+    if backend == "gloo":
+        if not _has("torch"):
+            raise UsageError(
+                "no way to move data between the workers: build Horovod (elasticflow horovod build), or install torch"
+            )
+        return "gloo"
+    return "horovod" if framework == "torch" else "horovod-tensorflow"
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> Reducer:
+    """The reducer of the backend in use."""
+    if check_backend() == "torch":
+        from ef_keras.gradients_torch import TorchReducer
+
+        return TorchReducer(session, model, weights)
+    from ef_keras.gradients_tensorflow import TensorFlowReducer
+
+    return TensorFlowReducer(session, model, weights)

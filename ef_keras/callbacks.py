@@ -1,0 +1,143 @@
+"""`ef_keras.callbacks()`: what a user hands to `fit`.
+
+A callback sees when a `fit` begins and ends, and that is where everything else is put in place (`Fit`) and taken
+away again. The model is the user's, and so is `fit`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+
+from ef_common.errors import JobFinished
+from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
+from ef_common.launch.process import Worker, this_worker
+from ef_keras import hooks
+from ef_keras.backends import engine
+from ef_keras.evaluation_data import EvaluationData
+from ef_keras.fit import Fit
+from ef_keras.rank_zero import only_on_rank_zero
+from ef_keras.sources import source_of
+
+logger = logging.getLogger(__name__)
+
+
+def callbacks(*, backend: str | None = None) -> list[keras.callbacks.Callback]:
+    """Callbacks that make a `fit` (or `evaluate`) elastic.
+
+    Example::
+
+        model.fit(x, y, epochs=10, callbacks=ef_keras.callbacks())
+        model.fit(x, y, epochs=10, callbacks=[EarlyStopping(), *ef_keras.callbacks()])
+
+    Args:
+        backend: How the workers' gradients are summed: "gloo" or "horovod"; by default what fits Keras's backend.
+
+    Raises:
+        UnsupportedError: Keras runs on a backend that cannot be elastic.
+        UsageError: Unknown backend, or none can be had.
+    """
+    return [Elastic(engine(backend))]
+
+
+class Elastic(keras.callbacks.Callback):
+    """Makes the `fit` or `evaluate` that it is passed to elastic, if this process is a worker of a job.
+
+    Args:
+        engine: Of the data plane; see `ef_common.collectives.engines`.
+    """
+
+    def __init__(self, engine: str) -> None:
+        super().__init__()
+        self._engine = engine
+        self._worker: Worker | None = None
+        self._fit: Fit | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Become a worker; stand first and last among the callbacks."""
+        super().set_model(model)
+        if self._worker is None:
+            try:
+                self._worker = this_worker()
+            except JobFinished:
+                exit_cleanly("the job has finished already; nothing to join")
+        worker = self._worker
+        if worker is None or not (worker.elastic or worker.log.enabled):
+            return
+        others = hooks.callback_list(self)
+        only_on_rank_zero(others, worker.session)
+        others.callbacks.append(_Last(self, others))
+
+    # ------------------------------------------------------------ fit
+
+    def begin(self, others: Any) -> None:
+        """All callbacks have begun: take hold of the `fit`, and join the others."""
+        if self._worker is None:
+            return
+        self._fit = Fit(self._worker, self.model, others, hooks.epoch_iterator(self.model))
+        with leaving_cleanly():
+            self._fit.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """An epoch begins."""
+        if self._fit is not None:
+            self._fit.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """An epoch has ended, with its validation: let all see the same results, and stop together."""
+        if self._fit is not None and logs is not None:
+            with leaving_cleanly():
+                self._fit.agree_on(logs)
+
+    def end(self) -> None:
+        """All callbacks have ended."""
+        if self._fit is not None:
+            fit, self._fit = self._fit, None
+            with leaving_cleanly():
+                fit.end()
+
+    # ------------------------------------------------------------ evaluate
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Take hold of the `evaluate`, which may be one within a `fit`."""
+        worker = self._worker
+        if worker is None or not worker.elastic or worker.session.newcomer:
+            return
+        iterator = hooks.epoch_iterator(self.model)
+        epoch = 0 if self._fit is None else self._fit.data.epoch
+        data = EvaluationData(source_of(iterator), worker.session, self.model, log=worker.log, epoch=epoch)
+        hooks.replace_batches(iterator, data.batches)
+
+
+class _Last(keras.callbacks.Callback):
+    """Comes after all other callbacks."""
+
+    def __init__(self, elastic: Elastic, others: Any) -> None:
+        super().__init__()
+        self._elastic = elastic
+        self._others = others
+
+    def set_model(self, model: Any) -> None:
+        """Nobody follows: the one that comes first can be moved now."""
+        super().set_model(model)
+        everybody = self._others.callbacks
+        everybody.sort(key=lambda callback: (callback is self) - (callback is self._elastic))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._elastic.begin(self._others)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        fit = self._elastic._fit
+        if fit is not None:
+            fit.end_batch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        fit = self._elastic._fit
+        if fit is not None:
+            with leaving_cleanly():
+                fit.agree_on_end()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._elastic.end()

@@ -1,0 +1,201 @@
+"""One `fit` while it is elastic: what is put in place when it begins, and taken away when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_common.collectives import operations
+from ef_common.launch.process import Worker
+from ef_common.session import Barrier
+from ef_keras import hooks, metrics
+from ef_keras.backends import reducer_for
+from ef_keras.rank_zero import unwrapped
+from ef_keras.sources import source_of
+from ef_keras.state import FitState
+from ef_keras.training_data import TrainingData, first_batch
+
+logger = logging.getLogger(__name__)
+
+
+class Fit:
+    """One `fit`.
+
+    Args:
+        worker: This worker.
+        model: The model.
+        callbacks: Keras's list of callbacks.
+        iterator: Keras's iterator over epochs.
+    """
+
+    def __init__(self, worker: Worker, model: Any, callbacks: Any, iterator: Any) -> None:
+        self._worker = worker
+        self._session = worker.session
+        self._model = model
+        self._callbacks = callbacks
+        self._iterator = iterator
+        self.data = TrainingData(
+            source_of(iterator),
+            self._session,
+            log=worker.log,
+            steps_per_execution=hooks.steps_per_execution(iterator),
+        )
+        self.data.on_length = self._set_length
+        self.data.on_epoch_end = self._merge_metrics
+        self.data.on_padding = self._pad
+        if worker.audit:
+            self.data.on_boundary = self._log_weights
+        self._before_padding: list[np.ndarray] = []
+        self._remembers = False
+
+    # ------------------------------------------------------------ begin and end
+
+    def begin(self) -> None:
+        """Stand in the way of batches and gradients; become equal to the others."""
+        model, session = self._model, self._session
+        if model.jit_compile and keras.config.backend() == "tensorflow":
+            logger.warning("XLA is switched off for this model: its compiled steps cannot wait for other workers")
+            model.jit_compile = False
+        batch = first_batch(self.data.source)
+        hooks.build(model, batch)
+        self._reducer = reducer_for(session, model, self.data.dealer.weights)
+        self._reducer.on_update = self.data.commit
+        self._reducer.attach()
+        hooks.renew_train_function(model)
+        self._step = model.train_function
+        model.train_function = self._run_step
+        self._state = FitState(
+            model, self._plain_callbacks, progress=self.data.state, load_progress=self.data.load_state
+        )
+        hooks.replace_batches(self._iterator, self.data.batches)
+        if session.newcomer:
+            self._warm_up(batch)
+            session.state = self._state
+            session.join()
+            logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
+            hooks.start_at(model, self.data.epoch)
+        else:
+            self._agree_on_start()
+            session.state = self._state
+
+    def end(self) -> None:
+        """Everybody has come to the end: from here on, nobody can join."""
+        self.data.dealer.end()
+        self._log_weights_now()
+        self._session.run(Barrier())
+        self._session.close()
+        self._session.state = None
+        self._reducer.detach()
+        hooks.start_at(self._model, None)
+        hooks.renew_train_function(self._model)
+
+    def _agree_on_start(self) -> None:
+        """Rank 0's variables, and its seed, are everybody's."""
+        variables = self._state.variables()
+        values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        first = operations.FirstRankArrays([np.array([random.getrandbits(31)]), *values], self._session)
+        self._session.run(first)
+        (seed,), *values = first.apply()
+        self.data.seed = int(seed)
+        if self._session.completed_in.world_size > 1:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def _warm_up(self, batch: Any) -> None:
+        """A step that leaves nothing behind: graphs are traced and memory is touched while the others train on."""
+        variables = [*self._state.variables(), *hooks.metric_variables(self._model)]
+        values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
+        self._step(self._batches_for_step(batch))
+        self._reducer.on_update = on_update
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def _set_length(self, num_steps: int) -> None:
+        hooks.set_num_steps(self._callbacks.params, self._plain_callbacks(), num_steps)
+
+    def _plain_callbacks(self) -> list[Any]:
+        return [unwrapped(callback) for callback in self._callbacks.callbacks]
+
+    def _batches_for_step(self, batch: Any) -> Any:
+        return [batch] if keras.config.backend() == "torch" else iter([batch])
+
+    # ------------------------------------------------------------ steps
+
+    def _run_step(self, batches: Iterator[Any]) -> Any:
+        """Keras's `train_function`; an error of ours, which the framework has turned into its own, is ours again."""
+        try:
+            return self._step(batches)
+        except Exception:
+            error, self._reducer.error = self._reducer.error, None
+            if error is not None:
+                raise error from None
+            raise
+
+    def _pad(self, begins: bool) -> None:
+        """What a batch that only keeps step does to the metrics does not count."""
+        if begins:
+            self._before_padding = metrics.values_of(self._model)
+        else:
+            metrics.set_values(self._model, self._before_padding)
+
+    def end_batch(self) -> None:
+        """All callbacks have seen a step: whoever wants to stop in the middle of an epoch takes the others along."""
+        if self._model.stop_training:
+            self._model.stop_training = False
+            self._reducer.wants_stop = True
+        if self._reducer.stop_agreed:
+            self._model.stop_training = True
+            self._merge_metrics()
+
+    # ------------------------------------------------------------ epochs
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        self.data.epoch = epoch
+        if not self._remembers:
+            self._remembers = True
+            self._state.recall()
+
+    def _merge_metrics(self) -> None:
+        """At the end of an epoch: metrics are of all that the workers have seen."""
+        parts, _ = operations.gather(self._session, metrics.values_of(self._model), what="state of a metric")
+        metrics.merge(self._model, parts)
+
+    def agree_on(self, logs: dict[str, Any]) -> None:
+        """Results that differ (a `train_step` of the user's returned them) are averaged; callbacks decide by them."""
+        mine = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
+        everybody, _ = operations.gather(self._session, mine, what="logs")
+        for name in mine:
+            values = [theirs[name] for theirs in everybody if name in theirs]
+            if len(set(values)) > 1 and not np.isnan(values).all():
+                logs[name] = float(np.mean(values))
+
+    def agree_on_end(self) -> None:
+        """If one worker's callbacks have stopped the training, all stop."""
+        wants = self._model.stop_training or self._reducer.wants_stop
+        stops, _ = operations.gather(self._session, wants, what="wish to stop")
+        self._model.stop_training = any(stops)
+
+    # ------------------------------------------------------------ audit
+
+    def _log_weights(self) -> None:
+        dealer = self.data.dealer
+        if dealer.num_updates and not dealer.progress.uncommitted:
+            self._log_weights_now()
+
+    def _log_weights_now(self) -> None:
+        dealer = self.data.dealer
+        if not self._worker.audit or not dealer.num_updates:
+            return
+        digest = hashlib.blake2b(digest_size=16)
+        for variable in self._state.variables():
+            digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
+        record = {"step": dealer.num_updates, "hash": digest.hexdigest()}
+        self._session.when_confirmed(lambda: self._worker.log.write("weights", **record))

@@ -1,0 +1,49 @@
+"""Gradients of the torch backend: reduced during the backward pass, as Lightning's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ef_common.collectives.gradients.reducer import GradientReducer
+from ef_common.core.view import View
+from ef_common.launch.leaving import leaving_cleanly
+from ef_common.session import Session
+from ef_keras import hooks
+from ef_keras.reducer import Reducer
+
+
+class TorchReducer(Reducer):
+    """See `Reducer`."""
+
+    def __init__(self, session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> None:
+        super().__init__(session, model, weights)
+        statistics = [variable.value for variable in hooks.statistics(model)]
+        self._gradients = GradientReducer(session, model, weights=weights, buffers=statistics)
+
+    def attach(self) -> None:
+        """Stand between the model and its optimizers, and hook into its parameters."""
+        super().attach()
+        self._gradients.attach()
+
+    def detach(self) -> None:
+        """Step aside."""
+        super().detach()
+        self._gradients.detach()
+
+    def see_loss(self, loss: Any) -> None:
+        """The backward pass is about to begin."""
+        super().see_loss(loss)
+        self._gradients.before_backward()
+
+    def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The members' mean gradients, which then are those of the parameters too."""
+        loss = self.take_loss()
+        if loss is None:  # a `train_step` of the user's that does not scale its loss, or a second optimizer
+            self._gradients.before_backward()
+        self._gradients.wants_stop = self.wants_stop
+        with leaving_cleanly():
+            contributors = self._gradients.after_backward() or self.session.completed_in
+        self.stop_agreed = self._gradients.num_stops > 0
+        self.on_update(contributors, None if loss is None else float(loss.detach()))
+        return [variable.value.grad for variable in variables]

@@ -1,0 +1,206 @@
+"""The private places of Keras 3 that ElasticFlow touches, all of them, and why.
+
+`tests/keras/test_hooks.py` fails when a release of Keras moves one of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import keras
+
+from ef_common.errors import UnsupportedError
+
+Batches = Iterator[tuple[int, int, Iterator[Any]]]
+"""What an epoch of Keras consists of: (first step, last step, iterator over their batches)."""
+
+
+def callback_list(callback: Any) -> Any:
+    """The list that is just calling a hook of this callback."""
+    found = _find(lambda frame: _is_list_with(frame.f_locals.get("self"), callback), "the list of callbacks")
+    return found.f_locals["self"]
+
+
+def _is_list_with(owner: Any, callback: Any) -> bool:
+    return isinstance(owner, keras.callbacks.CallbackList) and any(one is callback for one in owner.callbacks)
+
+
+def epoch_iterator(model: Any) -> Any:
+    """The iterator over epochs of the `fit` or `evaluate` of this model that is running: a local variable of it."""
+    frame = _find(
+        lambda frame: frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals,
+        "the data of fit() or evaluate()",
+    )
+    return frame.f_locals["epoch_iterator"]
+
+
+def _find(matches: Callable[[FrameType], bool], what: str) -> FrameType:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if matches(frame):
+            return frame
+        frame = frame.f_back
+    raise UnsupportedError(
+        f"cannot take hold of {what}: ef_keras.callbacks() go into model.fit(callbacks=…) or model.evaluate(…), and "
+        f"this release of Keras may keep it elsewhere. Received: keras={keras.__version__}"
+    )
+
+
+def replace_batches(iterator: Any, batches: Callable[[], Batches]) -> None:
+    """Let `fit` or `evaluate` run over other batches: it asks for them anew in each epoch."""
+    iterator._enumerate_iterator = batches
+
+
+def own_batches(iterator: Any) -> Iterable[Any]:
+    """The batches that Keras itself would run over, from the first one on."""
+    found: Iterable[Any] = iterator._get_iterator()
+    return found
+
+
+def num_batches(iterator: Any) -> int | None:
+    """Batches of an epoch; None if Keras cannot tell."""
+    found = iterator.num_batches
+    return None if found is None or found < 0 else int(found)
+
+
+def steps_per_execution(iterator: Any) -> int:
+    """Batches that Keras takes at a time."""
+    return int(iterator.steps_per_execution)
+
+
+def build(model: Any, batch: Any) -> None:
+    """Create all variables of model, metrics and optimizer, as Keras does before or within the first step."""
+    model._symbolic_build(data_batch=batch)
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """Variables of the loss and of all metrics."""
+    return list(model.metrics_variables)
+
+
+def state_variables(model: Any) -> list[Any]:
+    """All other variables of the model, those of its random generators among them; each once."""
+    skipped = {id(variable) for variable in metric_variables(model)}
+    found = {}
+    for variable in [*model.trainable_variables, *model.non_trainable_variables]:
+        if id(variable) not in skipped:
+            found[id(variable)] = variable
+    return list(found.values())
+
+
+def statistics(model: Any) -> list[Any]:
+    """Variables that a training step changes without a gradient (the statistics of BatchNorm): floating ones."""
+    trained = {id(variable) for variable in model.trainable_variables}
+    return [v for v in model.non_trainable_weights if id(v) not in trained and str(v.dtype).startswith(("float", "bf"))]
+
+
+def optimizers(model: Any) -> list[Any]:
+    """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes."""
+    found = {id(model.optimizer): model.optimizer} if model.optimizer is not None else {}
+    for value in vars(model).values():
+        if isinstance(value, keras.optimizers.Optimizer):
+            found[id(value)] = value
+    return list(found.values())
+
+
+def start_at(model: Any, epoch: int | None) -> None:
+    """The epoch at which `fit` begins, if it is to be another one than it was told: as BackupAndRestore does."""
+    model._initial_epoch = epoch
+
+
+def renew_train_function(model: Any) -> None:
+    """A graph that was traced before ElasticFlow came, or with it, must not be used after that has changed."""
+    model.make_train_function(force=True)
+
+
+def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int) -> None:
+    """Tell the progress bar how many steps an epoch has now."""
+    params["steps"] = num_steps
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ProgbarLogger):
+            callback.target = num_steps
+            if callback.progbar is not None:
+                callback.progbar.target = num_steps
+
+
+class Arrays:
+    """What Keras's adapter of arrays holds. Its batches can be had in any order.
+
+    Attributes:
+        num_samples: Of an epoch.
+        batch_size: Of a full batch.
+        shuffle: True, False, or "batch".
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        from keras.src.trainers.data_adapters import array_slicing
+
+        slice_as = "torch" if _backend() == "torch" else "numpy"
+        self._inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend=slice_as)
+        self._convert = "convert_to_torch_compatible" if _backend() == "torch" else "convert_to_numpy"
+        self.num_samples = int(adapter._num_samples)
+        self.batch_size = int(adapter.batch_size)
+        self.shuffle = adapter._shuffle
+
+    def batch(self, indices: Any) -> Any:
+        """These samples, as the backend's tensors, in the structure that a step takes."""
+        from keras.src import tree
+
+        def pick(sliceable: Any) -> Any:
+            return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(sliceable[indices]))
+
+        return tree.lists_to_tuples(tree.map_structure(pick, self._inputs, none_is_leaf=False))
+
+
+def arrays_of(iterator: Any) -> Arrays | None:
+    """The arrays behind a `fit` or `evaluate`, if its data are arrays."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    adapter = iterator.data_adapter
+    return Arrays(adapter) if isinstance(adapter, ArrayDataAdapter) else None
+
+
+class Indexed:
+    """A `PyDataset` of known length. Its batches can be had in any order.
+
+    Attributes:
+        num_batches: Of an epoch.
+        shuffle: Whether `fit` is to shuffle them.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self.num_batches = int(adapter.num_batches)
+        self.shuffle = bool(adapter.shuffle)
+
+    def batch(self, index: int) -> Any:
+        """One batch, as the backend's tensors, in the structure that a step takes."""
+        from keras.src import tree
+
+        batch = self._adapter._standardize_batch(self._adapter.py_dataset[index])
+        return tree.lists_to_tuples(tree.map_structure(keras.ops.convert_to_tensor, batch, none_is_leaf=False))
+
+    def end_epoch(self) -> None:
+        """Tell it, as Keras does."""
+        self._adapter.py_dataset.on_epoch_end()
+
+
+def indexed_of(iterator: Any) -> Indexed | None:
+    """The `PyDataset` behind a `fit` or `evaluate`, if its data are one of known length."""
+    adapter = iterator.data_adapter
+    is_indexed = isinstance(getattr(adapter, "py_dataset", None), keras.utils.PyDataset)
+    return Indexed(adapter) if is_indexed and adapter.num_batches is not None else None
+
+
+def is_generator(iterator: Any) -> bool:
+    """Whether the data come out of a bare generator."""
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
+    return isinstance(iterator.data_adapter, GeneratorDataAdapter)
+
+
+def _backend() -> str:
+    return str(keras.config.backend())

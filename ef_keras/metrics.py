@@ -1,0 +1,41 @@
+"""Metrics of all workers as one: each worker's hold what it has seen, and are merged at the end of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_keras import hooks
+
+
+def values_of(model: Any) -> list[np.ndarray]:
+    """What this worker's metrics have gathered since they were reset: one array for each of their variables."""
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.metric_variables(model)]
+
+
+def set_values(model: Any, values: Sequence[np.ndarray]) -> None:
+    """Let the metrics hold these values; inverse of `values_of`."""
+    for variable, value in zip(hooks.metric_variables(model), values, strict=True):
+        variable.assign(value)
+
+
+def merge(model: Any, parts: Sequence[Sequence[np.ndarray]]) -> None:
+    """Let the metrics hold what those of all workers have gathered.
+
+    Args:
+        model: The model.
+        parts: `values_of` each worker, in rank order.
+    """
+    merged = []
+    for variable, *values in zip(hooks.metric_variables(model), *parts, strict=True):
+        if variable.aggregation == "sum":
+            total = np.sum([np.asarray(value, np.float64) for value in values], axis=0)
+        elif variable.aggregation == "mean":
+            total = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
+        else:
+            total = values[0]
+        merged.append(np.asarray(total).astype(values[0].dtype))
+    set_values(model, merged)

@@ -1,0 +1,118 @@
+"""What stands between a model's gradients and its optimizers while a `fit` is elastic."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
+from ef_common.core.view import View
+from ef_common.launch.leaving import leaving_cleanly
+from ef_common.session import Session
+from ef_keras import hooks
+
+Weights = Callable[[View], Sequence[float]]
+
+
+class Reducer(ABC):
+    """Lets the optimizers of a model see the mean of all members' gradients: Keras's hook is `Optimizer.apply`.
+
+    Args:
+        session: The worker's session.
+        model: The model.
+        weights: Weight of each member's gradient in a view.
+
+    Attributes:
+        on_update: Called with (contributors, loss) when a reduction has completed, before the update is made.
+        wants_stop: This worker wants to stop after the next step; all then do.
+        stop_agreed: All workers stop after this step.
+        error: What ended a step within the framework's own code, which may not let it through.
+    """
+
+    def __init__(self, session: Session, model: Any, weights: Weights) -> None:
+        self.session = session
+        self.model = model
+        self.weights = weights
+        self.on_update: Callable[[View, float | None], None] = lambda contributors, loss: None
+        self.wants_stop = False
+        self.stop_agreed = False
+        self.error: BaseException | None = None
+        self._loss: Any = None
+        self._attached: list[Any] = []
+
+    @abstractmethod
+    def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The members' mean of these gradients; also commits the samples that they are of."""
+
+    def attach(self) -> None:
+        """Stand between the model and its optimizers."""
+        for optimizer in hooks.optimizers(self.model):
+            optimizer.apply = _Apply(self, optimizer, optimizer.apply)
+            optimizer.scale_loss = _ScaleLoss(self, optimizer.scale_loss)
+            self._attached.append(optimizer)
+
+    def detach(self) -> None:
+        """Step aside."""
+        for optimizer in self._attached:
+            for name in ("apply", "scale_loss"):
+                vars(optimizer).pop(name, None)
+        self._attached = []
+
+    def see_loss(self, loss: Any) -> None:
+        """The loss of this step, before the backward pass."""
+        self._loss = loss
+
+    def take_loss(self) -> Any:
+        """The loss of this step, once; None if the model's `train_step` does not tell it."""
+        loss, self._loss = self._loss, None
+        return loss
+
+    def begin(self, buckets: ArrayBuckets) -> ArrayReduction:
+        """A new reduction."""
+        return ArrayReduction(buckets, self.session, self.weights, wants_stop=self.wants_stop)
+
+    def complete(self, reduction: ArrayReduction, loss: float | None) -> None:
+        """Wait for it, and commit."""
+        with leaving_cleanly():
+            contributors = self.session.run(reduction)
+        reduction.read_flags()
+        self.session.agree(reduction.num_changes)
+        self.stop_agreed = reduction.num_stops > 0
+        self.on_update(contributors, loss)
+
+    def guard(self, act: Callable[[], Any]) -> Any:
+        """Run something that a framework calls; remember its error, which the framework would turn into its own."""
+        try:
+            return act()
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+class _Apply:
+    """`optimizer.apply`, of the mean gradients."""
+
+    def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
+        self._reducer = reducer
+        self._optimizer = optimizer
+        self._original = original
+
+    def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        grads = list(grads)
+        if any(gradient is not None for gradient in grads):
+            variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
+            grads = self._reducer.reduce(self._optimizer, grads, list(variables))
+        return self._original(grads, trainable_variables)
+
+
+class _ScaleLoss:
+    """`optimizer.scale_loss`, which Keras calls with the loss right before the backward pass."""
+
+    def __init__(self, reducer: Reducer, original: Callable[[Any], Any]) -> None:
+        self._reducer = reducer
+        self._original = original
+
+    def __call__(self, loss: Any) -> Any:
+        self._reducer.see_loss(loss)
+        return self._original(loss)

@@ -1,0 +1,214 @@
+"""Where the batches of an epoch come from, and in which order: the same in all workers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from ef_common.core import sharding
+from ef_common.core.sharding import EpochProgress, Window
+from ef_common.errors import UnsupportedError
+from ef_keras import hooks
+
+_MAX_CHECKED_BYTES = 1 << 20
+
+
+class Source(Protocol):
+    """The data of one `fit` or `evaluate`.
+
+    Attributes:
+        length: Positions of an epoch: samples where they can be had one by one, else batches.
+        batch_size: Positions of a full batch.
+    """
+
+    length: int
+    batch_size: int
+
+    def begin(self, epoch: int, *, seed: int) -> None:
+        """Begin an epoch. The order of its positions is a function of the arguments."""
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """The batch of these positions, at most `batch_size` of them, in the structure that a step takes."""
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """`window` was dealt and `progress` is what holds now: nothing else that is past is asked for again."""
+
+    def fingerprint(self, window: Window) -> int:
+        """A number that is equal in all workers that see the same data in the same order; 0 if they must."""
+
+
+class ArraySource:
+    """Arrays: each worker picks its samples."""
+
+    def __init__(self, arrays: hooks.Arrays, steps_per_epoch: int | None = None) -> None:
+        self._arrays = arrays
+        self.batch_size = arrays.batch_size
+        self.length = arrays.num_samples if steps_per_epoch is None else steps_per_epoch * arrays.batch_size
+        self._order = np.arange(0)
+
+    def begin(self, epoch: int, *, seed: int) -> None:
+        """See the protocol. With `steps_per_epoch`, an epoch begins where the one before has ended."""
+        num = self._arrays.num_samples
+        first, last = epoch * self.length, (epoch + 1) * self.length
+        passes = range(first // num, -(-last // num))
+        orders = np.concatenate([self._pass(number, seed) for number in passes])
+        self._order = orders[first - passes.start * num :][: self.length]
+
+    def _pass(self, number: int, seed: int) -> np.ndarray:
+        """The order of one pass over all samples."""
+        num, size = self._arrays.num_samples, self.batch_size
+        if self._arrays.shuffle == "batch":
+            starts = range(0, num, size)
+            parts = [start + sharding.shuffled(min(size, num - start), seed=seed, epoch=number) for start in starts]
+            return np.concatenate(parts)
+        if self._arrays.shuffle:
+            return sharding.shuffled(num, seed=seed, epoch=number)
+        return np.arange(num)
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """See the protocol."""
+        return self._arrays.batch(self._order[positions])
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """See the protocol."""
+
+    def fingerprint(self, window: Window) -> int:
+        """See the protocol."""
+        return 0
+
+
+class IndexedSource:
+    """A `PyDataset`: each worker asks for its batches."""
+
+    batch_size = 1
+
+    def __init__(self, data: hooks.Indexed) -> None:
+        self._data = data
+        self.length = data.num_batches
+        self._order = np.arange(self.length)
+        self._begun = False
+
+    def begin(self, epoch: int, *, seed: int) -> None:
+        """See the protocol."""
+        if self._begun:
+            self._data.end_epoch()
+        self._begun = True
+        if self._data.shuffle:
+            self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """See the protocol."""
+        return self._data.batch(int(self._order[positions[0]]))
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """See the protocol."""
+
+    def fingerprint(self, window: Window) -> int:
+        """See the protocol."""
+        return 0
+
+
+class StreamSource:
+    """Anything else of known length: each worker walks the whole of it, and keeps what may be asked for."""
+
+    batch_size = 1
+
+    def __init__(self, iterator: Any, length: int) -> None:
+        self._batches = hooks.own_batches(iterator)
+        self._endless = iterator.steps_per_epoch is not None
+        self.length = length
+        self._iterator: Iterator[Any] | None = None
+        self._num_begun = 0
+        self._next = 0
+        self._kept: dict[int, Any] = {}
+
+    def begin(self, epoch: int, *, seed: int) -> None:
+        """See the protocol."""
+        if self._endless:  # Keras goes on where the epoch before has ended
+            self._skip(epoch)
+            return
+        while self._num_begun < epoch:  # a shuffled data set has another order each time that it is begun
+            next(iter(self._batches), None)
+            self._num_begun += 1
+        self._iterator = iter(self._batches)
+        self._num_begun += 1
+        self._next, self._kept = 0, {}
+
+    def _skip(self, epoch: int) -> None:
+        if self._iterator is None:
+            self._iterator = iter(self._batches)
+            self._num_begun = 0
+        while self._num_begun < epoch:
+            self._walk(self.length, keep_from=self.length)
+            self._next, self._num_begun = 0, self._num_begun + 1
+        if self._num_begun == epoch:
+            self._next, self._kept, self._num_begun = 0, {}, epoch + 1
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """See the protocol."""
+        (position,) = positions
+        self._walk(position + 1, keep_from=position)
+        return self._kept[position]
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """See the protocol."""
+        wanted = set(progress.returned)
+        for place in range(window.start, window.stop):
+            wanted.update(progress.positions((place, place + 1)))
+        first = min(window.start, progress.length)
+        for position in range(self._next, min(window.stop, self.length)):
+            self._walk(position + 1, keep_from=position if position in wanted or position >= first else self.length)
+        self._kept = {position: batch for position, batch in self._kept.items() if position in wanted}
+
+    def fingerprint(self, window: Window) -> int:
+        """See the protocol."""
+        batch = self._kept.get(window.start)
+        found = 1
+        for leaf in keras.tree.flatten(batch):
+            if leaf is not None:
+                array = np.ascontiguousarray(keras.ops.convert_to_numpy(leaf))
+                found = zlib.crc32(array.tobytes()[:_MAX_CHECKED_BYTES], found)
+        return found
+
+    def _walk(self, upto: int, *, keep_from: int) -> None:
+        while self._next < upto:
+            batch = next(self._iterator, None) if self._iterator is not None else None
+            if batch is None:
+                raise UnsupportedError(
+                    "the data have ended before the epoch has. Pass steps_per_epoch=… to fit(), or end the data set "
+                    f"with .repeat(). Expected: {self.length} batches. Received: {self._next}"
+                )
+            if self._next >= keep_from:
+                self._kept[self._next] = batch
+            self._next += 1
+
+
+def source_of(iterator: Any) -> Source:
+    """The source behind a `fit` or `evaluate`.
+
+    Raises:
+        UnsupportedError: The data cannot be dealt.
+    """
+    arrays = hooks.arrays_of(iterator)
+    if arrays is not None:
+        return ArraySource(arrays, iterator.steps_per_epoch)
+    indexed = hooks.indexed_of(iterator)
+    if indexed is not None and iterator.steps_per_epoch is None:
+        return IndexedSource(indexed)
+    if hooks.is_generator(iterator):
+        raise UnsupportedError(
+            "a bare generator cannot be dealt to a changing number of workers: nobody could read a sample of it "
+            "again. Wrap it: tf.data.Dataset.from_generator(make_generator, output_signature=…)"
+            ".apply(tf.data.experimental.assert_cardinality(num_batches)), or write a keras.utils.PyDataset"
+        )
+    num_batches = hooks.num_batches(iterator)
+    if num_batches is None:
+        raise UnsupportedError(
+            "the length of the data is not known, so an epoch cannot be dealt. Pass steps_per_epoch=… to fit(), or "
+            "append .apply(tf.data.experimental.assert_cardinality(num_batches)) to the data set"
+        )
+    return StreamSource(iterator, num_batches)

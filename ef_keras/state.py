@@ -1,0 +1,154 @@
+"""The state that a newcomer receives: all variables, the place in the epoch, and what callbacks remember."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_common.collectives.codec import ARRAYS
+from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_keras import hooks
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED: dict[str, tuple[str, ...]] = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "ModelCheckpoint": ("best", "epochs_since_last_save", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "History": ("epoch", "history"),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch", "_train_step", "_val_step"),
+}
+"""Fields of Keras's own callbacks that change while they run, by the name of their class."""
+
+
+class FitState:
+    """The state of one `fit`, as the session's port `State` wants it.
+
+    Args:
+        model: The model, built, with its optimizers.
+        callbacks: Of the `fit`.
+        progress: Collects how far the epoch is.
+        load_progress: Takes it in.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        callbacks: Callable[[], Sequence[Any]],
+        *,
+        progress: Callable[[], dict[str, Any]],
+        load_progress: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._model = model
+        self._callbacks = callbacks
+        self._progress = progress
+        self._load_progress = load_progress
+        self._outgoing: list[np.ndarray] = []
+        self._incoming: list[np.ndarray] = []
+        self._prepared: list[np.ndarray] = []
+        self._memories: list[tuple[str, dict[str, Any]]] = []
+
+    def variables(self) -> list[Any]:
+        """All variables that must be equal in all workers, in an order that is the same everywhere."""
+        found = hooks.state_variables(self._model)
+        for optimizer in hooks.optimizers(self._model):
+            found += optimizer.variables
+        return found
+
+    # ------------------------------------------------------------ port
+
+    def prepare(self) -> None:
+        """Have memory at hand that has been touched already: the others wait while the state travels."""
+        self._prepared = [np.zeros(v.shape, str(v.dtype)) for v in self.variables()]
+
+    def describe(self) -> bytes:
+        """Header of this worker's state. What cannot be sent is the newcomer's error, not this worker's."""
+        try:
+            header, self._outgoing = ARRAYS.encode(self._collect(), what="state")
+        except UnsupportedError as error:
+            header, self._outgoing = ARRAYS.encode({"error": str(error)})
+        return header
+
+    def tensors(self, header: bytes | None) -> Sequence[np.ndarray]:
+        """The arrays in it."""
+        if header is None:
+            arrays, self._outgoing = self._outgoing, []
+        else:
+            arrays = self._incoming = ARRAYS.room(header, self._prepared)
+        return [array for array in arrays if array.size]
+
+    def adopt(self, header: bytes) -> None:
+        """Go on from the state that has been received."""
+        state = ARRAYS.decode(header, self._incoming)
+        self._incoming, self._prepared = [], []
+        if "error" in state:
+            raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
+        variables = self.variables()
+        shapes = [list(variable.shape) for variable in variables]
+        received = [list(value.shape) for value in state["variables"]]
+        if shapes != received:
+            raise ElasticFlowError(
+                "the others train another model, or with another optimizer: the shapes of its variables differ. "
+                f"Expected: {received[:5]}… ({len(received)}). Received: {shapes[:5]}… ({len(shapes)})"
+            )
+        for variable, value in zip(variables, state["variables"], strict=True):
+            variable.assign(value)
+        self._memories = state["callbacks"]
+        self._load_progress(state["progress"])
+
+    def recall(self) -> None:
+        """Let the callbacks remember what the others' do; after all of them have been begun."""
+        memories, self._memories = self._memories, []
+        mine = _by_kind(self._callbacks())
+        for key, memory in memories:
+            callback = mine.get(key)
+            if callback is None:
+                logger.warning("the others have a callback that this worker has not: %s", key)
+            elif "user" in memory:
+                callback.load_state_dict(memory["user"])
+            else:
+                vars(callback).update(memory)
+
+    def _collect(self) -> dict[str, Any]:
+        return {
+            "variables": [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in self.variables()],
+            "progress": self._progress(),
+            "callbacks": [
+                (key, memory)
+                for key, callback in _by_kind(self._callbacks()).items()
+                if (memory := _memory_of(callback)) is not None
+            ],
+        }
+
+
+def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Callbacks by their class and their number within it: the same in all workers."""
+    found: dict[str, Any] = {}
+    for callback in callbacks:
+        name = type(callback).__qualname__
+        number = sum(key.startswith(f"{name}#") for key in found)
+        found[f"{name}#{number}"] = callback
+    return found
+
+
+def _memory_of(callback: Any) -> dict[str, Any] | None:
+    """What a callback remembers; one of the user's says so with `state_dict` and `load_state_dict`."""
+    if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
+        return {"user": callback.state_dict()}
+    for kind in type(callback).__mro__:
+        if kind.__name__ in _REMEMBERED and kind.__module__.startswith("keras."):
+            names = _REMEMBERED[kind.__name__]
+            return {name: vars(callback)[name] for name in names if _is_plain(vars(callback).get(name))}
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        ARRAYS.encode(value)
+    except UnsupportedError:
+        return False
+    return True

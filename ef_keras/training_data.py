@@ -1,0 +1,142 @@
+"""The training data of a `fit`: the step boundary, and the dealing of batches.
+
+Keras asks for the next batch between two steps, before any callback of the step: it is the place where a worker lets
+a change of membership happen, and where a newcomer is admitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from ef_common.collectives import operations
+from ef_common.core.view import View
+from ef_common.data.dealer import Dealer
+from ef_common.errors import UnsupportedError, UsageError
+from ef_common.events import EventLog
+from ef_common.launch.leaving import leaving_cleanly
+from ef_common.session import Session
+from ef_keras import hooks
+from ef_keras.sources import Source, StreamSource
+
+_STEPS_BETWEEN_CHECKS = 100
+
+
+class TrainingData:
+    """Deals the data of a `fit`.
+
+    Args:
+        source: The data.
+        session: The worker's session.
+        log: Event log.
+        steps_per_execution: Batches that Keras takes at a time.
+
+    Attributes:
+        seed: Of the order of the samples; the same in all workers.
+        epoch: Of the `fit` that is running.
+        padding: The current batch only keeps step with the others: its gradient weighs nothing.
+        on_boundary: Called between two steps.
+        on_length: Called with the number of steps of the epoch when it may have changed.
+        on_padding: Called before a batch that only keeps step, and when it is over.
+        on_epoch_end: Called when the last step of an epoch is over.
+    """
+
+    def __init__(self, source: Source, session: Session, *, log: EventLog, steps_per_execution: int = 1) -> None:
+        self.source = source
+        self.dealer = Dealer(session, log=log, batch_size=source.batch_size)
+        self.dealer.on_returned = self._announce_length
+        self.seed = 0
+        self.epoch = 0
+        self.padding = False
+        self.on_boundary: Callable[[], None] = lambda: None
+        self.on_length: Callable[[int], None] = lambda num_steps: None
+        self.on_padding: Callable[[bool], None] = lambda begins: None
+        self.on_epoch_end: Callable[[], None] = lambda: None
+        self._session = session
+        self._steps_per_execution = steps_per_execution
+        self._resumed = False
+        self._num_checked = 0
+
+    def batches(self) -> hooks.Batches:
+        """An epoch, as Keras wants it."""
+        if not self._resumed:
+            self.source.begin(self.epoch, seed=self.seed)
+            self.dealer.begin(self.epoch, self.source.length)
+        self._resumed = False
+        self._announce_length()
+        while (batch := self._next()) is not None:
+            step = self.dealer.progress.steps - 1
+            some = itertools.chain([batch], iter(self._next, None))
+            yield step, step + self._steps_per_execution - 1, itertools.islice(some, self._steps_per_execution)
+        self.on_epoch_end()
+
+    def _next(self) -> Any:
+        """The next batch of this worker; None at the end of the epoch."""
+        dealer, session = self.dealer, self._session
+        if self.padding:
+            self.on_padding(False)
+            self.padding = False
+        if dealer.progress.uncommitted:
+            raise UnsupportedError(
+                "the model's train_step has made no update. It must end in self.optimizer.apply_gradients(…) or "
+                "self.optimizer.apply(…), in every step and in every worker: that is where gradients are reduced"
+            )
+        self.on_boundary()
+        if dealer.progress.remaining == 0:
+            return None
+        with leaving_cleanly():
+            if session.boundary():
+                self._announce_length()
+        window = dealer.deal()
+        self.source.follow(dealer.progress, window)
+        self._check(window)
+        mine = dealer.mine(window)
+        self.padding = not mine
+        if self.padding:
+            self.on_padding(True)
+            mine = dealer.progress.positions((window.start, window.start + 1))
+        return self.source.batch(mine)
+
+    def _announce_length(self) -> None:
+        self.on_length(self.dealer.num_steps())
+
+    def _check(self, window: Any) -> None:
+        """Now and then, compare what the workers read."""
+        if not isinstance(self.source, StreamSource) or self._session.completed_in.world_size == 1:
+            return
+        steps = self.dealer.progress.steps
+        if steps > 1 and steps % _STEPS_BETWEEN_CHECKS:
+            return
+        with leaving_cleanly():
+            found, view = operations.gather(self._session, self.source.fingerprint(window), what="checksum")
+        if len(set(found)) > 1:
+            raise UsageError(
+                f"the workers read different data at step {steps} of epoch {self.epoch}, so that samples would be "
+                "used twice or never. Shuffle with a fixed seed, the same in all workers: dataset.shuffle(…, seed=1), "
+                "or keras.utils.set_random_seed(1) before the data set is made. "
+                f"Received: checksums {dict(zip(view.ids, found, strict=False))}"
+            )
+
+    def commit(self, contributors: View, loss: float | None) -> None:
+        """A gradient reduction with these contributors has completed."""
+        self.dealer.commit(contributors, loss)
+
+    def state(self) -> dict[str, Any]:
+        """What a newcomer needs to go on with the others."""
+        return {**self.dealer.state(), "seed": self.seed}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on where the others are, from the next call of `batches` on."""
+        self.seed = state["seed"]
+        self.dealer.load_state(state)
+        self.epoch = self.dealer.progress.epoch
+        self.source.begin(self.epoch, seed=self.seed)
+        self._resumed = True
+        self.dealer.log_admission()
+
+
+def first_batch(source: Source) -> Any:
+    """Any batch, to build and warm up a model with."""
+    source.begin(0, seed=0)
+    return source.batch(range(min(source.batch_size, source.length)))
