@@ -13,16 +13,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 from ef_common.horovod import source
+from ef_common.horovod.build import DISTRIBUTIONS, installed_version, search_path
 
 _TIMEOUT_S = 180.0
 
 _VERSIONS = (
-    ("torch", ("torch",), "pip install torch"),
+    ("torch", DISTRIBUTIONS["torch"], "pip install torch"),
     ("lightning", ("lightning", "pytorch-lightning"), "pip install 'elasticflow[lightning]'"),
-    ("tensorflow", ("tensorflow", "tensorflow-cpu"), "pip install 'elasticflow[keras]'"),
+    ("tensorflow", DISTRIBUTIONS["tensorflow"], "pip install 'elasticflow[keras]'"),
     ("keras", ("keras",), "pip install 'elasticflow[keras]'"),
     ("horovod", ("horovod",), "elasticflow horovod build"),
 )
@@ -66,7 +66,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at this environment."""
     findings = [
-        Finding("elasticflow", _version(("elasticflow",)) or "from a checkout"),
+        Finding("elasticflow", installed_version("elasticflow") or "from a checkout"),
         Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
     ]
     findings += [_package(name, distributions, remedy) for name, distributions, remedy in _VERSIONS]
@@ -78,21 +78,12 @@ def examine() -> list[Finding]:
 
 
 def _package(name: str, distributions: Sequence[str], remedy: str) -> Finding:
-    version = _version(distributions)
+    version = installed_version(*distributions)
     if version is None:
         return Finding(name, "not installed", remedy)
     if name == "horovod" and f"+elasticflow.{source.REVISION}" not in version:
         return Finding(name, f"{version}, not built by elasticflow: a lost worker may take others with it", remedy)
     return Finding(name, version)
-
-
-def _version(distributions: Sequence[str]) -> str | None:
-    for distribution in distributions:
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _probe(name: str, code: str) -> list[Finding]:
@@ -117,8 +108,7 @@ def _probe(name: str, code: str) -> list[Finding]:
 
 
 def _torchrun() -> Finding:
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    found = shutil.which("torchrun", path=path)
+    found = shutil.which("torchrun", path=search_path())
     return Finding("torchrun", found) if found else Finding("torchrun", "not found", "pip install torch")
 
 

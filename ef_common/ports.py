@@ -34,7 +34,7 @@ class Group(Protocol):
 
     Every member must call the same collectives in the same order. Each raises `GroupBroken`, and nothing else,
     when communication fails; after that the group is good for nothing but `abort`, and all else raises again. A
-    tensor is whatever the adapter's framework calls one; it must be contiguous.
+    tensor is whatever the adapter's framework calls one, or a C-contiguous NumPy array; it must be contiguous.
     """
 
     def all_reduce(self, tensor: Any) -> Pending:

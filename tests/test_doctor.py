@@ -13,7 +13,7 @@ from ef_common.horovod.build import BuildError
 
 def test_report_names_versions_engines_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"torch": torch.__version__, "horovod": "0.28.1"}
-    monkeypatch.setattr(doctor, "_version", lambda names: versions.get(names[0]))
+    monkeypatch.setattr(doctor, "installed_version", lambda *names: versions.get(names[0]))
     found = {finding.subject: finding for finding in doctor.examine()}
     assert found["torch"] == Finding("torch", torch.__version__)
     assert "gloo" in found["torch: engines"].found

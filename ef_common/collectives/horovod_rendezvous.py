@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_VALUE = 1 << 24
 _TIMEOUT_S = 60.0
+_LOOK_S = 0.005  # the end of the server waits for it, and the members for that
 # Gloo's address: a `sockaddr_storage`, which begins with family and port, then a number.
 _ADDRESS_BYTES = 136
 _ADDRESS = struct.Struct("=H")
@@ -42,7 +43,7 @@ class Rendezvous:
         self.port = int(self._server.server_address[1])
 
     def __enter__(self) -> Rendezvous:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True, name="ef-rendezvous").start()
+        threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), daemon=True, name="ef-rendezvous").start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -63,6 +64,28 @@ class Rendezvous:
         value = self.bootstrap.get(f"horovod{key}")
         self.ports |= listening_ports(value)
         return value
+
+
+def environment_of(rank: int, world_size: int, rendezvous: Rendezvous, *, interface: str) -> dict[str, str]:
+    """What Horovod reads when it is started in a member of a group.
+
+    Its groups of the workers of one node, and of those of the same place on their nodes, are not used.
+    """
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(world_size),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(rank),
+        "HOROVOD_CROSS_SIZE": str(world_size),
+        "HOROVOD_HOSTNAME": f"member-{rank}",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_ELASTIC": "0",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rendezvous.port),
+        "HOROVOD_GLOO_IFACE": interface,
+    }
 
 
 def listening_ports(value: bytes) -> set[int]:

@@ -66,19 +66,26 @@ class NewSockets:
 
     def connected(self, ports: set[int]) -> list[tuple[int, int]]:
         """(descriptor, inode) of the connections that start or end at one of these listeners."""
+        return self._of_group(ports, listening=False)
+
+    def listeners(self, ports: set[int]) -> list[tuple[int, int]]:
+        """(descriptor, inode) of these listeners themselves, as far as they are open."""
+        return self._of_group(ports, listening=True)
+
+    def _of_group(self, ports: set[int], *, listening: bool) -> list[tuple[int, int]]:
         found = []
         for descriptor, inode in self._new:
             sock = _duplicate(descriptor, inode)
             if sock is None:
                 continue
             with sock:
-                if not _is_inet(sock) or _listens(sock):
+                if not _is_inet(sock) or _listens(sock) != listening:
                     continue
                 try:
-                    local, remote = sock.getsockname()[1], sock.getpeername()[1]
+                    ends = {sock.getsockname()[1]} if listening else {sock.getsockname()[1], sock.getpeername()[1]}
                 except OSError:
                     continue
-            if local in ports or remote in ports:
+            if ends & ports:
                 found.append((descriptor, inode))
         return found
 

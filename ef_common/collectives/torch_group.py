@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,10 +28,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ef_common.collectives import torch_tensors
+from ef_common.collectives.arrays import ByteArrays
+from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
-from ef_common.collectives.sockets import NewSockets, own_address, shut_down
-from ef_common.collectives.torch_tensors import TorchTensors
+from ef_common.collectives.sockets import NewSockets, own_address
+from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Bootstrap, Group, Pending
@@ -50,9 +50,6 @@ _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
 _FRAME_BYTES = 128
 # So much is exchanged directly, in one round; Gloo's ring takes twice as many rounds as there are members.
 _DIRECT_BYTES = 1 << 20
-_COMMUNICATION_ERROR = re.compile(
-    r"gloo/|connection|connect|timed out|timeout|socket|reset by peer|broken pipe|abort", re.IGNORECASE
-)
 
 
 class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
@@ -103,42 +100,20 @@ class DirectSum:
         self._exchange.wait()
         self._exchange = None
         first, second, *others = self._received.view(self._tensor.dtype).unbind()
-        total = torch.add(first, second, out=_flat(self._tensor))
+        total = torch.add(first, second, out=self._tensor.view(-1))
         for other in others:
             total.add_(other)
 
 
-class TorchGroup:
+class TorchGroup(LinkedGroup):
     """Gloo group of one view; see :class:`~ef_common.ports.Group` for the contract."""
 
     def __init__(self, process_group: Any, world_size: int, sockets: Sequence[tuple[int, int]], links: Links) -> None:
+        super().__init__(links, sockets, TorchMemory())
         self._process_group = process_group
         self._world_size = world_size
-        self._links = links
-        self._sockets = list(sockets)
-        self._lock = threading.Lock()
-        self._aborted = False
-        self._broken = ""
         self._lost = False
         self._flying: set[Any] = set()
-
-    def _guard(self, act: Callable[[], Any]) -> Any:
-        """Run something that communicates; its communication errors become `GroupBroken`, from then on."""
-        if self._aborted or self._broken:
-            raise GroupBroken(self._broken or "aborted")
-        try:
-            return act()
-        except GroupBroken as broken:
-            self._broken = str(broken)
-            raise
-        except RuntimeError as error:
-            if self._is_aborted() or _COMMUNICATION_ERROR.search(str(error)):
-                self._broken = str(error).splitlines()[0][:200]
-                raise GroupBroken(self._broken) from None
-            raise
-
-    def _is_aborted(self) -> bool:
-        return self._aborted  # another thread may have set it meanwhile
 
     def _start(self, act: Callable[[Any], Any]) -> TorchPending:
         group = self._process_group  # before the guard looks: `abort` takes it away
@@ -176,12 +151,15 @@ class TorchGroup:
         sent, received = message.expand(shape).contiguous(), torch.empty(shape, dtype=torch.uint8)
         return received, self._start(lambda group: group.alltoall_base(received, sent, [], []))
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
-        """Start to sum a tensor over the members, in place."""
-        if self._is_direct(tensor.nbytes) and tensor.device.type == "cpu":
-            received, exchange = self._exchange(_flat(tensor).view(torch.uint8))
-            return DirectSum(tensor, received, exchange)
-        return self._start(lambda group: group.allreduce([tensor]))
+    def all_reduce(self, tensor: Any) -> Pending:
+        """Start to sum a tensor, or an array, over the members, in place."""
+        summed = tensor_of(tensor)
+        if not summed.numel():
+            return Nothing()
+        if self._is_direct(summed.nbytes) and summed.device.type == "cpu":
+            received, exchange = self._exchange(summed.view(-1).view(torch.uint8))
+            return DirectSum(summed, received, exchange)
+        return self._start(lambda group: group.allreduce([summed]))
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
@@ -207,25 +185,13 @@ class TorchGroup:
             result.append((count, raw[8 : 8 + count]))
         return result
 
-    def send(self, tensors: Sequence[Tensor], target: int) -> None:
-        """Send tensors to one rank."""
-        self._guard(lambda: torch_tensors.send(self._links, tensors, target))
-
-    def receive(self, tensors: Sequence[Tensor], source: int) -> None:
-        """Receive tensors from one rank, in place."""
-        self._guard(lambda: torch_tensors.receive(self._links, tensors, source))
-
     def abort(self) -> None:
         """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once.
 
         When this returns, no operation of the group touches its tensors any more.
         """
         with self._lock:
-            if not self._aborted:
-                self._aborted = True
-                self._links.close()
-                for descriptor, inode in self._sockets:
-                    shut_down(descriptor, inode)
+            self._cut()
             if not self._lost:
                 self._settle()
                 self._bury()
@@ -286,7 +252,7 @@ def _wait_and_drop(grave: list[Any]) -> None:
     grave.clear()
 
 
-class TorchGroups(TorchTensors):
+class TorchGroups(ByteArrays):
     """Builds Gloo groups, on the interface that GLOO_SOCKET_IFNAME names or that leads to the other members."""
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
@@ -335,7 +301,3 @@ def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int
         process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
     ports = {int(bootstrap.get(f"port/{other}")) for other in range(view.world_size)}
     return TorchGroup(process_group, view.world_size, new.connected(ports), Links(view, rank, bootstrap))
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(-1)

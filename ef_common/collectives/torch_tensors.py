@@ -1,47 +1,45 @@
-"""Torch tensors as what travels between two members: their bytes."""
+"""Torch tensors, and NumPy arrays beside them, for the engines that know tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ef_common.collectives.links import Links
+from ef_common.collectives.arrays import flat
 
 
-class TorchTensors:
-    """Byte strings as torch tensors; see :class:`~ef_common.ports.GroupFactory`."""
+class TorchMemory:
+    """The port :class:`~ef_common.collectives.arrays.Memory`; tensors on a GPU take the way over the host."""
 
-    def empty_bytes(self, num_bytes: int) -> Tensor:
-        """A tensor of so many bytes."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
+    def read(self, tensor: Any) -> memoryview:
+        """The bytes of a tensor or an array."""
+        return _memory(tensor_of(tensor).cpu())
 
-    def from_bytes(self, payload: bytes) -> Tensor:
-        """A tensor with a copy of these bytes."""
-        return torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-
-    def to_bytes(self, tensor: Tensor) -> bytes:
-        """The bytes of such a tensor."""
-        return tensor.numpy().tobytes()
-
-
-def send(links: Links, tensors: Sequence[Tensor], target: int) -> None:
-    """Send contiguous tensors to one rank; those on a GPU by way of the host."""
-    links.send([_memory(tensor.detach().cpu()) for tensor in tensors], target)
+    @contextmanager
+    def room(self, tensor: Any) -> Iterator[memoryview]:
+        """Room for its bytes."""
+        found = tensor_of(tensor)
+        held = found if found.device.type == "cpu" else torch.empty_like(found, device="cpu")
+        yield _memory(held)
+        if held is not found:
+            found.copy_(held)
 
 
-def receive(links: Links, tensors: Sequence[Tensor], source: int) -> None:
-    """Receive contiguous tensors from one rank, in place."""
-    held = [
-        tensor.detach() if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu") for tensor in tensors
-    ]
-    links.receive([_memory(tensor) for tensor in held], source)
-    for tensor, received in zip(tensors, held, strict=True):
-        if tensor.device.type != "cpu":
-            tensor.copy_(received)
+def tensor_of(value: Any) -> Tensor:
+    """A tensor as it is, without its graph; an array as a tensor of the same memory."""
+    if not isinstance(value, np.ndarray):
+        return value.detach()  # type: ignore[no-any-return]
+    array = flat(value)
+    if array.dtype.name == "bfloat16":  # not NumPy's own, so torch does not know it
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    flat = tensor.view(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    line = tensor.view(-1)
+    return line.view(torch.uint8).numpy().data if line.numel() else memoryview(b"")

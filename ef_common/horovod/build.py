@@ -25,7 +25,7 @@ from ef_common.horovod import source
 TESTED = {"torch": ("2.13",), "tensorflow": ("2.21",)}
 """Versions with which the changes have been tried."""
 
-_DISTRIBUTIONS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}
+DISTRIBUTIONS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}
 _BUILD_TOOLS = ("setuptools", "packaging", "cffi", "cloudpickle", "psutil", "PyYAML")
 _COMPILER_BYTES = 2 << 30  # one compiler, at worst, on torch's headers
 _CMAKE = (3, 13)
@@ -38,17 +38,20 @@ class BuildError(ElasticFlowError):
     """Horovod cannot be built here; the message says why, and what to do."""
 
 
+def installed_version(*distributions: str) -> str | None:
+    """Version of the first of these distributions that is installed."""
+    for distribution in distributions:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
 def frameworks() -> dict[str, str]:
     """Installed frameworks that Horovod can serve: name → version."""
-    found = {}
-    for name, distributions in _DISTRIBUTIONS.items():
-        for distribution in distributions:
-            try:
-                found[name] = metadata.version(distribution)
-                break
-            except metadata.PackageNotFoundError:
-                continue
-    return found
+    found = {name: installed_version(*distributions) for name, distributions in DISTRIBUTIONS.items()}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def untested(versions: Mapping[str, str]) -> list[str]:
@@ -62,8 +65,11 @@ def untested(versions: Mapping[str, str]) -> list[str]:
 
 def wheel_directory(versions: Mapping[str, str], options: Mapping[str, str]) -> Path:
     """Where the wheel for these versions and build options is kept."""
-    changes = hashlib.sha256(repr(source.CHANGES).encode()).hexdigest()[:12]
-    parts = [f"{source.VERSION}-{changes}", sysconfig.get_platform(), f"cp{sys.version_info[0]}{sys.version_info[1]}"]
+    parts = [
+        f"{source.VERSION}-{source.fingerprint()}",
+        sysconfig.get_platform(),
+        f"cp{sys.version_info[0]}{sys.version_info[1]}",
+    ]
     parts += [f"{name}-{version}" for name, version in sorted(versions.items())]
     parts += [f"{name}-{value}" for name, value in sorted(options.items())]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -136,7 +142,7 @@ def check_tools() -> None:
         missing.append("make (Debian, Ubuntu: apt-get install make)")
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         missing.append("the headers of Python (Debian, Ubuntu: apt-get install python3-dev)")
-    packages = [name for name in _BUILD_TOOLS if not _is_installed(name)]
+    packages = [name for name in _BUILD_TOOLS if installed_version(name) is None]
     if packages:
         missing.append(f"Python packages (pip install {' '.join(packages)})")
     if missing:
@@ -182,24 +188,16 @@ def _cmake_version() -> tuple[int, ...] | None:
 
 
 def _cmake() -> str | None:
-    return os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake", path=_path())
+    return os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake", path=search_path())
 
 
-def _path() -> str:
+def search_path() -> str:
     """Programs of this environment first, though it may not be active."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _dotted(version: tuple[int, ...] | None) -> str:
     return ".".join(map(str, version)) if version else "none"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------- download and compile
@@ -258,7 +256,7 @@ def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | Non
     Raises:
         BuildError: It failed; with the end of its output.
     """
-    everything = {**os.environ, **(environment or {}), "PATH": _path()}
+    everything = {**os.environ, **(environment or {}), "PATH": search_path()}
     found = subprocess.run(
         command, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

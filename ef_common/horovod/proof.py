@@ -8,39 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from ef_common.collectives.horovod_rendezvous import Rendezvous
+from ef_common.collectives.bootstrap import SharedValues
+from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of
 from ef_common.horovod.build import BuildError
 
 _NUM_PROCESSES = 2
 _TIMEOUT_S = 180.0
-
-
-class SharedValues:
-    """A bootstrap for processes that share one server."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def put(self, key: str, value: bytes) -> None:
-        """Publish a value."""
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values)
-            return self._values[key]
-
-    def replaced(self) -> bool:
-        """Never."""
-        return False
 
 
 def prove(framework: str) -> None:
@@ -57,7 +33,7 @@ def prove(framework: str) -> None:
         processes = [
             subprocess.Popen(
                 command,
-                env={**os.environ, **_environment(rank, rendezvous.port)},
+                env={**os.environ, **_environment(rank, rendezvous)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -77,21 +53,9 @@ def prove(framework: str) -> None:
             raise BuildError(f"Horovod for {framework} does not work here. The end of its output:\n{output[-2000:]}")
 
 
-def _environment(rank: int, port: int) -> Mapping[str, str]:
+def _environment(rank: int, rendezvous: Rendezvous) -> Mapping[str, str]:
     return {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(_NUM_PROCESSES),
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": str(rank),
-        "HOROVOD_CROSS_SIZE": str(_NUM_PROCESSES),
-        "HOROVOD_HOSTNAME": f"proof-{rank}",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_ELASTIC": "0",
-        "HOROVOD_GLOO_IFACE": "lo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        **environment_of(rank, _NUM_PROCESSES, rendezvous, interface="lo"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMP_NUM_THREADS": "1",
         # From wherever this runs: the children must find the same package.

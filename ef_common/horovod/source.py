@@ -6,6 +6,7 @@ the source is not the one that the changes were made for.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from ef_common.errors import UsageError
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-REVISION = 1
-"""Counts the changes. It is the wheel's local version: `0.28.1+elasticflow.1`."""
+REVISION = 2
+"""Counts the changes. It is the wheel's local version: `0.28.1+elasticflow.2`."""
+
+ADDED = {"horovod/common/memory.cc": "memory.cc"}
+"""Files of ours: path in the source → name beside this module."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,9 @@ class Change:
     new: str
 
 
-_STANDARD = "torch and TensorFlow have headers in C++20"
+_PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
 CHANGES = (
+    # torch and TensorFlow have headers in C++20.
     Change("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     Change("CMakeLists.txt", '"-std=c++11" "-std=c++17" GLOO_CMAKE', '"-std=c++11" "-std=c++20" GLOO_CMAKE'),
     Change("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 17)\\n", "set(CMAKE_CXX_STANDARD 20)\\n"),
@@ -75,11 +80,182 @@ CHANGES = (
     horovod_global.shut_down = false;
 """,
     ),
+    # Two threads that join one thread: only one of them wakes. At exit, Horovod shuts itself down, and so may we.
+    Change(
+        "horovod/common/operations.cc",
+        """void horovod_shutdown() {
+  if (""",
+        """void horovod_shutdown() {
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> guard(one_at_a_time);
+  if (""",
+    ),
+    Change(
+        "CMakeLists.txt",
+        '        "${PROJECT_SOURCE_DIR}/horovod/common/message.cc"\n',
+        '        "${PROJECT_SOURCE_DIR}/horovod/common/memory.cc"\n'
+        '        "${PROJECT_SOURCE_DIR}/horovod/common/message.cc"\n',
+    ),
+    # In place, there is nothing to copy.
+    Change(
+        "horovod/common/ops/gloo_operations.cc",
+        """    std::memcpy(buffer_data, first_entry.tensor->data(),
+                (size_t)first_entry.tensor->size());
+    fused_input_data = buffer_data;
+""",
+        """    if (buffer_data != first_entry.tensor->data()) {
+      std::memcpy(buffer_data, first_entry.tensor->data(),
+                  (size_t)first_entry.tensor->size());
+    }
+    fused_input_data = buffer_data;
+""",
+    ),
+    # The view has been replaced: what has not been published will never be.
+    Change(
+        "horovod/common/gloo/http_store.cc",
+        "      if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
+        """      if (response.status == 410) {
+        break;
+      }
+      if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {
+""",
+    ),
+    # When a connection ends, Gloo tells the operations that it has not begun. One that has begun waited for the
+    # timeout: a message half sent or half received, or one that the peer's end has left unsent.
+    Change(
+        _PAIR,
+        """      op.buf->signalException(ex);
+    }
+  }
+
+  // Loop through pending send operations.
+""",
+        """      op.buf->signalException(ex);
+    }
+    NonOwningPtr<UnboundBuffer> sent(op.ubuf);
+    if (sent) {
+      sent->signalException(ex);
+    }
+  }
+
+  {
+    NonOwningPtr<UnboundBuffer> received(rx_.ubuf);
+    if (received) {
+      received->signalException(ex);
+    }
+  }
+
+  // Loop through pending send operations.
+""",
+    ),
+    # An operation that fails takes its memory with it. What is under way to that memory cannot be received any more,
+    # nor anything behind it: the connection waited, and its end was never read.
+    Change(
+        _PAIR,
+        """    if (nbytes < 0) {
+      return false;
+    }
+""",
+        """    if (nbytes < 0) {
+      if (rx_.ubuf) {
+        signalException(GLOO_ERROR_MSG("Nobody waits for a message any more ", peer_.str()));
+      }
+      return false;
+    }
+""",
+    ),
+    Change(
+        _PAIR,
+        """    buf = NonOwningPtr<UnboundBuffer>(op.ubuf);
+    if (!buf) {
+      return false;
+    }
+""",
+        """    buf = NonOwningPtr<UnboundBuffer>(op.ubuf);
+    if (!buf) {
+      signalException(GLOO_ERROR_MSG("Nobody keeps a message any more ", peer_.str()));
+      return false;
+    }
+""",
+    ),
+    # A connection that ends while it is accepted has no address any more, which ended the process.
+    Change(
+        _PAIR,
+        """  if (state_ == CONNECTED) {
+    handleReadWrite(events);
+    return;
+  }
+
+  if (state_ == LISTENING) {
+    handleListening();
+    return;
+  }
+
+  if (state_ == CONNECTING) {
+    handleConnecting();
+    return;
+  }
+
+  GLOO_ENFORCE(false, "Unexpected state: ", state_);
+""",
+        """  try {
+    if (state_ == CONNECTED) {
+      handleReadWrite(events);
+    } else if (state_ == LISTENING) {
+      handleListening();
+    } else if (state_ == CONNECTING) {
+      handleConnecting();
+    } else {
+      GLOO_ENFORCE(false, "Unexpected state: ", state_);
+    }
+  } catch (const std::exception& error) {
+    if (ex_ == nullptr) {
+      signalException(error.what());
+    }
+  }
+""",
+    ),
+    Change(
+        _PAIR,
+        """  int rv;
+
+  // Reset addresses
+""",
+        """  int rv;
+
+  // From here on, an error closes what the loop watches.
+  device_->registerDescriptor(fd_, EPOLLIN, this);
+
+  // Reset addresses
+""",
+    ),
+    Change(
+        _PAIR,
+        """  GLOO_ENFORCE_NE(rv, -1);
+
+  device_->registerDescriptor(fd_, EPOLLIN, this);
+  changeState(CONNECTED);
+""",
+        """  GLOO_ENFORCE_NE(rv, -1);
+
+  changeState(CONNECTED);
+""",
+    ),
 )
 
 
+def fingerprint() -> str:
+    """A short hash of all changes."""
+    added = [_beside(name).read_text() for name in ADDED.values()]
+    return hashlib.sha256(repr((CHANGES, added)).encode()).hexdigest()[:12]
+
+
+def _beside(name: str) -> Path:
+    return Path(__file__).with_name(name)
+
+
 def apply(root: Path) -> None:
-    """Change the unpacked source under `root`.
+    """Change the unpacked source under `root`, and add our files.
 
     Raises:
         UsageError: It is not the source that the changes were made for.
@@ -93,3 +269,5 @@ def apply(root: Path) -> None:
                 f"{text.count(change.old)} times: {change.old.strip()!r}"
             )
         path.write_text(text.replace(change.old, change.new))
+    for target, name in ADDED.items():
+        (root / target).write_text(_beside(name).read_text())

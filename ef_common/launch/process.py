@@ -13,8 +13,10 @@ import socket
 import time
 from dataclasses import dataclass
 
+from ef_common.collectives.engines import NoGroups, groups_of
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import SOLO
+from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
@@ -32,49 +34,62 @@ class Worker:
         log: Event log of this worker.
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
+        engine: Its data plane.
     """
 
     session: Session
     log: EventLog
     elastic: bool
     audit: bool
+    engine: str
 
 
 _this: Worker | None = None
 
 
-def this_worker() -> Worker:
+def this_worker(engine: str = "gloo") -> Worker:
     """The worker that this process is; the first call connects it to the job.
+
+    Args:
+        engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one.
 
     Raises:
         JobFinished: The job is over.
-        CoordinatorLost, AuthenticationError, UsageError: As their names say.
+        UsageError: The engine is unknown, not installed, or another one than before; or the environment is wrong.
+        CoordinatorLost, AuthenticationError: As their names say.
     """
     global _this
     if _this is None:
-        _this = _start(read_environment())
+        _this = _start(read_environment(), engine)
+    if _this.engine != engine:
+        raise UsageError(
+            f"this process is a worker with another data plane already. Expected: engine={_this.engine!r}. "
+            f"Received: engine={engine!r}"
+        )
     return _this
 
 
-def _start(environment: WorkerEnvironment) -> Worker:
-    from ef_common.collectives.torch_group import TorchGroups
-
-    if is_plain_torchrun():
+def _start(environment: WorkerEnvironment, engine: str) -> Worker:
+    plain = is_plain_torchrun()
+    alone = environment.coordinator is None and not plain
+    # Before anybody is told of this worker: the engine may not be installed. Who is alone needs none.
+    groups = NoGroups() if alone else groups_of(engine)
+    if plain:
         job = host_or_find_coordinator(environment)
         environment = job.environment
         atexit.register(job.close)  # runs after the session's own end: exit handlers run last in, first out
     member = environment.member()
     if environment.coordinator is None:
         log = EventLog(environment.run_dir, member.id)
-        session = Session(SOLO.members[0], channel=None, groups=TorchGroups())
+        session = Session(SOLO.members[0], channel=None, groups=groups)
         _write_start(log)
-        return Worker(session, log, elastic=False, audit=environment.audit)
+        return Worker(session, log, elastic=False, audit=environment.audit, engine=engine)
     channel = CoordinatorClient(environment.coordinator, member, environment.token)
     log = EventLog(environment.run_dir, member.id)
     session = Session(
         member,
         channel=channel,
-        groups=TorchGroups(),
+        groups=groups,
         on_event=log.write,
         clock=time.monotonic,
     )
@@ -82,7 +97,7 @@ def _start(environment: WorkerEnvironment) -> Worker:
     newcomer = session.start()
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
     atexit.register(session.stop)
-    return Worker(session, log, elastic=True, audit=environment.audit)
+    return Worker(session, log, elastic=True, audit=environment.audit, engine=engine)
 
 
 def _write_start(log: EventLog) -> None:

@@ -5,6 +5,7 @@ A member that raises `Died` is lost: the others' groups break, and they get the 
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,7 +97,7 @@ class ThreadGroup:
         return [meeting.values[rank] for rank in range(meeting.size)]
 
     def send(self, tensors: Sequence[Tensor], target: int) -> None:
-        self._cluster.mailbox(self._view, self._rank, target).extend(t.clone() for t in tensors)
+        self._cluster.mailbox(self._view, self._rank, target).extend(copy.deepcopy(t) for t in tensors)
 
     def receive(self, tensors: Sequence[Tensor], source: int) -> None:
         box = self._cluster.mailbox(self._view, source, self._rank)
@@ -104,7 +105,7 @@ class ThreadGroup:
             while not box:
                 self.check()
                 threading.Event().wait(0.002)
-            tensor.copy_(box.pop(0))
+            tensor[...] = box.pop(0)
 
     def abort(self) -> None:
         self.broken = True
@@ -222,7 +223,7 @@ class ThreadChannel:
 
 
 class ThreadGroups(TorchGroups):
-    """The port `GroupFactory`; bytes are torch tensors, as with Gloo."""
+    """The port `GroupFactory`; bytes are arrays, as with Gloo."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import time
 from typing import Any
 
-import torch
+import numpy as np
 
 from ef_common.errors import GroupBroken
 from ef_common.ports import Group
-from tests.collectives.seats import Seat, TorchSeat
+from tests.collectives.seats import RealSeat, Seat
 
 SETTLED_S = 0.5
 """After this time all have built the group, in memory too."""
@@ -125,10 +127,10 @@ def death_in_a_collective(seat: Seat) -> list[bool]:
     return [broken(lambda: group.all_reduce(seat.tensor([1.0])).wait()), *use_raises(seat, group)]
 
 
-# ---------------------------------------------------------------- Gloo in real processes
+# ---------------------------------------------------------------- real processes
 
 
-def abort_wakes_peers(seat: TorchSeat) -> bool:
+def abort_wakes_peers(seat: RealSeat) -> bool:
     group = seat.build()
     if seat.rank == 0:
         seat.sleep(0.3)
@@ -137,62 +139,116 @@ def abort_wakes_peers(seat: TorchSeat) -> bool:
     return broken(lambda: group.all_reduce(seat.tensor([1.0])).wait())
 
 
-def reduce_every_type(seat: TorchSeat) -> dict[str, list[float]]:
+def reduce_every_type(seat: RealSeat) -> dict[str, list[float]]:
+    """What models and data are made of; the ranks' numbers are summed, truths are or-ed."""
     group = seat.build()
     found = {}
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8):
-        tensor = torch.full((3,), seat.rank + 1).to(dtype)
+    for tensor in tensors_of_all_types(seat):
         group.all_reduce(tensor).wait()
-        found[str(dtype)] = tensor.tolist()
+        found[str(tensor.dtype)] = [float(value) for value in tensor.tolist()]
     return found
 
 
-def misuse_reaches_the_caller(seat: TorchSeat) -> list[str]:
+def tensors_of_all_types(seat: RealSeat) -> list[Any]:
+    names = ["float16", "float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "bfloat16"]
+    if not seat.arrays:
+        import torch
+
+        return [torch.full((3,), seat.rank + 1).to(getattr(torch, name)) for name in names]
+    arrays = [np.full(3, seat.rank + 1, name) for name in names[:-1]]
+    with contextlib.suppress(ImportError):  # it comes with TensorFlow, and nothing else makes such arrays
+        import ml_dtypes
+
+        arrays.append(np.full(3, seat.rank + 1, ml_dtypes.bfloat16))
+    return arrays
+
+
+def reduce_nothing_and_one_number(seat: RealSeat) -> list[float]:
+    group = seat.build()
+    empty, one = seat.of(np.empty((0, 3))), seat.of(np.array(1.5))
+    pending = [group.all_reduce(tensor) for tensor in (empty, one)]
+    for each in pending:
+        each.wait()
+    return [float(empty.sum()), float(one)]
+
+
+def reduce_without_waiting(seat: RealSeat) -> list[bool]:
+    """Rank 0 comes late; the others have begun several large sums meanwhile, and are not kept by them."""
+    group = seat.build()
+    arrays = [np.full(1 << 20, 1.0, np.float32) for _ in range(5)]
+    if seat.rank == 0:
+        seat.sleep(SETTLED_S)
+    began = time.monotonic()
+    pending = [group.all_reduce(seat.of(array)) for array in arrays]
+    at_once = time.monotonic() - began < SETTLED_S / 2
+    for each in pending:
+        each.wait()
+    return [at_once, all(bool((array == seat.world_size).all()) for array in arrays)]
+
+
+def frameworks(seat: RealSeat) -> list[str]:
+    """Those that a worker of the engine has imported."""
+    group = seat.build()
+    group.all_reduce(seat.tensor([1.0])).wait()
+    return [name for name in ("torch", "tensorflow", "keras", "horovod") if name in sys.modules]
+
+
+def misuse_reaches_the_caller(seat: RealSeat) -> list[str]:
     group = seat.build()
     found = []
     for wrong in (
-        lambda: group.all_reduce(torch.ones(2, device="meta")).wait(),
-        lambda: group.send([torch.ones(1)], 17),
+        lambda: group.all_reduce(of_no_memory(seat)).wait(),
+        lambda: group.send([seat.tensor([1.0])], 17),
         lambda: group.all_reduce([1.0]).wait(),
+        lambda: group.all_reduce(seat.of(np.ones((4, 4))[:, ::2])).wait(),
+        lambda: group.receive([seat.of(np.ones((4, 4))[:, ::2])], (seat.rank + 1) % 2),
     ):
         try:
             wrong()
         except Exception as error:
             found.append(type(error).__name__)
-    group.all_reduce(torch.ones(2)).wait()  # the group is as good as before
+    group.all_reduce(seat.tensor([1.0, 1.0])).wait()  # the group is as good as before
     return found
 
 
-def killed_in_a_large_reduction(seat: TorchSeat) -> list[Any]:
+def of_no_memory(seat: RealSeat) -> Any:
+    if seat.arrays:
+        return np.array([object()])
+    import torch
+
+    return torch.ones(2, device="meta")
+
+
+def killed_in_a_large_reduction(seat: RealSeat) -> list[Any]:
     """Messages are half sent and half received when rank 0 dies; then all go on in the next view."""
     group = seat.build()
-    big = torch.ones(BIG)
+    big = seat.of(np.ones(BIG, np.float32))
     if seat.rank == 0:
         seat.later(0.05, seat.die)
     first = broken(lambda: [group.all_reduce(big).wait() for _ in range(100)])
     return [first, *go_on(seat)]
 
 
-def stopped_in_a_large_transfer(seat: TorchSeat) -> list[Any]:
+def stopped_in_a_large_transfer(seat: RealSeat) -> list[Any]:
     """Rank 0 stops with half of a message on its way in either direction, and is killed then."""
     group = seat.build()
     if seat.rank == 0:
         seat.later(0.02, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-        group.receive([torch.empty(BIG)], 1)
-        group.send([torch.empty(BIG)], 1)
+        group.receive([seat.of(np.empty(BIG, np.float32))], 1)
+        group.send([seat.of(np.empty(BIG, np.float32))], 1)
         time.sleep(60)
-    first = broken(lambda: [transfer(group, seat.rank) for _ in range(100)])
+    first = broken(lambda: [transfer(group, seat) for _ in range(100)])
     return [first, *go_on(seat)]
 
 
-def transfer(group: Group, rank: int) -> None:
-    if rank == 1:
-        group.send([torch.ones(BIG)], 0)
+def transfer(group: Group, seat: RealSeat) -> None:
+    if seat.rank == 1:
+        group.send([seat.of(np.ones(BIG, np.float32))], 0)
     else:
-        group.all_reduce(torch.ones(1)).wait()  # waits for rank 0
+        group.all_reduce(seat.tensor([1.0])).wait()  # waits for rank 0
 
 
-def killed_while_a_group_is_built(seat: TorchSeat) -> list[Any]:
+def killed_while_a_group_is_built(seat: RealSeat) -> list[Any]:
     """Rank 0 dies before it has connected to anybody."""
     if seat.rank == 0:
         seat.sleep(0.3)
@@ -200,10 +256,10 @@ def killed_while_a_group_is_built(seat: TorchSeat) -> list[Any]:
     return [broken(seat.build), *go_on(seat)]
 
 
-def go_on(seat: TorchSeat) -> list[Any]:
+def go_on(seat: RealSeat) -> list[Any]:
     """Build the group of the next view and use it."""
     seat.next_view()
     group = seat.build()
-    tensor = torch.full((1000,), float(seat.rank))
-    group.all_reduce(tensor).wait()
-    return [seat.world_size, tensor.unique().tolist()]
+    array = np.full(1000, float(seat.rank))
+    group.all_reduce(seat.of(array)).wait()
+    return [seat.world_size, np.unique(array).tolist()]

@@ -1,11 +1,11 @@
-"""Two ways to run a script of members of one view: real processes over Gloo, and the simulator's processes.
+"""Two ways to run a script of members of one view: real processes over an engine, and the simulator's processes.
 
-A script is a function `script(seat)`, called once in each member; what it returns must be JSON.
+A script is a function `script(seat)`, called once in each member; what it returns must be JSON. This module imports
+no framework: a worker has those that its engine needs.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import threading
@@ -14,20 +14,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
-import torch
 
-from ef_common.collectives.torch_group import TorchGroups
+from ef_common.collectives.engines import groups_of
+from ef_common.collectives.horovod_library import built_for
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 from ef_common.launch.environment import read_environment
-from ef_common.ports import Group, GroupFactory
+from ef_common.ports import Group
 from ef_common.testing.harness import Job
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.scheduler import Process, Scheduler
 
-PRELOAD = ("ef_common.collectives.torch_group", "ef_common.control.client", __name__)
+_TORCH = ("ef_common.collectives.torch_group", "ef_common.control.client", __name__)
+_TENSORFLOW = ("tensorflow", "ef_common.control.client", __name__)
 
 
 class Seat(Protocol):
@@ -110,11 +112,17 @@ def view_of(world_size: int) -> View:
 # ---------------------------------------------------------------- real processes
 
 
-class TorchSeat:
-    """Follows the membership as a session does, without carrying anything over."""
+class RealSeat:
+    """Follows the membership as a session does, without carrying anything over.
 
-    def __init__(self, engine: str) -> None:
+    Args:
+        engine: Its data plane.
+        arrays: What scripts hand to it are NumPy arrays, and not tensors of the framework.
+    """
+
+    def __init__(self, engine: str, *, arrays: bool) -> None:
         self._groups = groups_of(engine)
+        self.arrays = arrays
         environment = read_environment()
         assert environment.coordinator is not None
         member = environment.member()
@@ -140,7 +148,15 @@ class TorchSeat:
         return self.group
 
     def tensor(self, values: Sequence[float]) -> Any:
-        return torch.tensor(values, dtype=torch.float64)
+        return self.of(np.array(values))
+
+    def of(self, array: np.ndarray) -> Any:
+        """The array, or a tensor of the same memory."""
+        if self.arrays:
+            return array
+        import torch
+
+        return torch.from_numpy(array)
 
     def values(self, tensor: Any) -> list[float]:
         return list(tensor.tolist())
@@ -167,27 +183,32 @@ class TorchSeat:
             return  # somebody is gone already
 
 
-HOROVOD = pytest.param(
-    "horovod",
-    marks=pytest.mark.skipif(
-        importlib.util.find_spec("horovod") is None,
-        reason="Horovod is not built in this environment: elasticflow horovod build",
-    ),
-)
-ENGINES = ["gloo", HOROVOD]
+def _engine(name: str, framework: str = "") -> Any:
+    marks = [pytest.mark.processes, pytest.mark.timeout(300)]
+    if framework:
+        reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
+        marks.append(pytest.mark.skipif(built_for(framework) is None, reason=reason))
+    return pytest.param(name, marks=marks)
 
 
-def groups_of(engine: str) -> GroupFactory:
-    if engine == "gloo":
-        return TorchGroups()
-    from ef_common.collectives.horovod_group import HorovodGroups
+ENGINES = [
+    _engine("gloo"),
+    _engine("gloo with arrays"),
+    _engine("horovod", "torch"),
+    _engine("horovod with arrays", "torch"),
+    _engine("horovod-tensorflow with arrays", "tensorflow"),
+]
+"""Each data plane, with the kinds of tensors that it takes."""
 
-    return HorovodGroups()
+
+def preload(engine: str) -> tuple[str, ...]:
+    return _TENSORFLOW if engine.startswith("horovod-tensorflow") else _TORCH
 
 
 def sit(script: Script, engine: str = "gloo") -> Any:
     """Body of a real worker."""
-    seat = TorchSeat(engine)
+    name, _, kind = engine.partition(" with ")
+    seat = RealSeat(name, arrays=kind == "arrays")
     rank = seat.rank
     try:
         result = script(seat)
@@ -202,7 +223,7 @@ def run_in_processes(
     script: Script, world_size: int, directory: Path, *, lost: Sequence[int] = (), engine: str = "gloo"
 ) -> list[Any]:
     """Results in the rank order of the first view; None for those that were to be lost."""
-    with Job(directory, preload=PRELOAD) as job:
+    with Job(directory, preload=preload(engine)) as job:
         workers = job.start_world(world_size, sit, script, engine)
         results: list[Any] = [None] * world_size
         statuses = [worker.wait() for worker in workers]

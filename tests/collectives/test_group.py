@@ -1,4 +1,4 @@
-"""The contract of the port `Group`, on Gloo and Horovod in real processes and on the simulator's network."""
+"""The contract of the port `Group`, on each engine in real processes and on the simulator's network."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 import pytest
 
 from tests.collectives import scripts
-from tests.collectives.seats import HOROVOD, Script, run_in_memory, run_in_processes
+from tests.collectives.seats import ENGINES, Script, run_in_memory, run_in_processes
 
 Run = Callable[..., list[Any]]
 SEEDS = range(20)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("gloo", marks=[pytest.mark.processes, pytest.mark.timeout(240)]),
-        pytest.param("horovod", marks=[*HOROVOD.marks, pytest.mark.processes, pytest.mark.timeout(240)]),
-        *(pytest.param(seed, id=f"memory-{seed}") for seed in SEEDS),
-    ]
-)
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    if request.param in ("gloo", "horovod"):
-        return partial(run_in_processes, directory=tmp_path / "run", engine=request.param)
+# Of the module, so that pytest runs the tests of one engine after the other: another needs another forkserver.
+@pytest.fixture(scope="module", params=[*ENGINES, *(pytest.param(seed, id=f"memory-{seed}") for seed in SEEDS)])
+def engine(request: pytest.FixtureRequest) -> str | int:
+    found: str | int = request.param
+    return found
+
+
+@pytest.fixture
+def run(engine: str | int, tmp_path: Path) -> Run:
+    if isinstance(engine, str):
+        return partial(run_in_processes, directory=tmp_path / "run", engine=engine)
 
     def in_memory(script: Script, world_size: int, *, lost: tuple[int, ...] = ()) -> list[Any]:
-        return run_in_memory(script, world_size, seed=request.param)
+        return run_in_memory(script, world_size, seed=engine)
 
     return in_memory
 

@@ -8,33 +8,13 @@ from typing import Any
 
 import pytest
 
+from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.links import Links
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 
 GUARD_S = 20.0
 LARGE = 1 << 24  # more than what sockets hold
-
-
-class SharedValues:
-    """A bootstrap for members that are threads."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def put(self, key: str, value: bytes) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        with self._changed:
-            assert self._changed.wait_for(lambda: key in self._values, GUARD_S)
-            return self._values[key]
-
-    def replaced(self) -> bool:
-        return False
 
 
 @pytest.fixture

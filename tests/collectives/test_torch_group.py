@@ -11,12 +11,11 @@ from ef_common.collectives.torch_group import TorchGroups
 from ef_common.errors import GroupBroken
 from ef_common.testing.harness import Job
 from tests.collectives import scripts
-from tests.collectives.seats import ENGINES, PRELOAD, run_in_processes, sit, view_of
-
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+from tests.collectives.seats import ENGINES, preload, run_in_processes, sit, view_of
 
 
-@pytest.fixture(params=ENGINES)
+# Of the module, so that pytest runs the tests of one engine after the other: another needs another forkserver.
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -28,8 +27,23 @@ def directory(tmp_path: Path) -> Path:
 
 def test_all_reduce_takes_every_type_that_models_have(directory: Path, engine: str) -> None:
     for found in run_in_processes(scripts.reduce_every_type, 2, directory, engine=engine):
-        assert len(found) == 7
-        assert all(values == [3, 3, 3] for values in found.values())
+        assert len(found) >= 9
+        assert all(values == ([1.0] * 3 if "bool" in kind else [3.0] * 3) for kind, values in found.items())
+
+
+def test_all_reduce_takes_what_is_empty_and_what_has_no_dimension(directory: Path, engine: str) -> None:
+    assert run_in_processes(scripts.reduce_nothing_and_one_number, 2, directory, engine=engine) == [[0.0, 3.0]] * 2
+
+
+def test_all_reduce_returns_before_the_others_have_come(directory: Path, engine: str) -> None:
+    assert run_in_processes(scripts.reduce_without_waiting, 3, directory, engine=engine) == [[True, True]] * 3
+
+
+def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -> None:
+    expected = "tensorflow" if engine.startswith("horovod-tensorflow") else "torch"
+    for found in run_in_processes(scripts.frameworks, 2, directory, engine=engine):
+        assert expected in found
+        assert set(found) <= {expected, "keras"}
 
 
 def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
@@ -38,7 +52,7 @@ def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
 
 def test_misuse_is_not_taken_for_a_loss(directory: Path, engine: str) -> None:
     for found in run_in_processes(scripts.misuse_reaches_the_caller, 2, directory, engine=engine):
-        assert len(found) == 3
+        assert len(found) == 5
         assert "GroupBroken" not in found
 
 
@@ -48,7 +62,7 @@ def test_killed_peer_with_messages_half_sent_others_go_on(directory: Path, engin
 
 
 def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path, engine: str) -> None:
-    with Job(directory, preload=PRELOAD, heartbeat_timeout_s=3.0) as job:
+    with Job(directory, preload=preload(engine), heartbeat_timeout_s=3.0) as job:
         workers = job.start_world(3, sit, scripts.stopped_in_a_large_transfer, engine)
         job.wait_until(lambda events: len(list(job.results.iterdir())) == 2, "the results of two")
         ended = [worker for worker in workers if (job.results / f"{worker.name}.json").exists()]

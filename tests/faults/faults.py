@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ef_common.collectives import torch_group
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.launch import process
@@ -205,6 +204,6 @@ class FaultyChannel:
 
 def use_faulty_ports(striker: Striker) -> None:
     """Give this process ports that can fail, before anything in it becomes a worker."""
-    groups, client = torch_group.TorchGroups, process.CoordinatorClient
-    torch_group.TorchGroups = lambda *args: FaultyGroups(groups(*args), striker)
+    groups_of, client = process.groups_of, process.CoordinatorClient
+    process.groups_of = lambda engine: FaultyGroups(groups_of(engine), striker)
     process.CoordinatorClient = lambda *args: FaultyChannel(client(*args), striker)

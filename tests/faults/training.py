@@ -42,6 +42,7 @@ class Options:
     wide: bool = False  # a larger module, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
     limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
+    backend: str = "gloo"
     data_worker_dies_at: int | None = None  # at the first reading of this sample
 
 
@@ -155,7 +156,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     net = Net(chosen, striker)
     validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
     trainer.fit(net, _loader(chosen), validation)
-    worker = this_worker()
+    worker = this_worker(chosen.backend)
     return {
         "pid": os.getpid(),
         "worker": worker.session.worker.id,
@@ -183,7 +184,7 @@ def _pass_the_end_of_validations(striker: Striker) -> None:
 def _trainer(options: Options) -> Trainer:
     run_dir = read_environment().run_dir or Path()
     return Trainer(
-        strategy=ElasticFlowStrategy(),
+        strategy=ElasticFlowStrategy(backend=options.backend),
         accelerator="cpu",
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,

@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(building, "_path", lambda: str(tmp_path))
+    monkeypatch.setattr(building, "search_path", lambda: str(tmp_path))
     with pytest.raises(BuildError) as caught:
         building.check_tools()
     for remedy in ("apt-get install g++", "pip install cmake", "apt-get install make"):

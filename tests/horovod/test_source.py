@@ -16,6 +16,8 @@ def tree(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.read_text() if path.exists() else "begin\n"
         path.write_text(f"{before}{change.old}\nbetween\n")
+    for target in source.ADDED:
+        (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
     return tmp_path
 
 
@@ -26,6 +28,8 @@ def test_every_change_is_made_once(tree: Path) -> None:
         assert text.startswith("begin\n")
         assert change.old not in text or change.old in change.new
         assert change.new in text
+    for target in source.ADDED:
+        assert (tree / target).read_text()
 
 
 def test_source_that_is_changed_already_is_refused(tree: Path) -> None:

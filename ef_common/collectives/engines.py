@@ -1,0 +1,47 @@
+"""The data planes that can be chosen, by name."""
+
+from __future__ import annotations
+
+from ef_common.collectives.arrays import ByteArrays
+from ef_common.core.view import View
+from ef_common.errors import UsageError
+from ef_common.ports import Bootstrap, Group, GroupFactory
+
+ENGINES = ("gloo", "horovod", "horovod-tensorflow")
+"""torch with Gloo, torch with Horovod, and TensorFlow with Horovod."""
+
+
+def groups_of(engine: str) -> GroupFactory:
+    """What builds the groups of an engine. Nothing is imported but what the engine needs.
+
+    Raises:
+        UsageError: There is no such engine, or it is not installed.
+    """
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine. Expected one of {ENGINES}. Received: engine={engine!r}")
+    if engine == "gloo":
+        from ef_common.collectives.torch_group import TorchGroups
+
+        return TorchGroups()
+    from ef_common.collectives.horovod_group import Binding, HorovodGroups
+
+    binding: Binding
+    if engine == "horovod":
+        from ef_common.collectives.horovod_torch import TorchBinding
+
+        binding = TorchBinding()
+    else:
+        import tensorflow  # noqa: F401  # Horovod's library is made of its symbols
+
+        from ef_common.collectives.horovod_library import Library
+
+        binding = Library("tensorflow")
+    return HorovodGroups(binding)
+
+
+class NoGroups(ByteArrays):
+    """For a worker that is, and stays, alone."""
+
+    def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
+        """There are no others to connect to."""
+        raise UsageError(f"a worker that stays alone has no group. Received: view={view}")

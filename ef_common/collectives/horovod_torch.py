@@ -1,0 +1,82 @@
+"""Horovod for torch: tensors in the memory of the host by way of the library, others by Horovod's own functions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ef_common.collectives.horovod_group import Flight
+from ef_common.collectives.horovod_library import Library
+from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.00005, 0.001
+_WIDER = {torch.bfloat16: torch.float32}
+_WIDER_ON_DEVICE = {**_WIDER, **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16), torch.int32)}
+"""Types that are not summed as they are, and those that hold their values."""
+
+
+class TorchBinding:
+    """The port :class:`~ef_common.collectives.horovod_group.Binding` for tensors and arrays."""
+
+    def __init__(self) -> None:
+        self.memory = TorchMemory()
+        self._library = Library("torch")
+        self.init, self.shutdown = self._library.init, self._library.shutdown
+        self.all_gather = self._library.all_gather
+
+    def all_reduce(self, name: str, tensor: Any) -> Flight:
+        """Start to sum a tensor, or an array, in place."""
+        if isinstance(tensor, np.ndarray):
+            return self._library.all_reduce(name, tensor)
+        target = tensor_of(tensor)
+        on_host = target.device.type == "cpu"
+        wider = (_WIDER if on_host else _WIDER_ON_DEVICE).get(target.dtype)
+        summed = target.view(-1) if wider is None else target.to(wider).view(-1)
+        flight = self._library.all_reduce(name, summed.numpy()) if on_host else DeviceFlight(name, summed)
+        return flight if wider is None else Narrowing(flight, summed, target)
+
+
+class Narrowing:
+    """A sum in a wider type than that of its tensor."""
+
+    def __init__(self, flight: Flight, summed: Tensor, target: Tensor) -> None:
+        self.wait = flight.wait
+        self._flight = flight
+        self._summed = summed
+        self._target = target
+
+    def result(self) -> bytes:
+        """Nothing; the sum stands in the tensor."""
+        self._flight.result()
+        self._target.copy_(self._summed.view(self._target.shape))
+        return b""
+
+
+class DeviceFlight:
+    """A sum of a tensor that is not in the host's memory."""
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        import horovod.torch as hvd
+
+        self._hvd = hvd
+        self._handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is over, after this time at most. Horovod's own way of waiting keeps a core busy."""
+        deadline = time.monotonic() + timeout_s
+        pause = _FIRST_LOOK_S
+        while not self._hvd.poll(self._handle):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK_S)
+        return True
+
+    def result(self) -> bytes:
+        """Nothing; the sum stands in the tensor."""
+        self._hvd.synchronize(self._handle)
+        return b""

@@ -1,0 +1,80 @@
+"""What the groups of all engines have in common: they break once, and for good, and have links between two members."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ef_common.collectives.arrays import Memory
+from ef_common.collectives.links import Links
+from ef_common.collectives.sockets import shut_down
+from ef_common.errors import GroupBroken
+
+_COMMUNICATION_ERROR = re.compile(
+    r"gloo/|shut ?down|connection|connect|timed out|timeout|socket|reset by peer|broken pipe|abort", re.IGNORECASE
+)
+
+
+class LinkedGroup:
+    """The part of a group that is the same for each engine.
+
+    Args:
+        links: To the other members.
+        sockets: (descriptor, inode) of the engine's own connections.
+        memory: Of the engine's tensors.
+    """
+
+    def __init__(self, links: Links, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
+        self._links = links
+        self._sockets = list(sockets)
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._aborted = False
+        self._broken = ""
+
+    def _guard(self, act: Callable[[], Any]) -> Any:
+        """Run something that communicates; its communication errors become `GroupBroken`, from then on."""
+        if self._is_aborted() or self._broken:
+            raise GroupBroken(self._broken or "aborted")
+        try:
+            return act()
+        except GroupBroken as broken:
+            self._broken = str(broken)
+            raise
+        except (RuntimeError, ValueError) as error:
+            if self._is_aborted() or _COMMUNICATION_ERROR.search(str(error)):
+                self._broken = (str(error).splitlines() or ["aborted"])[0][:200]
+                raise GroupBroken(self._broken) from None
+            raise
+
+    def _is_aborted(self) -> bool:
+        return self._aborted  # another thread may have set it meanwhile
+
+    def _cut(self) -> None:
+        """End all connections, once: whoever waits, here or in a peer, gets an error at once. Under the lock."""
+        if not self._aborted:
+            self._aborted = True
+            self._links.close()
+            for descriptor, inode in self._sockets:
+                shut_down(descriptor, inode)
+
+    def send(self, tensors: Sequence[Any], target: int) -> None:
+        """Send tensors to one rank."""
+        parts = [self._memory.read(tensor) for tensor in tensors]
+        self._guard(lambda: self._links.send(parts, target))
+
+    def receive(self, tensors: Sequence[Any], source: int) -> None:
+        """Receive tensors from one rank, in place."""
+        with ExitStack() as stack:
+            parts = [stack.enter_context(self._memory.room(tensor)) for tensor in tensors]
+            self._guard(lambda: self._links.receive(parts, source))
+
+
+class Nothing:
+    """The sum of a tensor without elements."""
+
+    def wait(self) -> None:
+        """It is complete."""
