@@ -7,6 +7,7 @@ away again. The model is the user's, and so is `fit`.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import keras
@@ -60,7 +61,7 @@ class Elastic(keras.callbacks.Callback):
         super().set_model(model)
         if self._worker is None:
             try:
-                self._worker = this_worker()
+                self._worker = this_worker(self._engine)
             except JobFinished:
                 exit_cleanly("the job has finished already; nothing to join")
         worker = self._worker
@@ -106,8 +107,7 @@ class Elastic(keras.callbacks.Callback):
         if worker is None or not worker.elastic or worker.session.newcomer:
             return
         iterator = hooks.epoch_iterator(self.model)
-        epoch = 0 if self._fit is None else self._fit.data.epoch
-        data = EvaluationData(source_of(iterator), worker.session, self.model, log=worker.log, epoch=epoch)
+        data = EvaluationData(partial(source_of, iterator), worker.session, self.model, log=worker.log)
         hooks.replace_batches(iterator, data.batches)
 
 

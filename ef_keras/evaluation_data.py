@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.coverage import Coverage
+from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
@@ -19,47 +21,61 @@ class EvaluationData:
     """Deals the data of one `evaluate`.
 
     Args:
-        source: The data.
+        make_source: Makes the data: anew for each share that is dealt.
         session: The worker's session.
         model: The model; its metrics are merged at the end.
         log: Event log.
-        epoch: Of the `fit` around it.
     """
 
-    def __init__(self, source: Source, session: Session, model: Any, *, log: EventLog, epoch: int = 0) -> None:
-        self._source = source
+    def __init__(self, make_source: Callable[[], Source], session: Session, model: Any, *, log: EventLog) -> None:
+        self._make_source = make_source
         self._model = model
-        self._epoch = epoch
         self._coverage = Coverage(session, log=log, stage="val")
 
     def batches(self) -> hooks.Batches:
         """A pass, as Keras wants it."""
+        source = self._make_source()
         with leaving_cleanly():
             self._coverage.settle()
-        share, _ = self._coverage.begin(self._source.length)
-        step, before = 0, metrics.values_of(self._model)
+        share, _ = self._coverage.begin(source.length)
+        step, before, checksums = 0, metrics.values_of(self._model), set()
         while True:
-            self._source.begin(self._epoch, seed=0)
-            for positions in self._batched(share):
-                yield step, step, iter([self._batch(positions)])
+            source.begin(0, seed=0)
+            first = _batch(source, np.zeros(1, dtype=int))
+            checksums.add(source.fingerprint(0))
+            for batch in self._batches_of(source, share):
+                yield step, step, iter([batch])
                 step += 1
             if step == 0:  # a step there must be, or there are no logs; its result does not count
-                yield step, step, iter([self._batch(np.zeros(1, dtype=int))])
+                yield step, step, iter([first])
                 step += 1
                 metrics.set_values(self._model, before)
+            mine = {"metrics": metrics.values_of(self._model), "checksums": list(checksums)}
             with leaving_cleanly():
-                missing, results = self._coverage.exchange(metrics.values_of(self._model))
+                missing, results = self._coverage.exchange(mine)
+            _check(results)
             if missing is None:
-                metrics.merge(self._model, results)
+                metrics.merge(self._model, [result["metrics"] for result in results])
                 return
             share, _ = missing
+            source = self._make_source()
 
-    def _batched(self, share: np.ndarray) -> list[np.ndarray]:
-        size = self._source.batch_size
-        return [share[start : start + size] for start in range(0, len(share), size)]
+    def _batches_of(self, source: Source, share: np.ndarray) -> Iterator[Any]:
+        for start in range(0, len(share), source.batch_size):
+            yield _batch(source, share[start : start + source.batch_size])
 
-    def _batch(self, positions: np.ndarray) -> Any:
-        first, last = int(positions[0]), int(positions[-1]) + 1
-        progress = EpochProgress(epoch=self._epoch, length=self._source.length)
-        self._source.follow(progress, Window(first, last, ("one",)))
-        return self._source.batch(positions.tolist())
+
+def _batch(source: Source, positions: np.ndarray) -> Any:
+    window = Window(int(positions[0]), int(positions[-1]) + 1, ("one",))
+    source.follow(EpochProgress(epoch=0, length=source.length), window)
+    return source.batch(positions.tolist())
+
+
+def _check(results: list[Any]) -> None:
+    checksums = [result["checksums"] for result in results]
+    if len({value for own in checksums for value in own}) > 1:
+        raise UsageError(
+            "the workers evaluate different data, or in another order each time, so that samples would count twice "
+            "or never. Do not shuffle the data of an evaluation, or with shuffle(…, reshuffle_each_iteration=False) "
+            f"and a fixed seed. Received: checksums of the first batch {checksums}"
+        )

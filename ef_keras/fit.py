@@ -71,7 +71,7 @@ class Fit:
         self._step = model.train_function
         model.train_function = self._run_step
         self._state = FitState(
-            model, self._plain_callbacks, progress=self.data.state, load_progress=self.data.load_state
+            model, lambda: self._callbacks.callbacks, progress=self.data.state, load_progress=self.data.load_state
         )
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
@@ -118,10 +118,8 @@ class Fit:
             variable.assign(value)
 
     def _set_length(self, num_steps: int) -> None:
-        hooks.set_num_steps(self._callbacks.params, self._plain_callbacks(), num_steps)
-
-    def _plain_callbacks(self) -> list[Any]:
-        return [unwrapped(callback) for callback in self._callbacks.callbacks]
+        everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]
+        hooks.set_num_steps(self._callbacks.params, everybody, num_steps)
 
     def _batches_for_step(self, batch: Any) -> Any:
         return [batch] if keras.config.backend() == "torch" else iter([batch])
@@ -178,10 +176,15 @@ class Fit:
                 logs[name] = float(np.mean(values))
 
     def agree_on_end(self) -> None:
-        """If one worker's callbacks have stopped the training, all stop."""
-        wants = self._model.stop_training or self._reducer.wants_stop
-        stops, _ = operations.gather(self._session, wants, what="wish to stop")
-        self._model.stop_training = any(stops)
+        """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""
+        mine = {
+            "stop": bool(self._model.stop_training or self._reducer.wants_stop),
+            "memories": self._state.rank_zero_memories() if self._session.rank == 0 else None,
+        }
+        everybody, _ = operations.gather(self._session, mine, what="memory of a callback")
+        self._model.stop_training = any(theirs["stop"] for theirs in everybody)
+        for theirs in everybody:
+            self._state.hear(theirs["memories"] or [])
 
     # ------------------------------------------------------------ audit
 

@@ -37,8 +37,8 @@ class Source(Protocol):
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """`window` was dealt and `progress` is what holds now: nothing else that is past is asked for again."""
 
-    def fingerprint(self, window: Window) -> int:
-        """A number that is equal in all workers that see the same data in the same order; 0 if they must."""
+    def fingerprint(self, position: int) -> int:
+        """Checksum of a batch that `follow` has just passed; 0 where all workers read the same by construction."""
 
 
 class ArraySource:
@@ -76,7 +76,7 @@ class ArraySource:
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
 
-    def fingerprint(self, window: Window) -> int:
+    def fingerprint(self, position: int) -> int:
         """See the protocol."""
         return 0
 
@@ -107,13 +107,17 @@ class IndexedSource:
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
 
-    def fingerprint(self, window: Window) -> int:
+    def fingerprint(self, position: int) -> int:
         """See the protocol."""
         return 0
 
 
 class StreamSource:
-    """Anything else of known length: each worker walks the whole of it, and keeps what may be asked for."""
+    """Anything else of known length: each worker walks the whole of it, and keeps what may be asked for.
+
+    A shuffled data set has another order each time that an iterator over it is made. So iterators are counted: that of
+    epoch `n` is the one after `n` others, in every worker.
+    """
 
     batch_size = 1
 
@@ -122,31 +126,21 @@ class StreamSource:
         self._endless = iterator.steps_per_epoch is not None
         self.length = length
         self._iterator: Iterator[Any] | None = None
-        self._num_begun = 0
+        self._epoch = -1
         self._next = 0
         self._kept: dict[int, Any] = {}
 
     def begin(self, epoch: int, *, seed: int) -> None:
-        """See the protocol."""
-        if self._endless:  # Keras goes on where the epoch before has ended
-            self._skip(epoch)
-            return
-        while self._num_begun < epoch:  # a shuffled data set has another order each time that it is begun
-            next(iter(self._batches), None)
-            self._num_begun += 1
-        self._iterator = iter(self._batches)
-        self._num_begun += 1
-        self._next, self._kept = 0, {}
-
-    def _skip(self, epoch: int) -> None:
-        if self._iterator is None:
-            self._iterator = iter(self._batches)
-            self._num_begun = 0
-        while self._num_begun < epoch:
-            self._walk(self.length, keep_from=self.length)
-            self._next, self._num_begun = 0, self._num_begun + 1
-        if self._num_begun == epoch:
-            self._next, self._kept, self._num_begun = 0, {}, epoch + 1
+        """See the protocol. To begin the newest epoch again changes nothing."""
+        while self._epoch < epoch:
+            if self._endless and self._iterator is not None:  # Keras goes on where the epoch before has ended
+                self._walk(self.length, keep_from=self.length)
+            else:
+                self._iterator = iter(self._batches)
+                if self._epoch + 1 < epoch:
+                    next(self._iterator, None)
+            self._epoch += 1
+            self._next, self._kept = 0, {}
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
@@ -164,9 +158,9 @@ class StreamSource:
             self._walk(position + 1, keep_from=position if position in wanted or position >= first else self.length)
         self._kept = {position: batch for position, batch in self._kept.items() if position in wanted}
 
-    def fingerprint(self, window: Window) -> int:
+    def fingerprint(self, position: int) -> int:
         """See the protocol."""
-        batch = self._kept.get(window.start)
+        batch = self._kept.get(position)
         found = 1
         for leaf in keras.tree.flatten(batch):
             if leaf is not None:

@@ -12,15 +12,16 @@ import numpy as np
 from ef_common.collectives.codec import ARRAYS
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_keras import hooks
+from ef_keras.rank_zero import OnRankZero, unwrapped
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED: dict[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
-    "ModelCheckpoint": ("best", "epochs_since_last_save", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
     "History": ("epoch", "history"),
-    "TensorBoard": ("_global_train_batch", "_global_test_batch", "_train_step", "_val_step"),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
 }
 """Fields of Keras's own callbacks that change while they run, by the name of their class."""
 
@@ -108,10 +109,27 @@ class FitState:
             callback = mine.get(key)
             if callback is None:
                 logger.warning("the others have a callback that this worker has not: %s", key)
+            elif isinstance(callback, OnRankZero):
+                callback.memory = memory
             elif "user" in memory:
                 callback.load_state_dict(memory["user"])
             else:
                 vars(callback).update(memory)
+
+    def rank_zero_memories(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the callbacks remember that are called in this worker only, if it is rank 0."""
+        return [
+            (key, memory)
+            for key, callback in _by_kind(self._callbacks()).items()
+            if isinstance(callback, OnRankZero) and (memory := _memory_of(callback)) is not None
+        ]
+
+    def hear(self, memories: list[tuple[str, dict[str, Any]]]) -> None:
+        """Take in those of rank 0."""
+        mine = _by_kind(self._callbacks())
+        for key, memory in memories:
+            if isinstance(mine.get(key), OnRankZero):
+                mine[key].memory = memory
 
     def _collect(self) -> dict[str, Any]:
         return {
@@ -129,7 +147,7 @@ def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Callbacks by their class and their number within it: the same in all workers."""
     found: dict[str, Any] = {}
     for callback in callbacks:
-        name = type(callback).__qualname__
+        name = type(unwrapped(callback)).__qualname__
         number = sum(key.startswith(f"{name}#") for key in found)
         found[f"{name}#{number}"] = callback
     return found
@@ -137,12 +155,13 @@ def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 def _memory_of(callback: Any) -> dict[str, Any] | None:
     """What a callback remembers; one of the user's says so with `state_dict` and `load_state_dict`."""
+    callback = unwrapped(callback)
     if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
         return {"user": callback.state_dict()}
     for kind in type(callback).__mro__:
         if kind.__name__ in _REMEMBERED and kind.__module__.startswith("keras."):
             names = _REMEMBERED[kind.__name__]
-            return {name: vars(callback)[name] for name in names if _is_plain(vars(callback).get(name))}
+            return {name: getattr(callback, name) for name in names if _is_plain(getattr(callback, name, None))}
     return None
 
 

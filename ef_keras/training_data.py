@@ -109,7 +109,7 @@ class TrainingData:
         if steps > 1 and steps % _STEPS_BETWEEN_CHECKS:
             return
         with leaving_cleanly():
-            found, view = operations.gather(self._session, self.source.fingerprint(window), what="checksum")
+            found, view = operations.gather(self._session, self.source.fingerprint(window.start), what="checksum")
         if len(set(found)) > 1:
             raise UsageError(
                 f"the workers read different data at step {steps} of epoch {self.epoch}, so that samples would be "

@@ -1,0 +1,11 @@
+"""The Keras training of these tests on torch; to be imported before Keras is."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(KERAS_BACKEND="torch")
+
+from tests.faults.keras_training import train  # noqa: E402
+
+__all__ = ["train"]

@@ -1,0 +1,189 @@
+"""What the workers of these tests do under Keras: a small training that can be configured, and can fail."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import ef_keras
+from ef_common.launch.environment import read_environment
+from ef_common.launch.process import this_worker
+from ef_keras import evaluation_data
+from ef_keras.backends import engine
+from tests.faults.faults import Fault, Striker, use_faulty_ports
+
+
+@dataclass
+class Options:
+    """Options of the training: those of Lightning's that mean something here."""
+
+    length: int = 203
+    batch_size: int = 8
+    epochs: int = 2
+    step_sleep_s: float = 0.01
+    val_length: int = 0
+    checkpoints: bool = False
+    wide: bool = False  # a larger model, with two buckets of gradients
+    stop: str = ""  # a file in the run directory: the training ends when it is there
+    limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
+    backend: str | None = None
+    data: str = "arrays"
+
+
+class StrikingSGD(keras.optimizers.SGD):
+    """Is struck between the reduction and the update."""
+
+    striker: Striker
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if keras.config.backend() == "tensorflow":
+            import tensorflow as tf
+
+            with tf.control_dependencies([tf.py_function(self._strike, [], tf.int32)]):
+                gradient = tf.identity(gradient)
+        else:
+            self._strike()
+        super().update_step(gradient, variable, learning_rate)
+
+    def _strike(self) -> int:
+        self.striker.at("optimizer", step=self.striker.step)
+        return 0
+
+
+class Count(keras.metrics.Metric):
+    """Number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__(name="samples")
+        self.count = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def result(self) -> Any:
+        return self.count
+
+
+class Places(keras.callbacks.Callback):
+    """Passes the places between the steps."""
+
+    def __init__(self, options: Options, striker: Striker) -> None:
+        super().__init__()
+        self._options, self._striker = options, striker
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        striker = self._striker
+        striker.begin_forward(int(self.model.optimizer.iterations))
+        striker.at("forward", step=striker.step, index=striker.num_forwards)
+        time.sleep(self._options.step_sleep_s)
+        striker.begin_backward()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._options.stop and ((read_environment().run_dir or Path()) / self._options.stop).exists():
+            self.model.stop_training = True
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._striker.at("validation", step=batch, epoch=self._epoch)
+        time.sleep(self._options.step_sleep_s)
+
+
+def images(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images whose brighter half names the class."""
+    noise = np.random.default_rng(0).random((length, 8, 8, 1), dtype=np.float32)
+    labels = np.arange(length) % 2
+    for label in (0, 1):
+        noise[labels == label, :, 4 * label : 4 * label + 4] += 0.5
+    return noise, labels.astype("int32")
+
+
+def net(options: Options, striker: Striker) -> Any:
+    """A net with the usual statistics, and no dropout."""
+    width = 5000 if options.wide else 16
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 1)),
+            keras.layers.Conv2D(4, 3, padding="same"),
+            keras.layers.BatchNormalization(momentum=0.8),
+            keras.layers.ReLU(),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(width, activation="relu"),
+            keras.layers.Dense(2),
+        ]
+    )
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 100, 0.9)
+    optimizer = StrikingSGD(rate, momentum=0.9)
+    optimizer.striker = striker
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy", Count()])
+    return model
+
+
+def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train, and tell how it ended.
+
+    Args:
+        options: Fields of `Options`.
+        fault: Fields of the `Fault` of this process, if it has one.
+    """
+    chosen = Options(**options)
+    striker = Striker(None if fault is None else Fault(**fault))
+    use_faulty_ports(striker)
+    _pass_the_end_of_validations(striker)
+    keras.utils.set_random_seed(os.getpid())  # the start must be equal all the same
+    model = net(chosen, striker)
+    history = model.fit(
+        *images(chosen.length),
+        batch_size=chosen.batch_size,
+        epochs=chosen.epochs,
+        verbose=0,
+        validation_data=images(chosen.val_length) if chosen.val_length else None,
+        callbacks=[Places(chosen, striker), *_checkpoints(chosen), *ef_keras.callbacks(backend=chosen.backend)],
+    )
+    worker = this_worker(engine(chosen.backend))
+    return {
+        "pid": os.getpid(),
+        "worker": worker.session.worker.id,
+        "weights": _hash(model),
+        "step": int(model.optimizer.iterations),
+        "epoch": len(history.epoch),
+        "world_size": worker.session.world_size,
+        "metrics": {name: float(values[-1]) for name, values in history.history.items()},
+        "rate": float(model.optimizer.learning_rate),
+    }
+
+
+def _checkpoints(options: Options) -> list[Any]:
+    directory = read_environment().run_dir or Path()
+    path = directory / "checkpoints" / "last.weights.h5"
+    return [keras.callbacks.ModelCheckpoint(path, save_weights_only=True)] if options.checkpoints else []
+
+
+def _pass_the_end_of_validations(striker: Striker) -> None:
+    merge = evaluation_data.metrics.merge
+
+    def pass_it(*args: Any) -> None:
+        if striker.fault is not None and striker.fault.where == "validation_end":
+            time.sleep(0.3)  # until the others have the last exchange of the pass, too
+        striker.at("validation_end")
+        merge(*args)
+
+    evaluation_data.metrics.merge = pass_it
+
+
+def _hash(model: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for value in model.get_weights():
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,408 @@
+"""Features of Keras, each trained twice: by plain Keras, and by the workers of a job, each with half of the batch.
+
+Without shuffling, two workers with batches of 8 take the same samples in each step as plain Keras with batches of 16,
+so that weights and metrics must come out the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import ef_keras
+from ef_common.collectives import operations
+from ef_common.launch.environment import read_environment
+from ef_common.launch.process import this_worker
+from ef_keras.backends import engine
+
+BATCH_SIZE = 8
+NUM_SAMPLES = 200
+IS_TENSORFLOW = keras.config.backend() == "tensorflow"
+
+
+@dataclass
+class Run:
+    """One training.
+
+    Attributes:
+        elastic: By the workers of the job; else by plain Keras.
+        world_size: Number of those workers.
+        directory: For files.
+    """
+
+    elastic: bool
+    world_size: int
+    directory: Path
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """Of one process."""
+        return BATCH_SIZE if self.elastic else BATCH_SIZE * self.world_size
+
+    def fit(self, model: Any, *args: Any, callbacks: Any = (), **kwargs: Any) -> dict[str, list[float]]:
+        """Train. Returns the history."""
+        if args and isinstance(args[0], np.ndarray | list | dict | tuple):
+            kwargs = {"batch_size": self.batch_size, **kwargs}
+        added = ef_keras.callbacks() if self.elastic else []
+        kwargs = {"epochs": 2, "verbose": 0, "shuffle": False, **kwargs}
+        return dict(model.fit(*args, callbacks=[*callbacks, *added], **kwargs).history)
+
+
+Feature = Callable[[Run], tuple[Any, dict[str, list[float]]]]
+FEATURES: dict[str, Feature] = {}
+
+
+def feature(function: Feature) -> Feature:
+    """One of the features."""
+    FEATURES[function.__name__] = function
+    return function
+
+
+def data(num: int = NUM_SAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    dice = np.random.default_rng(0)
+    x = dice.normal(size=(num, 12)).astype("float32")
+    return x, (x[:, :4].sum(1) > 0).astype("int32")
+
+
+def net() -> Any:
+    return keras.Sequential([layers.Input((12,)), layers.Dense(16, activation="tanh"), layers.Dense(2)])
+
+
+def compiled(model: Any, optimizer: Any = None, **kwargs: Any) -> Any:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], **kwargs)
+    return model
+
+
+# ---------------------------------------------------------------- data
+
+
+@feature
+def arrays_with_validation(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), validation_data=data(77))
+
+
+@feature
+def length_that_does_not_divide(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(NUM_SAMPLES + 10), epochs=3)  # one worker has none of the last two
+
+
+@feature
+def validation_split(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), validation_split=0.2, validation_freq=2)
+
+
+@feature
+def class_weight(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), class_weight={0: 1.0, 1: 3.0})
+
+
+@feature
+def sample_weight(run: Run) -> Any:
+    model = compiled(net())
+    x, y = data()
+    return model, run.fit(model, x, y, sample_weight=np.linspace(0, 2, len(x), dtype="float32"))
+
+
+@feature
+def steps_per_epoch(run: Run) -> Any:
+    model = compiled(net())
+    steps = 20 if run.elastic else 10
+    return model, run.fit(model, *data(320), steps_per_epoch=steps, epochs=3)
+
+
+@feature
+def initial_epoch(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), initial_epoch=2, epochs=4)
+
+
+@feature
+def dictionary_of_inputs(run: Run) -> Any:
+    inputs = {"a": layers.Input((4,), name="a"), "b": layers.Input((8,), name="b")}
+    model = compiled(keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([inputs["a"], inputs["b"]]))))
+    x, y = data()
+    return model, run.fit(model, {"a": x[:, :4], "b": x[:, 4:]}, y)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches that can be asked for by their number."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self._batch_size = batch_size
+        self._x, self._y = data(192)
+
+    def __len__(self) -> int:
+        return 192 // self._batch_size
+
+    def __getitem__(self, index: int) -> Any:
+        part = slice(index * self._batch_size, (index + 1) * self._batch_size)
+        return self._x[part], self._y[part]
+
+
+@feature
+def py_dataset(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, Batches(run.batch_size), validation_data=Batches(run.batch_size))
+
+
+def stream(batch_size: int) -> Any:
+    if IS_TENSORFLOW:
+        import tensorflow as tf
+
+        return (
+            tf.data.Dataset.from_tensor_slices(data(192))
+            .shuffle(50, seed=3, reshuffle_each_iteration=False)
+            .batch(batch_size)
+        )
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    return DataLoader(TensorDataset(*(torch.from_numpy(part) for part in data(192))), batch_size)
+
+
+@feature
+def stream_of_batches(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, stream(run.batch_size), validation_data=stream(run.batch_size), epochs=3)
+
+
+@feature
+def embedding(run: Run) -> Any:
+    model = compiled(
+        keras.Sequential([layers.Input((12,)), layers.Embedding(50, 4), layers.Flatten(), layers.Dense(2)])
+    )
+    x, y = data()
+    return model, run.fit(model, np.clip(x * 10 + 25, 0, 49).astype("int32"), y)
+
+
+# ---------------------------------------------------------------- models
+
+
+class CustomStep(keras.Model):
+    """A `train_step` of the user's, which returns its own results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.inner(x)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        if IS_TENSORFLOW:
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+            )
+        else:
+            import torch
+
+            self.zero_grad()
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            loss.backward()
+            with torch.no_grad():
+                variables = list(self.trainable_variables)
+                self.optimizer.apply([v.value.grad for v in variables], variables)
+        return {"my_loss": loss}
+
+
+@feature
+def custom_train_step(run: Run) -> Any:
+    model = CustomStep()
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = run.fit(model, *data())
+    assert set(history) == {"my_loss"}
+    return model, {}  # the result of the last batch: of one worker's part there
+
+
+@feature
+def several_outputs(run: Run) -> Any:
+    inputs = layers.Input((12,))
+    hidden = layers.Dense(16, activation="tanh")(inputs)
+    model = keras.Model(
+        inputs, {"kind": layers.Dense(2, name="kind")(hidden), "size": layers.Dense(1, name="size")(hidden)}
+    )
+    model.compile(
+        keras.optimizers.SGD(0.05),
+        {"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.3},
+        metrics={"kind": ["accuracy"], "size": ["mae"]},
+    )
+    x, y = data(192)  # Keras weighs the losses of the outputs by batches, not by samples
+    return model, run.fit(model, x, {"kind": y, "size": x.sum(1, keepdims=True)})
+
+
+@feature
+def steps_per_execution(run: Run) -> Any:
+    if not IS_TENSORFLOW:  # plain Keras refuses it, too
+        return net(), {}
+    model = compiled(net(), steps_per_execution=3)
+    return model, run.fit(model, *data())
+
+
+@feature
+def run_eagerly(run: Run) -> Any:
+    model = compiled(net(), run_eagerly=True)
+    return model, run.fit(model, *data(), epochs=1)
+
+
+@feature
+def xla(run: Run) -> Any:
+    model = compiled(net(), jit_compile=run.elastic and IS_TENSORFLOW)
+    return model, run.fit(model, *data(), epochs=1)
+
+
+@feature
+def frozen_layer_and_unused_one(run: Run) -> Any:
+    model = net()
+    model.layers[0].trainable = False
+    model.unused = layers.Dense(3)
+    model.unused.build((None, 12))
+    return compiled(model), run.fit(model, *data())
+
+
+@feature
+def mixed_precision(run: Run) -> Any:
+    policy = keras.mixed_precision.DTypePolicy("mixed_float16")
+    inner = [layers.Dense(16, activation="tanh", dtype=policy), layers.Dense(2, dtype=policy)]
+    model = keras.Sequential([layers.Input((12,)), *inner, layers.Activation("linear", dtype="float32")])
+    optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0)
+    compiled(model, optimizer)
+    return model, run.fit(model, *data(), epochs=1)
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+@feature
+def adam_with_clipping_and_averages(run: Run) -> Any:
+    model = compiled(net(), keras.optimizers.Adam(0.01, global_clipnorm=0.1, use_ema=True))
+    return model, run.fit(model, *data())
+
+
+@feature
+def gradient_accumulation(run: Run) -> Any:
+    model = compiled(net(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    return model, run.fit(model, *data(192))
+
+
+@feature
+def learning_rate_schedule(run: Run) -> Any:
+    model = compiled(net(), keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)))
+    return model, run.fit(model, *data())
+
+
+# ---------------------------------------------------------------- callbacks
+
+
+@feature
+def learning_rate_callbacks(run: Run) -> Any:
+    model = compiled(net())
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=10.0),
+    ]
+    return model, run.fit(model, *data(), callbacks=callbacks, epochs=3)
+
+
+@feature
+def early_stopping(run: Run) -> Any:
+    model = compiled(net(), keras.optimizers.SGD(1.0))
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    return model, run.fit(model, *data(), callbacks=[stopping], validation_data=data(50), epochs=12)
+
+
+@feature
+def model_checkpoint(run: Run) -> Any:
+    model = compiled(net())
+    path = run.directory / f"checkpoint-{run.elastic}" / "best.keras"
+    saving = keras.callbacks.ModelCheckpoint(path, monitor="loss", save_best_only=True)
+    history = run.fit(model, *data(), callbacks=[saving])
+    if run.elastic:
+        operations.gather(this_worker(engine(None)).session, 0)  # rank 0 may still be writing
+        for mine, saved in zip(model.get_weights(), keras.saving.load_model(path).get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, saved)
+    return model, history
+
+
+@feature
+def logs_on_disk(run: Run) -> Any:
+    model = compiled(net())
+    directory = run.directory / f"logs-{run.elastic}"
+    directory.mkdir(exist_ok=True)
+    callbacks = [keras.callbacks.CSVLogger(directory / "log.csv")]
+    if IS_TENSORFLOW:
+        callbacks.append(keras.callbacks.TensorBoard(directory / "board", write_graph=False))
+    history = run.fit(model, *data(), callbacks=callbacks)
+    if run.elastic:
+        operations.gather(this_worker(engine(None)).session, 0)
+        assert len((directory / "log.csv").read_text().splitlines()) == 3
+        assert len(list(directory.glob("board/train/events*"))) == int(IS_TENSORFLOW)
+    return model, history
+
+
+class Stops(keras.callbacks.Callback):
+    """Stops in the middle of an epoch, in one worker; the others follow after the next step."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._run.elastic:
+            self.model.stop_training = batch == 4
+        elif this_worker(engine(None)).session.rank == 1 and batch == 3:
+            self.model.stop_training = True
+
+
+@feature
+def stop_of_one_worker_in_mid_epoch(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), callbacks=[Stops(run)])
+
+
+# ---------------------------------------------------------------- the worker
+
+
+def train_all(names: list[str] | None = None) -> dict[str, Any]:
+    """Train with each feature, in both ways.
+
+    Returns:
+        For each: the largest difference of weights and of results between the two, and the weights' sum.
+    """
+    directory = read_environment().run_dir or Path()
+    found: dict[str, Any] = {}
+    for name in names or FEATURES:
+        results = []
+        for elastic in (False, True):
+            keras.utils.set_random_seed(7)
+            where = directory / "files" if elastic else directory / f"plain-{os.getpid()}"
+            where.mkdir(exist_ok=True)
+            model, history = FEATURES[name](Run(elastic, 2, where))
+            results.append((model.get_weights(), history))
+        (weights, history), (elastic_weights, elastic_history) = results
+        found[name] = {
+            "weights": max(float(np.abs(a - b).max()) for a, b in zip(weights, elastic_weights, strict=True)),
+            "history": {key: float(np.abs(np.subtract(history[key], elastic_history[key])).max()) for key in history},
+            "sum": [float(np.asarray(part, np.float64).sum()) for part in elastic_weights],
+            "moved": bool(any(np.abs(part).max() > 0 for part in elastic_weights)),
+        }
+    return found

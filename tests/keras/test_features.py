@@ -1,0 +1,47 @@
+"""Every feature of `fit` gives what plain Keras gives with the batches of all workers together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import Job
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+WEIGHTS = 2e-5
+TOLERANCES = {"mixed_precision": 5e-3}
+
+
+def train_tensorflow(names: list[str] | None) -> dict[str, Any]:
+    from tests.keras.on_tensorflow import train_all
+
+    return train_all(names)
+
+
+def train_torch(names: list[str] | None) -> dict[str, Any]:
+    from tests.keras.on_torch import train_all
+
+    return train_all(names)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
+    target = {"tensorflow": train_tensorflow, "torch": train_torch}[backend]
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        workers = job.start_world(2, target, None)
+        first, second = (worker.result() for worker in workers)
+    assert first.keys() == second.keys()
+    problems = []
+    for name, found in first.items():
+        tolerance = TOLERANCES.get(name, WEIGHTS)
+        if found["sum"] != second[name]["sum"]:
+            problems.append(f"{name}: the workers' weights differ")
+        if not found["weights"] <= tolerance:
+            problems.append(f"{name}: weights are off by {found['weights']}")
+        for key, difference in found["history"].items():
+            if not difference <= 10 * tolerance:
+                problems.append(f"{name}: {key} is off by {difference}")
+    assert not problems, "\n".join(problems)
