@@ -1,6 +1,6 @@
-# `make demo` and `make test` need python3 (3.10 or newer) with venv, and nothing else.
-# Each installs what it needs into .venv once; after that no target calls pip until
-# pyproject.toml or constraints.txt changes.
+# `make demo` and `make test` need python3 (3.10 or newer) with venv, and nothing else; with a C++ compiler and
+# Python's headers, `make test` tests Horovod too. Each installs what it needs into .venv once; after that no target
+# calls pip until pyproject.toml or constraints.txt changes.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +10,7 @@ comma := ,
 
 DEMO := .venv/.installed-demo
 DEV := .venv/.installed-dev
+HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench clean
@@ -28,7 +29,7 @@ demo: $(DEMO)
 	@$(BIN)/python examples/03-kill-and-join/demo.py --run-dir build/demo
 
 # Both parts always run. Two test processes share the cores, hence one thread in each.
-test: $(DEV)
+test: $(HOROVOD)
 	@status=0; \
 	export OMP_NUM_THREADS=1; \
 	$(BIN)/python -m pytest -n 2 -m "not processes" || status=$$?; \
@@ -72,3 +73,12 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,dev)
 	@touch $@ $(DEMO)
+
+# Compiled once for the frameworks in .venv. Where that cannot be done, its tests are skipped, and say so; where it
+# can be done and fails, so does this. Without a stamp, the next `make test` tries again.
+$(HOROVOD): $(DEV) ef_common/horovod/source.py ef_common/horovod/memory.cc
+	@echo "Building Horovod (this takes minutes the first time; then it is kept in ~/.cache/elasticflow)"
+	@command -v cmake >/dev/null || $(PIP) cmake
+	@if $(BIN)/elasticflow horovod build; then touch $@; \
+	elif $(BIN)/python -c 'from ef_common.horovod.build import check_tools; check_tools()' 2>/dev/null; then exit 1; \
+	else echo "The tests of Horovod are skipped."; fi

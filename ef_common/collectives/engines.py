@@ -11,14 +11,23 @@ ENGINES = ("gloo", "horovod", "horovod-tensorflow")
 """torch with Gloo, torch with Horovod, and TensorFlow with Horovod."""
 
 
+def check_engine(engine: str) -> None:
+    """Raise unless there is such an engine.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine. Expected one of {ENGINES}. Received: engine={engine!r}")
+
+
 def groups_of(engine: str) -> GroupFactory:
     """What builds the groups of an engine. Nothing is imported but what the engine needs.
 
     Raises:
         UsageError: There is no such engine, or it is not installed.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine. Expected one of {ENGINES}. Received: engine={engine!r}")
+    check_engine(engine)
     if engine == "gloo":
         from ef_common.collectives.torch_group import TorchGroups
 

@@ -13,7 +13,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from ef_common.collectives.engines import NoGroups, groups_of
+from ef_common.collectives.engines import NoGroups, check_engine, groups_of
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import SOLO
 from ef_common.errors import UsageError
@@ -70,6 +70,7 @@ def this_worker(engine: str = "gloo") -> Worker:
 
 
 def _start(environment: WorkerEnvironment, engine: str) -> Worker:
+    check_engine(engine)
     plain = is_plain_torchrun()
     alone = environment.coordinator is None and not plain
     # Before anybody is told of this worker: the engine may not be installed. Who is alone needs none.
