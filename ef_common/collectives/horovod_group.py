@@ -35,6 +35,12 @@ _ABANDON_POLL_S = 0.02
 _LOOK_S = 0.1
 # Horovod remembers how it has agreed on an operation by its name. A name may come again when its last use is over.
 _NUM_NAMES = 64
+_DEFAULTS = {
+    "HOROVOD_LOG_LEVEL": "fatal",  # a lost member is no error
+    "HOROVOD_CYCLE_TIME": "20",  # ms; who has nothing to do takes part so often (ours begins a cycle when it has)
+    "HOROVOD_FUSION_THRESHOLD": str(1 << 20),  # bytes; to copy large buckets into one costs more than it saves
+}
+"""What a user may set otherwise."""
 
 
 class Flight(Protocol):
@@ -182,7 +188,8 @@ class HorovodGroups(ByteArrays):
         address = own_address(view, rank)
         with Rendezvous(bootstrap) as rendezvous, NewSockets() as new:
             interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or _interface(address)
-            os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")  # a lost member is no error
+            for name, value in _DEFAULTS.items():
+                os.environ.setdefault(name, value)
             os.environ.update(environment_of(rank, view.world_size, rendezvous, interface=interface))
             outcome: list[Exception | None] = []
             thread = threading.Thread(target=self._init, args=(outcome,), daemon=True, name="ef-connect")

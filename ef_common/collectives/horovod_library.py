@@ -103,6 +103,10 @@ class Library:
         """Stop it; its thread has ended when this returns."""
         self._library.horovod_shutdown()
 
+    def knows_nccl(self) -> bool:
+        """Whether it was built with NCCL."""
+        return bool(self._library.horovod_nccl_built())
+
     def all_reduce(self, name: str, tensor: NDArray[Any]) -> Operation:
         """Start to sum an array in place; it must not be empty."""
         line = flat(tensor)

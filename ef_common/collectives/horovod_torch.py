@@ -1,4 +1,4 @@
-"""Horovod for torch: tensors in the memory of the host by way of the library, others by Horovod's own functions."""
+"""Horovod for torch: by way of the library; by Horovod's own functions for tensors on a GPU, if it has NCCL."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class TorchBinding:
         self.all_gather = self._library.all_gather
 
     def all_reduce(self, name: str, tensor: Any) -> Flight:
-        """Start to sum a tensor, or an array, in place."""
+        """Start to sum a tensor, or an array, in place; it must not be empty."""
         if isinstance(tensor, np.ndarray):
             return self._library.all_reduce(name, tensor)
         target = tensor_of(tensor)
-        on_host = target.device.type == "cpu"
-        wider = (_WIDER if on_host else _WIDER_ON_DEVICE).get(target.dtype)
-        summed = target.view(-1) if wider is None else target.to(wider).view(-1)
-        flight = self._library.all_reduce(name, summed.numpy()) if on_host else DeviceFlight(name, summed)
-        return flight if wider is None else Narrowing(flight, summed, target)
+        if target.device.type == "cuda" and self._library.knows_nccl():
+            return _sum_on_device(name, target)
+        summed = target.view(-1).to("cpu", _WIDER.get(target.dtype, target.dtype))
+        flight = self._library.all_reduce(name, summed.numpy())
+        return flight if summed.data_ptr() == target.data_ptr() else Elsewhere(flight, summed, target)
 
 
-class Narrowing:
-    """A sum in a wider type than that of its tensor."""
+class Elsewhere:
+    """A sum in other memory than its tensor's: in a wider type, or on the host for one on a device."""
 
     def __init__(self, flight: Flight, summed: Tensor, target: Tensor) -> None:
         self.wait = flight.wait
@@ -56,8 +56,15 @@ class Narrowing:
         return b""
 
 
+def _sum_on_device(name: str, target: Tensor) -> Flight:
+    wider = _WIDER_ON_DEVICE.get(target.dtype)
+    summed = target.view(-1) if wider is None else target.to(wider).view(-1)
+    flight = DeviceFlight(name, summed)
+    return flight if wider is None else Elsewhere(flight, summed, target)
+
+
 class DeviceFlight:
-    """A sum of a tensor that is not in the host's memory."""
+    """A sum of a tensor on a GPU."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         import horovod.torch as hvd

@@ -110,6 +110,161 @@ CHANGES = (
     fused_input_data = buffer_data;
 """,
     ),
+    # Horovod's thread looks for work once per cycle, and asks the others each time. Asking a thousand times a second
+    # takes a third of a core where nothing is to do. So it looks as soon as something comes, and the cycle can be long.
+    Change(
+        "horovod/common/tensor_queue.h",
+        """  void FinalizeTensorQueue(const Status& status);
+""",
+        """  void FinalizeTensorQueue(const Status& status);
+
+  // Take entries again, after the queue was finalized.
+  void Open();
+
+  // Until there are entries, for this time at most.
+  void WaitForEntries(std::chrono::steady_clock::duration timeout);
+
+  // Let nobody wait any more.
+  void Wake();
+""",
+    ),
+    Change(
+        "horovod/common/tensor_queue.h",
+        """  mutable std::mutex mutex_;
+};
+""",
+        """  mutable std::mutex mutex_;
+
+  std::condition_variable changed_;
+  bool open_ = true;
+  bool woken_ = false;
+};
+""",
+    ),
+    Change(
+        "horovod/common/tensor_queue.h",
+        "#include <iostream>\n",
+        "#include <chrono>\n#include <condition_variable>\n#include <iostream>\n",
+    ),
+    # What comes after the end would wait for ever: nobody is left to tell it.
+    Change(
+        "horovod/common/tensor_queue.cc",
+        """  std::lock_guard<std::mutex> guard(mutex_);
+  if (tensor_table_.find(e.tensor_name)""",
+        """  std::lock_guard<std::mutex> guard(mutex_);
+  if (!open_) {
+    return SHUT_DOWN_ERROR;
+  }
+  if (tensor_table_.find(e.tensor_name)""",
+    ),
+    Change(
+        "horovod/common/tensor_queue.cc",
+        """  message_queue_.push(std::move(message));
+  return Status::OK();
+""",
+        """  message_queue_.push(std::move(message));
+  changed_.notify_all();
+  return Status::OK();
+""",
+    ),
+    Change(
+        "horovod/common/tensor_queue.cc",
+        """  std::lock_guard<std::mutex> guard(mutex_);
+
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (tensor_table_""",
+        """  std::lock_guard<std::mutex> guard(mutex_);
+  if (!open_) {
+    return SHUT_DOWN_ERROR;
+  }
+
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (tensor_table_""",
+    ),
+    Change(
+        "horovod/common/tensor_queue.cc",
+        """    message_queue_.push(std::move(messages[i]));
+  }
+  return Status::OK();
+}
+""",
+        """    message_queue_.push(std::move(messages[i]));
+  }
+  changed_.notify_all();
+  return Status::OK();
+}
+
+void TensorQueue::Open() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  open_ = true;
+  woken_ = false;
+}
+
+void TensorQueue::WaitForEntries(std::chrono::steady_clock::duration timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, timeout, [this] { return woken_ || !tensor_table_.empty(); });
+}
+
+void TensorQueue::Wake() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  woken_ = true;
+  changed_.notify_all();
+}
+""",
+    ),
+    Change(
+        "horovod/common/tensor_queue.cc",
+        """  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto& e : tensor_table_) {
+    e.second.FinishWithCallback(status);""",
+        """  std::lock_guard<std::mutex> guard(mutex_);
+  open_ = false;
+  for (auto& e : tensor_table_) {
+    e.second.FinishWithCallback(status);""",
+    ),
+    Change(
+        "horovod/common/operations.cc",
+        "    std::this_thread::sleep_for(sleep_duration);\n",
+        "    state.process_set_table.Get(0).tensor_queue.WaitForEntries(sleep_duration);\n",
+    ),
+    Change(
+        "horovod/common/operations.cc",
+        "    // Reset initialization flag\n",
+        "    horovod_global.process_set_table.Get(0).tensor_queue.Open();\n    // Reset initialization flag\n",
+    ),
+    Change(
+        "horovod/common/operations.cc",
+        "    horovod_global.background_thread.join();\n",
+        """    horovod_global.process_set_table.Get(0).tensor_queue.Wake();
+    horovod_global.background_thread.join();
+""",
+    ),
+    # Each connection waited for the loop's next round, 10 ms, before it was made.
+    Change(
+        "third_party/gloo/gloo/transport/tcp/loop.cc",
+        """    std::unique_lock<std::mutex> lock(m_);
+    cv_.wait(lock);
+""",
+        """    std::unique_lock<std::mutex> lock(m_);
+    // The round begins now, and ends when this thread waits for it.
+    defer([this]() { std::lock_guard<std::mutex> guard(m_); });
+    cv_.wait(lock);
+""",
+    ),
+    # A value that the user has fixed stays so when Horovod is started again; it wrote behind the end of a vector.
+    Change(
+        "horovod/common/parameter_manager.cc",
+        """    fixed_values_[variable] = value;
+    ResetBayes();
+  } else {
+""",
+        """    fixed_values_[variable] = value;
+    ResetBayes();
+  } else if (fixed_values_.find(variable) != fixed_values_.end()) {
+    fixed_values_[variable] = value;
+  } else {
+""",
+    ),
     # The view has been replaced: what has not been published will never be.
     Change(
         "horovod/common/gloo/http_store.cc",

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import http.client
+import struct
+from http import HTTPStatus
+
+import pytest
+
+from ef_common.collectives.bootstrap import SharedValues
+from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of, listening_ports
+from ef_common.errors import GroupBroken
+
+
+def ask(rendezvous: Rendezvous, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", rendezvous.port, timeout=20)
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    answer = response.status, response.read()
+    connection.close()
+    return answer
+
+
+def address(port: int) -> bytes:
+    return (struct.pack("=H", 2) + struct.pack("!H", port)).ljust(136, b"\0")
+
+
+def test_value_of_one_worker_is_read_by_another() -> None:
+    values = SharedValues()
+    with Rendezvous(values) as one, Rendezvous(values) as other:
+        assert ask(one, "PUT", "/global/0", b"here") == (HTTPStatus.OK, b"")
+        assert ask(other, "GET", "/global/0") == (HTTPStatus.OK, b"here")
+        assert ask(other, "DELETE", "/global/0")[0] == HTTPStatus.OK
+
+
+def test_ports_of_all_listeners_are_known_from_what_is_exchanged() -> None:
+    values = SharedValues()
+    values.put("horovod/global/1", address(4001) + address(4002))
+    with Rendezvous(values) as rendezvous:
+        ask(rendezvous, "PUT", "/global/0", address(4000))
+        ask(rendezvous, "PUT", "/global/rank_0", b"the name of a host")
+        ask(rendezvous, "GET", "/global/1")
+        assert rendezvous.ports == {4000, 4001, 4002}
+
+
+def test_nothing_is_an_address_but_one_of_an_internet_family() -> None:
+    assert listening_ports(b"") == listening_ports(bytes(136)) == set()
+
+
+def test_value_that_never_comes_is_gone_when_the_view_is_replaced() -> None:
+    class Replaced(SharedValues):
+        def get(self, key: str) -> bytes:
+            raise GroupBroken("replaced")
+
+    with Rendezvous(Replaced()) as rendezvous:
+        assert ask(rendezvous, "GET", "/global/1")[0] == HTTPStatus.GONE
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_environment_names_the_place_and_the_server(rank: int) -> None:
+    with Rendezvous(SharedValues()) as rendezvous:
+        found = environment_of(rank, 3, rendezvous, interface="lo")
+    assert (found["HOROVOD_RANK"], found["HOROVOD_SIZE"]) == (str(rank), "3")
+    assert found["HOROVOD_GLOO_RENDEZVOUS_PORT"] == str(rendezvous.port)
