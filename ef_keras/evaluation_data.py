@@ -12,7 +12,7 @@ from ef_common.data.coverage import Coverage
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
-from ef_common.session import Session
+from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
 from ef_keras.sources import Source
 
@@ -29,6 +29,7 @@ class EvaluationData:
 
     def __init__(self, make_source: Callable[[], Source], session: Session, model: Any, *, log: EventLog) -> None:
         self._make_source = make_source
+        self._session = session
         self._model = model
         self._coverage = Coverage(session, log=log, stage="val")
 
@@ -55,6 +56,8 @@ class EvaluationData:
                 missing, results = self._coverage.exchange(mine)
             _check(results)
             if missing is None:
+                with leaving_cleanly():
+                    self._session.run(Barrier())  # everybody has the result: whoever ends now takes nothing along
                 metrics.merge(self._model, [result["metrics"] for result in results])
                 return
             share, _ = missing

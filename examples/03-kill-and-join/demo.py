@@ -1,9 +1,10 @@
 """Train with three nodes, lose one in the middle of an epoch, add another, and prove that nothing went wrong.
 
-    python examples/03-kill-and-join/demo.py
+    python examples/03-kill-and-join/demo.py [--framework keras]
 
-Each node is a torchrun agent with one worker that runs examples/01-lightning-digits/train.py. Exits with 0 if
-the training came through with a good test accuracy and the audit found every promise kept.
+Each node is a torchrun agent with one worker that runs the train.py of examples/01-lightning-digits, or of
+examples/02-keras-digits. Exits with 0 if the training came through with a good test accuracy and the audit found
+every promise kept.
 """
 
 import argparse
@@ -20,7 +21,11 @@ from timeline import Display, Timeline
 from ef_common.audit import audit
 from ef_common.events import EventLogError
 
-TRAIN = Path(__file__).parents[1] / "01-lightning-digits" / "train.py"
+EXAMPLES = Path(__file__).parents[1]
+TRAIN = {
+    "lightning": EXAMPLES / "01-lightning-digits" / "train.py",
+    "keras": EXAMPLES / "02-keras-digits" / "train.py",
+}
 NUM_NODES = 3
 VICTIM = 2  # counted from 0; node 0 hosts the coordinator
 MIN_ACCURACY = 0.9
@@ -32,7 +37,7 @@ def main() -> int:
     run_dir = args.run_dir or Path(tempfile.mkdtemp(prefix="elasticflow-demo-"))
     run_dir.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    command = [str(TRAIN), f"--epochs={args.epochs}", f"--step-seconds={args.step_seconds}"]
+    command = [str(TRAIN[args.framework]), f"--epochs={args.epochs}", f"--step-seconds={args.step_seconds}"]
     nodes = Nodes(run_dir, NUM_NODES, command)
     timeline = Timeline(run_dir, name_of=nodes.name_of)
     with nodes, Display(timeline) as display:
@@ -49,6 +54,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--framework", choices=sorted(TRAIN), default="lightning", help="whose training it is")
     parser.add_argument("--run-dir", type=Path, help="where the event log goes (default: a new temporary directory)")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--step-seconds", type=float, default=0.1, help="artificial time that a step takes")

@@ -10,28 +10,48 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job, WorkerProcess
-from tests.faults.training import PRELOAD
+from tests.faults.hosts import ENOUGH, HOSTS, Host, Train
+
+
+class TrainingJob(Job):
+    """A job whose workers train.
+
+    Attributes:
+        train: What they do.
+        patient: Options of a training that ends when `finish` is called, or at the end of its epochs.
+    """
+
+    def __init__(self, directory: Path, host: Host, **kwargs: Any) -> None:
+        super().__init__(directory, preload=host.preload, **kwargs)
+        self.train: Train = host.train
+        self.patient = host.patient
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Host:
+    return HOSTS[getattr(request, "param", "lightning")]
 
 
 @pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def make_job(tmp_path: Path, host: Host) -> Iterator[Callable[..., TrainingJob]]:
     with ExitStack() as stack:
-        yield lambda **kwargs: stack.enter_context(Job(tmp_path / "run", preload=PRELOAD, **kwargs))
+        yield lambda **kwargs: stack.enter_context(TrainingJob(tmp_path / "run", host, **kwargs))
 
 
 @pytest.fixture
-def job(make_job: Callable[..., Job]) -> Job:
+def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
     return make_job()
 
 
 @pytest.fixture
-def finish(job: Job) -> Callable[[Sequence[WorkerProcess]], list[dict[str, Any]]]:
+def finish(job: TrainingJob) -> Callable[[Sequence[WorkerProcess]], list[dict[str, Any]]]:
     """Wait for the workers that must have survived, and check what is promised of every run."""
     return lambda survivors: check_run(job, survivors)
 
 
 def check_run(job: Job, survivors: Sequence[WorkerProcess]) -> list[dict[str, Any]]:
     """The survivors keep their processes, their weights are equal, and the audit holds."""
+    (job.directory / ENOUGH).touch()
     results = [worker.result() for worker in survivors]
     assert [result["pid"] for result in results] == [worker.pid for worker in survivors]
     assert len({result["weights"] for result in results}) == 1

@@ -110,7 +110,7 @@ class FaultyPending:
         if striker.strikes("reduction", step=striker.step, index=self._index, moment="lose"):
             striker.fault = None
             self._group.broken = True
-            self._tensor.fill_(77)  # what a failed collective leaves behind is anybody's guess
+            self._tensor[...] = 77  # what a failed collective leaves behind is anybody's guess
             raise GroupBroken("the others have it, this worker has not")
 
 

@@ -1,4 +1,4 @@
-"""Who trains in these tests: the frameworks, each imported only by its own workers."""
+"""Who trains in these tests: the frameworks with their data planes, each imported only by its own workers."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from ef_common.collectives.horovod_library import built_for
+
 Train = Callable[..., dict[str, Any]]
+"""What a worker does: takes options (of the training) and a fault, and tells how it ended."""
 
 
 def train_lightning(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Lightning."""
     from tests.faults.training import train
 
     return train(options, fault)
 
 
+def train_lightning_horovod(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    return train_lightning({**options, "backend": "horovod"}, fault)
+
+
 def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Keras on TensorFlow."""
     from tests.faults.keras_tensorflow import train
 
     return train(options, fault)
 
 
 def train_keras_torch(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Keras on torch."""
     from tests.faults.keras_torch import train
 
     return train(options, fault)
@@ -36,24 +42,61 @@ class Host:
 
     Attributes:
         name: Of it.
-        train: What a worker does; see `training.train`.
+        train: What a worker does.
         preload: Modules that the workers' forkserver imports.
-        options: Of the training, always.
+        num_messages: All-reduces of a step of the wide net.
+        patient: Options of a training that goes on until the test has seen what it waits for, where newcomers take
+            long to start: graphs are traced first.
     """
 
     name: str
     train: Train
     preload: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    num_messages: int
+    patient: dict[str, Any] = field(default_factory=dict)
 
 
 _LIGHTNING = ("tests.faults.training", "torchmetrics")
+_HOROVOD = "ef_common.collectives.horovod_group"
+ENOUGH = "enough"
+_UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
 HOSTS = {
     host.name: host
     for host in (
-        Host("lightning", train_lightning, _LIGHTNING),
-        Host("lightning-horovod", train_lightning, (*_LIGHTNING, "ef_common.collectives.horovod_group"), {"backend": "horovod"}),
-        Host("keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",)),
-        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",)),
+        # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
+        Host("lightning", train_lightning, _LIGHTNING, 5),
+        Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5),
+        # Two buckets, with BatchNorm's statistics in the last one.
+        Host("keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD),
+        # The statistics, two buckets of gradients, and a confirmation.
+        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",), 4, _UNTIL_TOLD),
     )
 }
+_NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
+
+
+def _parameter(name: str) -> Any:
+    framework = _NEEDS.get(name)
+    if framework is None:
+        return name
+    reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
+    return pytest.param(name, marks=pytest.mark.skipif(built_for(framework) is None, reason=reason))
+
+
+def hosted(*names: str) -> Any:
+    """Run a test with these hosts; without this, Lightning's."""
+    return pytest.mark.parametrize("host", [_parameter(name) for name in names], indirect=True, scope="module")
+
+
+everywhere = hosted(*HOSTS)
+in_each_framework = hosted("lightning", "keras-tensorflow", "keras-torch")
+
+
+def each_message(*, more: int = 0) -> Any:
+    """Run a test with each host and each `index` of a message in a step of its wide net; or with one that is not."""
+    cases = [
+        pytest.param(name, index, marks=getattr(_parameter(name), "marks", ()))
+        for name, host in HOSTS.items()
+        for index in (range(host.num_messages) if not more else [host.num_messages])
+    ]
+    return pytest.mark.parametrize(("host", "index"), cases, indirect=["host"], scope="module")

@@ -6,6 +6,6 @@ import os
 
 os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
 
-from tests.faults.keras_training import train  # noqa: E402
+from tests.faults.keras_training import train
 
 __all__ = ["train"]

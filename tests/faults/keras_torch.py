@@ -6,6 +6,6 @@ import os
 
 os.environ.update(KERAS_BACKEND="torch")
 
-from tests.faults.keras_training import train  # noqa: E402
+from tests.faults.keras_training import train
 
 __all__ = ["train"]

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 import ef_keras
+from ef_common.collectives.gradients import arrays
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_keras import evaluation_data
@@ -57,11 +58,36 @@ class StrikingSGD(keras.optimizers.SGD):
         return 0
 
 
+class Struck(keras.layers.Layer):
+    """Is struck in the backward pass: what comes behind it has its gradients then."""
+
+    def __init__(self, striker: Striker) -> None:
+        super().__init__()
+        self._striker = striker
+
+    def call(self, x: Any) -> Any:
+        if keras.config.backend() == "tensorflow":
+            import tensorflow as tf
+
+            def backward(gradient: Any) -> Any:
+                with tf.control_dependencies([tf.py_function(self._strike, [], tf.int32)]):
+                    return tf.identity(gradient)
+
+            return tf.custom_gradient(lambda value: (tf.identity(value), backward))(x)
+        if getattr(x, "requires_grad", False):
+            x.register_hook(lambda gradient: self._strike() or gradient)
+        return x
+
+    def _strike(self) -> int:
+        self._striker.at("backward", step=self._striker.step)
+        return 0
+
+
 class Count(keras.metrics.Metric):
     """Number of samples."""
 
-    def __init__(self) -> None:
-        super().__init__(name="samples")
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
         self.count = self.add_weight(initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -110,6 +136,8 @@ def images(length: int) -> tuple[np.ndarray, np.ndarray]:
 def net(options: Options, striker: Striker) -> Any:
     """A net with the usual statistics, and no dropout."""
     width = 5000 if options.wide else 16
+    if options.wide:
+        arrays.BUCKET_BYTES = 1 << 19
     model = keras.Sequential(
         [
             keras.layers.Input((8, 8, 1)),
@@ -118,6 +146,7 @@ def net(options: Options, striker: Striker) -> Any:
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
+            Struck(striker),
             keras.layers.Dense(width, activation="relu"),
             keras.layers.Dense(2),
         ]
@@ -126,7 +155,7 @@ def net(options: Options, striker: Striker) -> Any:
     optimizer = StrikingSGD(rate, momentum=0.9)
     optimizer.striker = striker
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy", Count()])
+    model.compile(optimizer, loss, metrics=["accuracy", Count("samples"), Count("seen")])
     return model
 
 

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from ef_common.testing.harness import Job, WorkerProcess
-from tests.faults.conftest import check_run
-from tests.faults.training import train
+from ef_common.testing.harness import WorkerProcess
+from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.hosts import ENOUGH, in_each_framework
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,19 +22,22 @@ SMALLEST, LARGEST = 2, 5
 class Churn:
     """Kills and starts workers by the dice."""
 
-    def __init__(self, job: Job, seed: int) -> None:
+    def __init__(self, job: TrainingJob, seed: int) -> None:
         self._job, self._dice = job, random.Random(seed)
-        self.alive = job.start_world(3, train, OPTIONS)
+        self._options = {**OPTIONS, **job.patient}
+        self.alive = job.start_world(3, job.train, self._options)
         self.killed: list[WorkerProcess] = []
         self.num_joined = 0
 
     def event(self) -> None:
-        members = [w for w in self.alive if w in self._members()]
+        if len(self.alive) >= LARGEST:  # newcomers may take long
+            self._job.wait_until(lambda events: len(self._living()) > SMALLEST)
+        members = self._living()
         kinds = ["kill"] * (len(members) > SMALLEST) + ["join"] * (len(self.alive) < LARGEST)
         kinds += ["kill 2"] * (len(members) > SMALLEST + 1)
         kind = self._dice.choice(kinds)
         if kind == "join":
-            self.alive.append(self._job.start(train, OPTIONS))
+            self.alive.append(self._job.start(self._job.train, self._options))
             self.num_joined += 1
         else:
             for victim in self._dice.sample(members, 2 if kind == "kill 2" else 1):
@@ -42,18 +45,28 @@ class Churn:
                 self.alive.remove(victim)
                 self.killed.append(victim)
 
-    def _members(self) -> list[WorkerProcess]:
+    def _living(self) -> list[WorkerProcess]:
+        members = self.members()
+        return [worker for worker in self.alive if worker in members]
+
+    def members(self) -> set[WorkerProcess]:
+        """Those of the newest view."""
         views = self._job.wait_for("view")
         newest = max(views, key=lambda view: view["generation"])
-        return [self._job.by_id(member) for member in newest["members"]]
+        return {self._job.by_id(member) for member in newest["members"]}
 
 
+@in_each_framework
 @pytest.mark.parametrize("seed", [1, 2])
-def test_churn_over_three_epochs_keeps_every_promise(job: Job, seed: int) -> None:
+def test_churn_over_three_epochs_keeps_every_promise(job: TrainingJob, seed: int) -> None:
     churn = Churn(job, seed)
     for number in range(NUM_EVENTS):
         job.wait_for_step(STEPS_BETWEEN * (number + 1))
         churn.event()
+    job.wait_for("epoch_end", epoch=2)
+    if job.patient:
+        job.wait_until(lambda events: churn.members() == set(churn.alive))
+    (job.directory / ENOUGH).touch()
     assert all(worker.wait() == -signal.SIGKILL for worker in churn.killed)
     # The last joiners may find that they came too late: they end well, without a result.
     late = [w for w in churn.alive if w.wait() == 0 and not (job.results / f"{w.name}.json").exists()]
@@ -62,4 +75,4 @@ def test_churn_over_three_epochs_keeps_every_promise(job: Job, seed: int) -> Non
     assert len(churn.killed) >= 5
     assert churn.num_joined >= 5
     assert len(job.events("admitted")) > 0
-    assert {event["epoch"] for event in job.events("epoch_end")} == {0, 1, 2}
+    assert {event["epoch"] for event in job.events("epoch_end")} >= {0, 1, 2}

@@ -8,27 +8,23 @@ from typing import Any
 
 import pytest
 
-from ef_common.testing.harness import Job, WorkerProcess
-from tests.faults.conftest import check_run, struck
-from tests.faults.training import train
+from ef_common.testing.harness import WorkerProcess
+from tests.faults.conftest import TrainingJob, check_run, struck
+from tests.faults.hosts import each_message, everywhere, in_each_framework
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Finish = Callable[..., list[dict[str, Any]]]
-LAST_BUCKET = 3
-"""The wide net's buckets: float buffers, integer buffers, two of gradients."""
-CONFIRMATION = LAST_BUCKET + 1
-"""What follows them, as their memory is lent."""
 
 
 def start_with_fault(
-    job: Job, options: dict[str, Any], fault: dict[str, Any], *, world_size: int = 3
+    job: TrainingJob, options: dict[str, Any], fault: dict[str, Any], *, world_size: int = 3
 ) -> tuple[WorkerProcess, list[WorkerProcess]]:
     """A world of which one worker bears a fault."""
     founder = {"LOCAL_WORLD_SIZE": str(world_size)}
     workers = [
         job.start(
-            train,
+            job.train,
             options,
             *([fault] if rank == 0 else []),
             node="founders",
@@ -40,15 +36,16 @@ def start_with_fault(
     return workers[0], workers[1:]
 
 
-def view_sizes(job: Job) -> list[int]:
+def view_sizes(job: TrainingJob) -> list[int]:
     """World sizes, in order of the generations, without those of the end, when one after the other leaves."""
     views = [view for view in job.events("view") if "goodbye" not in view["reason"]]
     return [size for _, size in sorted({(view["generation"], view["world_size"]) for view in views})]
 
 
+@everywhere
 @pytest.mark.parametrize(("world_size", "num_killed"), [(2, 1), (3, 1), (4, 2)])
-def test_kill_in_mid_epoch_survivors_go_on(job: Job, finish: Finish, world_size: int, num_killed: int) -> None:
-    workers = job.start_world(world_size, train, {})
+def test_kill_in_mid_epoch_survivors_go_on(job: TrainingJob, finish: Finish, world_size: int, num_killed: int) -> None:
+    workers = job.start_world(world_size, job.train, {})
     job.wait_for_step(3)
     for worker in workers[:num_killed]:
         worker.kill(signal.SIGSTOP)  # so that they end at once
@@ -59,8 +56,9 @@ def test_kill_in_mid_epoch_survivors_go_on(job: Job, finish: Finish, world_size:
     assert [worker.wait() for worker in workers[:num_killed]] == [-signal.SIGKILL] * num_killed
 
 
+@in_each_framework
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-def test_kill_within_a_step_survivors_go_on(job: Job, finish: Finish, where: str) -> None:
+def test_kill_within_a_step_survivors_go_on(job: TrainingJob, finish: Finish, where: str) -> None:
     victim, others = start_with_fault(job, {}, {"where": where, "step": 3})
     finish(others)
     assert victim.wait() == -signal.SIGKILL
@@ -73,9 +71,9 @@ def test_kill_within_a_step_survivors_go_on(job: Job, finish: Finish, where: str
     assert bool(fourth["returned"]) == (fourth["world_size"] == 2)
 
 
+@each_message()
 @pytest.mark.parametrize("moment", ["issue", "wait"])
-@pytest.mark.parametrize("index", range(CONFIRMATION + 1))
-def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(job: Job, finish: Finish, index: int, moment: str) -> None:
+def test_kill_in_each_message_survivors_go_on(job: TrainingJob, finish: Finish, index: int, moment: str) -> None:
     options = {"wide": True, "length": 101, "epochs": 1}
     fault = {"where": "reduction", "step": 2, "index": index, "moment": moment}
     victim, others = start_with_fault(job, options, fault)
@@ -85,17 +83,18 @@ def test_kill_in_each_bucket_of_a_reduction_survivors_go_on(job: Job, finish: Fi
     assert view_sizes(job) == [3, 2]
 
 
-def test_wide_net_has_the_messages_that_the_faults_aim_at(job: Job, finish: Finish) -> None:
+@each_message(more=1)
+def test_wide_net_has_the_messages_that_the_faults_aim_at(job: TrainingJob, finish: Finish, index: int) -> None:
     """One message more would not be struck: no fault, and the victim ends well."""
     options = {"wide": True, "length": 53, "epochs": 1}
-    fault = {"where": "reduction", "step": 1, "index": CONFIRMATION + 1}
+    fault = {"where": "reduction", "step": 1, "index": index}
     victim, others = start_with_fault(job, options, fault, world_size=2)
     finish([victim, *others])
     assert not job.events("fault")
 
 
-@pytest.mark.parametrize("index", [0, LAST_BUCKET, CONFIRMATION])
-def test_result_that_one_lacks_is_handed_on(make_job: Callable[..., Job], index: int) -> None:
+@each_message()
+def test_result_that_one_lacks_is_handed_on(make_job: Callable[..., TrainingJob], index: int) -> None:
     # One may wait for its share of the broken group until the coordinator is sure that nobody is lost.
     job = make_job(heartbeat_timeout_s=4.0)
     options = {"wide": True, "length": 101, "epochs": 1}
@@ -106,16 +105,17 @@ def test_result_that_one_lacks_is_handed_on(make_job: Callable[..., Job], index:
     assert view_sizes(job) == [3, 3]  # nobody is lost, but the group was
 
 
-def test_kill_of_rank_0_survivors_go_on(job: Job, finish: Finish) -> None:
+@everywhere
+def test_kill_of_rank_0_survivors_go_on(job: TrainingJob, finish: Finish) -> None:
     fault = {"where": "forward", "step": 3, "rank": 0, "generation": 1}
-    job.start_world(3, train, {"checkpoints": True}, fault)
+    job.start_world(3, job.train, {"checkpoints": True}, fault)
     first, *others = job.view(3)
     assert first.wait() == -signal.SIGKILL
     finish(others)
     assert struck(job, "forward")["rank"] == 0
 
 
-def test_kill_between_accumulated_batches_survivors_go_on(job: Job, finish: Finish) -> None:
+def test_kill_between_accumulated_batches_survivors_go_on(job: TrainingJob, finish: Finish) -> None:
     fault = {"where": "forward", "step": 2, "index": 2}
     victim, others = start_with_fault(job, {"accumulate": 4, "length": 403}, fault)
     finish(others)
@@ -126,7 +126,8 @@ def test_kill_between_accumulated_batches_survivors_go_on(job: Job, finish: Fini
     assert sum(stop - start for start, stop in third["returned"]) >= 3 * 8
 
 
-def test_kill_in_the_last_step_of_an_epoch_makes_it_longer(job: Job, finish: Finish) -> None:
+@in_each_framework
+def test_kill_in_the_last_step_of_an_epoch_makes_it_longer(job: TrainingJob, finish: Finish) -> None:
     options = {"length": 20, "batch_size": 4, "epochs": 2}  # steps of 8, 8 and 4
     victim, others = start_with_fault(job, options, {"where": "forward", "step": 2}, world_size=2)
     finish(others)
@@ -137,12 +138,13 @@ def test_kill_in_the_last_step_of_an_epoch_makes_it_longer(job: Job, finish: Fin
     assert len(others[0].events("step", epoch=1)) == 5  # alone
 
 
-def test_two_losses_in_one_collective_survivors_go_on(job: Job, finish: Finish) -> None:
+@everywhere
+def test_two_losses_in_one_collective_survivors_go_on(job: TrainingJob, finish: Finish) -> None:
     """The second worker dies while the group without the first one is built."""
     founders = {"LOCAL_WORLD_SIZE": "4"}
     faults = [{"where": "forward", "step": 3}, {"where": "build", "index": 1}, None, None]
     workers = [
-        job.start(train, {}, fault, node="founders", environ={**founders, "LOCAL_RANK": str(rank)})
+        job.start(job.train, {}, fault, node="founders", environ={**founders, "LOCAL_RANK": str(rank)})
         for rank, fault in enumerate(faults)
     ]
     finish(workers[2:])
@@ -151,8 +153,9 @@ def test_two_losses_in_one_collective_survivors_go_on(job: Job, finish: Finish) 
     assert view_sizes(job)[-1] == 2
 
 
-def test_kill_of_all_but_one_the_last_goes_on_alone(job: Job, finish: Finish) -> None:
-    workers = job.start_world(3, train, {})
+@everywhere
+def test_kill_of_all_but_one_the_last_goes_on_alone(job: TrainingJob, finish: Finish) -> None:
+    workers = job.start_world(3, job.train, {})
     job.wait_for_step(2)
     for worker in workers[1:]:
         worker.kill()

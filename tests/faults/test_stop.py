@@ -7,22 +7,23 @@ from collections.abc import Callable
 
 import pytest
 
-from ef_common.testing.harness import Job
-from tests.faults.conftest import check_run
+from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.hosts import everywhere, in_each_framework
+from tests.faults.test_join import long
 from tests.faults.test_kill import view_sizes
-from tests.faults.training import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def job(make_job: Callable[..., Job]) -> Job:
+def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
     return make_job(heartbeat_timeout_s=3.0)
 
 
+@everywhere
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_stopped_worker_is_evicted_and_ends_with_an_error(job: Job, world_size: int) -> None:
-    victim, *others = job.start_world(world_size, train, {"length": 803})
+def test_stopped_worker_is_evicted_and_ends_with_an_error(job: TrainingJob, world_size: int) -> None:
+    victim, *others = job.start_world(world_size, job.train, {"length": 803})
     job.wait_for_step(3)
     victim.kill(signal.SIGSTOP)
     job.view(world_size - 1)
@@ -34,8 +35,9 @@ def test_stopped_worker_is_evicted_and_ends_with_an_error(job: Job, world_size: 
     assert view_sizes(job) == [world_size, world_size - 1]
 
 
-def test_short_stop_is_waited_for(job: Job) -> None:
-    workers = job.start_world(2, train, {"length": 403})
+@in_each_framework
+def test_short_stop_is_waited_for(job: TrainingJob) -> None:
+    workers = job.start_world(2, job.train, {"length": 403})
     job.wait_for_step(3)
     workers[0].kill(signal.SIGSTOP)
     steps = len(job.events("step"))
@@ -46,11 +48,12 @@ def test_short_stop_is_waited_for(job: Job) -> None:
     assert view_sizes(job) == [2]
 
 
-def test_stopped_joiner_is_evicted_others_go_on(job: Job) -> None:
-    options = {"length": 1003, "step_sleep_s": 0.02}
-    workers = job.start_world(2, train, options)
+@in_each_framework
+def test_stopped_joiner_is_evicted_others_go_on(job: TrainingJob) -> None:
+    options = long(job)
+    workers = job.start_world(2, job.train, options)
     job.wait_for_step(2)
-    joiner = job.start(train, options, {"where": "transfer", "index": 1, "signal": int(signal.SIGSTOP)})
+    joiner = job.start(job.train, options, {"where": "transfer", "index": 1, "signal": int(signal.SIGSTOP)})
     job.wait_for("fault", what="injected:transfer")
     check_run(job, workers)
     assert view_sizes(job)[-1] == 2

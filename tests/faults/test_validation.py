@@ -11,18 +11,18 @@ from typing import Any
 import psutil
 import pytest
 
-from ef_common.testing.harness import Job
-from tests.faults.conftest import struck
+from tests.faults.conftest import TrainingJob, struck
+from tests.faults.hosts import everywhere, in_each_framework
 from tests.faults.test_kill import start_with_fault, view_sizes
-from tests.faults.training import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Finish = Callable[..., list[dict[str, Any]]]
 
 
+@everywhere
 @pytest.mark.parametrize("batch", [0, 2])
-def test_kill_in_validation_covers_each_sample_once(job: Job, finish: Finish, batch: int) -> None:
+def test_kill_in_validation_covers_each_sample_once(job: TrainingJob, finish: Finish, batch: int) -> None:
     options = {"epochs": 1, "length": 53, "val_length": 101, "limits": {"num_sanity_val_steps": 0}}
     victim, others = start_with_fault(job, options, {"where": "validation", "step": batch})
     results = finish(others)
@@ -33,8 +33,9 @@ def test_kill_in_validation_covers_each_sample_once(job: Job, finish: Finish, ba
     assert all(result["metrics"]["val_samples"] == 101 for result in results)
 
 
+@in_each_framework
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_kill_before_the_metrics_are_reduced_loses_no_part_of_them(job: Job, finish: Finish, world_size: int) -> None:
+def test_kill_before_metrics_are_reduced_loses_no_part(job: TrainingJob, finish: Finish, world_size: int) -> None:
     options = {"epochs": 1, "length": 53, "val_length": 101, "limits": {"num_sanity_val_steps": 0}}
     victim, others = start_with_fault(job, options, {"where": "validation_end"}, world_size=world_size)
     results = finish(others)
@@ -46,27 +47,28 @@ def test_kill_before_the_metrics_are_reduced_loses_no_part_of_them(job: Job, fin
         assert result["metrics"]["val_seen"] == 101
 
 
-def test_join_during_validation_waits_for_the_next_step(job: Job, finish: Finish) -> None:
-    options = {"epochs": 3, "length": 103, "val_length": 203, "step_sleep_s": 0.02}
-    workers = job.start_world(2, train, options)
+@in_each_framework
+def test_join_during_validation_waits_for_the_next_step(job: TrainingJob, finish: Finish) -> None:
+    options = {"epochs": 3, "length": 103, "val_length": 203, "step_sleep_s": 0.02, **job.patient}
+    workers = job.start_world(2, job.train, options)
     job.wait_until(lambda events: any(e["kind"] == "epoch_end" for e in events), "the first validation")
-    joiner = job.start(train, options)
+    joiner = job.start(job.train, options)
     job.view(3)
     results = finish([*workers, joiner])
     assert all(result["metrics"]["val_samples"] == 203 for result in results)
 
 
-def test_kill_of_a_data_worker_training_process_survives(job: Job, finish: Finish) -> None:
+def test_kill_of_a_data_worker_training_process_survives(job: TrainingJob, finish: Finish) -> None:
     options = {"num_workers": 2, "data_worker_dies_at": 100, "epochs": 1}
-    workers = job.start_world(2, train, options)
+    workers = job.start_world(2, job.train, options)
     finish(workers)
     assert len(job.events("fault", what="injected:data_worker")) == 1
     assert view_sizes(job) == [2]
 
 
-def test_kill_of_a_worker_with_data_workers_is_noticed_and_leaves_none(job: Job, finish: Finish) -> None:
+def test_kill_of_a_worker_with_data_workers_is_noticed_and_leaves_none(job: TrainingJob, finish: Finish) -> None:
     """Its data workers live on for a moment; they must not keep its connections open."""
-    workers = job.start_world(2, train, {"num_workers": 2, "epochs": 1})
+    workers = job.start_world(2, job.train, {"num_workers": 2, "epochs": 1})
     job.wait_for_step(3)
     victim, other = workers
     victim.kill()
