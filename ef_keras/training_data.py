@@ -113,8 +113,8 @@ class TrainingData:
         if len(set(found)) > 1:
             raise UsageError(
                 f"the workers read different data at step {steps} of epoch {self.epoch}, so that samples would be "
-                "used twice or never. Shuffle with a fixed seed, the same in all workers: dataset.shuffle(…, seed=1), "
-                "or keras.utils.set_random_seed(1) before the data set is made. "
+                "used twice or never. Call keras.utils.set_random_seed(…) with the same number in all workers before "
+                "the data set is made, or shuffle with dataset.shuffle(…, seed=…). "
                 f"Received: checksums {dict(zip(view.ids, found, strict=False))}"
             )
 

@@ -55,8 +55,8 @@ def check_run(job: Job, survivors: Sequence[WorkerProcess]) -> list[dict[str, An
     results = [worker.result() for worker in survivors]
     assert [result["pid"] for result in results] == [worker.pid for worker in survivors]
     assert len({result["weights"] for result in results}) == 1
-    for name in ("step", "epoch", "metrics", "rate"):
-        assert all(result[name] == results[0][name] for result in results), name
+    for name in ("step", "epoch", "metrics", "rate", "memory"):
+        assert all(result.get(name) == results[0].get(name) for result in results), name
     job.audit()
     return results
 

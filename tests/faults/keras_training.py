@@ -35,7 +35,8 @@ class Options:
     stop: str = ""  # a file in the run directory: the training ends when it is there
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
-    data: str = "arrays"
+    data: str = "arrays"  # or "stream": a tf.data set that is shuffled anew in each epoch
+    csv: bool = False  # the results of each epoch, in a file
 
 
 class StrikingSGD(keras.optimizers.SGD):
@@ -170,15 +171,17 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     striker = Striker(None if fault is None else Fault(**fault))
     use_faulty_ports(striker)
     _pass_the_end_of_validations(striker)
-    keras.utils.set_random_seed(os.getpid())  # the start must be equal all the same
+    # The start must be equal all the same; the order of a stream need not be.
+    keras.utils.set_random_seed(os.getpid() if chosen.data == "arrays" else 1)
     model = net(chosen, striker)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=1000, restore_best_weights=True)
     history = model.fit(
-        *images(chosen.length),
-        batch_size=chosen.batch_size,
+        *_data(chosen),
         epochs=chosen.epochs,
         verbose=0,
         validation_data=images(chosen.val_length) if chosen.val_length else None,
-        callbacks=[Places(chosen, striker), *_checkpoints(chosen), *ef_keras.callbacks(backend=chosen.backend)],
+        callbacks=[Places(chosen, striker), *_writers(chosen), *ef_keras.callbacks(backend=chosen.backend), stopping],
+        **({"batch_size": chosen.batch_size} if chosen.data == "arrays" else {}),
     )
     worker = this_worker(engine(chosen.backend))
     return {
@@ -190,13 +193,29 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "world_size": worker.session.world_size,
         "metrics": {name: float(values[-1]) for name, values in history.history.items()},
         "rate": float(model.optimizer.learning_rate),
+        "memory": [float(stopping.best), stopping.wait, stopping.best_epoch],
+        "history": history.history,
     }
 
 
-def _checkpoints(options: Options) -> list[Any]:
+def _data(options: Options) -> Any:
+    if options.data == "arrays":
+        return images(options.length)
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices(images(options.length))
+    return (data.shuffle(options.length, seed=5).batch(options.batch_size),)
+
+
+def _writers(options: Options) -> list[Any]:
     directory = read_environment().run_dir or Path()
     path = directory / "checkpoints" / "last.weights.h5"
-    return [keras.callbacks.ModelCheckpoint(path, save_weights_only=True)] if options.checkpoints else []
+    found: list[Any] = []
+    if options.checkpoints:
+        found.append(keras.callbacks.ModelCheckpoint(path, save_weights_only=True))
+    if options.csv:
+        found.append(keras.callbacks.CSVLogger(directory / "results.csv"))
+    return found
 
 
 def _pass_the_end_of_validations(striker: Striker) -> None:

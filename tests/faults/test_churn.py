@@ -9,7 +9,7 @@ import pytest
 
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, check_run
-from tests.faults.hosts import ENOUGH, in_each_framework
+from tests.faults.hosts import ENOUGH
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -56,8 +56,12 @@ class Churn:
         return {self._job.by_id(member) for member in newest["members"]}
 
 
-@in_each_framework
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("host", "seed"),
+    [("lightning", 1), ("lightning", 2), ("keras-tensorflow", 1), ("keras-torch", 2)],
+    indirect=["host"],
+    scope="module",
+)
 def test_churn_over_three_epochs_keeps_every_promise(job: TrainingJob, seed: int) -> None:
     churn = Churn(job, seed)
     for number in range(NUM_EVENTS):

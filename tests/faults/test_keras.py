@@ -1,0 +1,63 @@
+"""What only Keras has: callbacks that write, and streams of batches."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import TrainingJob, struck
+from tests.faults.hosts import hosted
+from tests.faults.test_kill import view_sizes
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+Finish = Callable[..., list[dict[str, Any]]]
+on_both_backends = hosted("keras-tensorflow", "keras-torch")
+
+
+@on_both_backends
+def test_next_rank_0_goes_on_writing(job: TrainingJob, finish: Finish) -> None:
+    options = {"length": 53, "epochs": 4, "val_length": 20, "csv": True, "checkpoints": True}
+    fault = {"where": "validation", "epoch": 1, "rank": 0, "generation": 1}
+    job.start_world(3, job.train, options, fault)
+    first, *others = job.view(3)
+    assert first.wait() == -signal.SIGKILL
+    results = finish(others)
+    assert struck(job, "validation")["rank"] == 0
+    with (job.directory / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2", "3"]
+    assert [float(row["loss"]) for row in rows] == pytest.approx(results[0]["history"]["loss"])
+    assert (job.directory / "checkpoints" / "last.weights.h5").exists()
+
+
+@on_both_backends
+def test_newcomer_remembers_what_the_others_callbacks_do(job: TrainingJob, finish: Finish) -> None:
+    options = {"length": 103, "step_sleep_s": 0.02, "val_length": 20, **job.patient}
+    workers = job.start_world(2, job.train, options)
+    job.wait_for("epoch_end", epoch=1)
+    joiner = job.start(job.train, options)
+    job.view(3)
+    job.wait_for("admitted")
+    results = finish([*workers, joiner])
+    assert results[-1]["history"] == results[0]["history"]
+    assert len(results[-1]["history"]["loss"]) == results[0]["epoch"] >= 2
+
+
+@hosted("keras-tensorflow")
+def test_stream_that_is_shuffled_anew_is_walked_alike_by_a_newcomer(job: TrainingJob, finish: Finish) -> None:
+    options = {"length": 203, "step_sleep_s": 0.02, "data": "stream", **job.patient}
+    workers = job.start_world(3, job.train, options)
+    job.wait_for("epoch_end", epoch=0)
+    workers[0].kill()
+    joiner = job.start(job.train, options)
+    job.view(3, after=2)
+    (admitted,) = job.wait_for("admitted")
+    job.wait_for("epoch_end", epoch=admitted["epoch"] + 1)  # the workers compare what they read in each epoch
+    finish([*workers[1:], joiner])
+    assert admitted["epoch"] >= 1
+    assert view_sizes(job)[:3] == [3, 2, 3]
