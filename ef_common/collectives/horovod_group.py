@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 _ABANDON_POLL_S = 0.02
 _LOOK_S = 0.1
-# Horovod remembers how it has agreed on an operation by its name. A name may come again when its last use is over.
-_NUM_NAMES = 64
+# Horovod remembers how it has agreed on an operation by its name, so the first use of a name takes longer. It may
+# come again when its last use is over: so many operations of one kind are in flight at most.
+_NUM_NAMES = 16
 _DEFAULTS = {
     "HOROVOD_LOG_LEVEL": "fatal",  # a lost member is no error
     "HOROVOD_CYCLE_TIME": "20",  # ms; who has nothing to do takes part so often (ours begins a cycle when it has)
