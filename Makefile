@@ -13,11 +13,12 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo demo-keras test check format bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train with 3 workers, kill one, add one"
+	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    all tests"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
@@ -27,6 +28,10 @@ help:
 demo: $(DEMO)
 	@rm -rf build/demo
 	@$(BIN)/python examples/03-kill-and-join/demo.py --run-dir build/demo
+
+demo-keras: $(HOROVOD)
+	@rm -rf build/demo-keras
+	@$(BIN)/python examples/03-kill-and-join/demo.py --framework keras --run-dir build/demo-keras
 
 # Both parts always run. Two test processes share the cores, hence one thread in each.
 test: $(HOROVOD)

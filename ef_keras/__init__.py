@@ -1,5 +1,6 @@
 """ElasticFlow for Keras 3: `model.fit(x, y, callbacks=ef_keras.callbacks())`."""
 
 from ef_keras.callbacks import callbacks
+from ef_keras.dataset import dataset
 
-__all__ = ["callbacks"]
+__all__ = ["callbacks", "dataset"]

@@ -8,6 +8,7 @@ or not at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,30 +23,27 @@ from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.reducer import Reducer
 
+_SMALL_BYTES = 1 << 16  # of a tensor that leaves the graph together with others: each one by itself costs a call
+_PACK_BYTES = 1 << 20
+
 
 class TensorFlowReducer(Reducer):
     """See `Reducer`."""
 
     def __init__(self, session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> None:
         super().__init__(session, model, weights)
-        self._plans: dict[Any, _Plan] = {}
+        self._exits: dict[Any, _Exit] = {}
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Within the step (in a graph, or eagerly): the members' mean gradients, None where there is none."""
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         dense = [tf.convert_to_tensor(gradients[index]) for index in present]
-        shapes = [tuple(tensor.shape) for tensor in dense]
-        if any(None in shape for shape in shapes):
-            raise UnsupportedError(f"a gradient without a fixed shape cannot be reduced. Received: shapes={shapes}")
         statistics = hooks.statistics(self.model)
         values = [tf.convert_to_tensor(variable.value) for variable in statistics]
-        key = (id(optimizer), tuple(shapes), tuple(tuple(v.shape) for v in values))
-        plan = self._plans.get(key)
-        if plan is None:
-            dtype = "float64" if any(tensor.dtype == tf.float64 for tensor in dense) else "float32"
-            plan = _Plan(self, ArrayBuckets(shapes, [tuple(v.shape) for v in values], dtype=dtype))
-            self._plans[key] = plan
-        outputs = plan.build([*dense, *values], self.take_loss())
+        key = (id(optimizer), *(tuple(tensor.shape) for tensor in [*dense, *values]))
+        if key not in self._exits:
+            self._exits[key] = _Exit(self, dense, values)
+        outputs = self._exits[key].build([*dense, *values], self.take_loss())
         for variable, value in zip(statistics, outputs[len(dense) :], strict=True):
             variable.assign(value)
         reduced: list[Any] = [None] * len(gradients)
@@ -54,12 +52,22 @@ class TensorFlowReducer(Reducer):
         return reduced
 
 
-class _Plan:
-    """How the gradients of one optimizer leave the graph."""
+class _Exit:
+    """Where the gradients of one optimizer leave the graph, and come back. It may be built into several graphs."""
 
-    def __init__(self, reducer: TensorFlowReducer, buckets: ArrayBuckets) -> None:
+    def __init__(self, reducer: TensorFlowReducer, gradients: Sequence[Any], values: Sequence[Any]) -> None:
         self._reducer = reducer
-        self._buckets = buckets
+        tensors = [*gradients, *values]
+        if any(None in tuple(tensor.shape) for tensor in tensors):
+            shapes = [tuple(tensor.shape) for tensor in tensors]
+            raise UnsupportedError(f"a gradient without a fixed shape cannot be reduced. Received: shapes={shapes}")
+        self._dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in tensors) else tf.float32
+        sizes = [math.prod(tensor.shape) for tensor in tensors]
+        self._packs = _packs(sizes, range(len(gradients)))
+        num_gradients = len(self._packs)
+        self._packs += _packs(sizes, range(len(gradients), len(tensors)))
+        shapes = [(sum(sizes[index] for index in pack),) for pack in self._packs]
+        self._buckets = ArrayBuckets(shapes[:num_gradients], shapes[num_gradients:], dtype=self._dtype.name)
         self._reduction: ArrayReduction | None = None
 
     def build(self, tensors: Sequence[Any], loss: Any) -> list[Any]:
@@ -67,16 +75,24 @@ class _Plan:
         *early, last = self._buckets.buckets
         token = tf.constant(0)  # one call after the other: all members reduce their buckets in one order
         for bucket in early:
-            token = tf.py_function(self._take, [token, *[tensors[i] for i in bucket]], tf.int32)
+            packed = [self._pack(tensors, index) for index in bucket]
+            token = tf.py_function(self._take, [token, *packed], tf.int32)
         loss = tf.constant(np.nan, tf.float32) if loss is None else tf.cast(loss, tf.float32)
-        types = [tensor.dtype for tensor in tensors]
-        outputs = tf.py_function(self._finish, [token, loss, *[tensors[i] for i in last]], types)
-        for output, tensor in zip(outputs, tensors, strict=True):
-            output.set_shape(tensor.shape)
-        return list(outputs)
+        packed = [self._pack(tensors, index) for index in last]
+        flat = tf.py_function(self._finish, [token, loss, *packed], [self._dtype] * len(self._packs))
+        outputs: list[Any] = [None] * len(tensors)
+        for pack, values in zip(self._packs, flat, strict=True):
+            parts = tf.split(values, [math.prod(tensors[i].shape) for i in pack]) if len(pack) > 1 else [values]
+            for index, part in zip(pack, parts, strict=True):
+                outputs[index] = tf.cast(tf.reshape(part, tensors[index].shape), tensors[index].dtype)
+        return outputs
 
-    def _take(self, token: Any, *tensors: Any) -> Any:
-        self._reducer.guard(partial(self._take_arrays, tensors))
+    def _pack(self, tensors: Sequence[Any], index: int) -> Any:
+        parts = [tf.cast(tf.reshape(tensors[i], [-1]), self._dtype) for i in self._packs[index]]
+        return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+    def _take(self, token: Any, *arrays: Any) -> Any:
+        self._reducer.guard(partial(self._take_arrays, arrays))
         return token
 
     def _take_arrays(self, tensors: Sequence[Any]) -> ArrayReduction:
@@ -85,14 +101,39 @@ class _Plan:
         self._reduction.take([_array(tensor) for tensor in tensors])
         return self._reduction
 
-    def _finish(self, token: Any, loss: Any, *tensors: Any) -> Any:
-        return self._reducer.guard(partial(self._reduce, loss, tensors))
+    def _finish(self, token: Any, loss: Any, *arrays: Any) -> Any:
+        return self._reducer.guard(partial(self._reduce, loss, arrays))
 
     def _reduce(self, loss: Any, tensors: Sequence[Any]) -> list[Any]:
         reduction, self._reduction = self._take_arrays(tensors), None
         self._reducer.complete(reduction, float(_array(loss)))
         gradients, values = reduction.reduced()
-        return [*gradients, *values]
+        return [_tensor(array) for array in (*gradients, *values)]
+
+
+def _packs(sizes: Sequence[int], indices: range) -> list[list[int]]:
+    """Tensors that leave the graph as one, in the order of the model: small ones with their neighbours."""
+    packs: list[list[int]] = []
+    room = 0
+    for index in indices:
+        num_bytes = 4 * sizes[index]
+        if num_bytes > _SMALL_BYTES:
+            packs.append([index])
+            room = 0
+        else:
+            if room < num_bytes or not room:
+                packs.append([])
+                room = _PACK_BYTES
+            packs[-1].append(index)
+            room -= num_bytes
+    return packs
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """A tensor for the graph. A large one is no copy: TensorFlow does not write to memory that it does not own."""
+    if array.flags.writeable and array.nbytes > _SMALL_BYTES:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return array
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -163,6 +163,13 @@ def arrays_of(iterator: Any) -> Arrays | None:
     return Arrays(adapter) if isinstance(adapter, ArrayDataAdapter) else None
 
 
+def as_batch(arrays: Any) -> Any:
+    """Arrays as the backend's tensors, in the structure that a step takes."""
+    from keras.src import tree
+
+    return tree.lists_to_tuples(tree.map_structure(keras.ops.convert_to_tensor, arrays, none_is_leaf=False))
+
+
 class Indexed:
     """A `PyDataset` of known length. Its batches can be had in any order.
 
@@ -178,10 +185,7 @@ class Indexed:
 
     def batch(self, index: int) -> Any:
         """One batch, as the backend's tensors, in the structure that a step takes."""
-        from keras.src import tree
-
-        batch = self._adapter._standardize_batch(self._adapter.py_dataset[index])
-        return tree.lists_to_tuples(tree.map_structure(keras.ops.convert_to_tensor, batch, none_is_leaf=False))
+        return as_batch(self._adapter._standardize_batch(self._adapter.py_dataset[index]))
 
     def end_epoch(self) -> None:
         """Tell it, as Keras does."""

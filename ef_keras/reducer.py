@@ -25,6 +25,7 @@ class Reducer(ABC):
 
     Attributes:
         on_update: Called with (contributors, loss) when a reduction has completed, before the update is made.
+        on_wait: Called when there is nothing more to do than to wait for the other members.
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
         error: What ended a step within the framework's own code, which may not let it through.
@@ -35,6 +36,7 @@ class Reducer(ABC):
         self.model = model
         self.weights = weights
         self.on_update: Callable[[View, float | None], None] = lambda contributors, loss: None
+        self.on_wait: Callable[[], None] = lambda: None
         self.wants_stop = False
         self.stop_agreed = False
         self.error: BaseException | None = None
@@ -70,7 +72,9 @@ class Reducer(ABC):
 
     def begin(self, buckets: ArrayBuckets) -> ArrayReduction:
         """A new reduction."""
-        return ArrayReduction(buckets, self.session, self.weights, wants_stop=self.wants_stop)
+        reduction = ArrayReduction(buckets, self.session, self.weights, wants_stop=self.wants_stop)
+        reduction.on_wait = self.on_wait
+        return reduction
 
     def complete(self, reduction: ArrayReduction, loss: float | None) -> None:
         """Wait for it, and commit."""

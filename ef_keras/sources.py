@@ -13,6 +13,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.errors import UnsupportedError
 from ef_keras import hooks
+from ef_keras.dataset import SampleDataset
 
 _MAX_CHECKED_BYTES = 1 << 20
 
@@ -72,6 +73,32 @@ class ArraySource:
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
         return self._arrays.batch(self._order[positions])
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """See the protocol."""
+
+    def fingerprint(self, position: int) -> int:
+        """See the protocol."""
+        return 0
+
+
+class SampleSource:
+    """An `ef_keras.dataset`: each worker reads its samples."""
+
+    def __init__(self, data: SampleDataset) -> None:
+        self._data = data
+        self.length = data.num_samples
+        self.batch_size = data.sample_batch_size
+        self._order = np.arange(self.length)
+
+    def begin(self, epoch: int, *, seed: int) -> None:
+        """See the protocol."""
+        if self._data.shuffle:
+            self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """See the protocol."""
+        return hooks.as_batch(self._data.batch(self._order[positions].tolist()))
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
@@ -190,6 +217,9 @@ def source_of(iterator: Any) -> Source:
     arrays = hooks.arrays_of(iterator)
     if arrays is not None:
         return ArraySource(arrays, iterator.steps_per_epoch)
+    data = getattr(iterator.data_adapter, "py_dataset", None)
+    if isinstance(data, SampleDataset) and iterator.steps_per_epoch is None:
+        return SampleSource(data)
     indexed = hooks.indexed_of(iterator)
     if indexed is not None and iterator.steps_per_epoch is None:
         return IndexedSource(indexed)

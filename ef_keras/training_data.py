@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ef_common.collectives import operations
+from ef_common.core.sharding import Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UnsupportedError, UsageError
@@ -56,13 +57,14 @@ class TrainingData:
         self._session = session
         self._steps_per_execution = steps_per_execution
         self._resumed = False
-        self._num_checked = 0
+        self._ahead: tuple[Window, Any] | None = None
 
     def batches(self) -> hooks.Batches:
         """An epoch, as Keras wants it."""
         if not self._resumed:
             self.source.begin(self.epoch, seed=self.seed)
             self.dealer.begin(self.epoch, self.source.length)
+            self._ahead = None
         self._resumed = False
         self._announce_length()
         while (batch := self._next()) is not None:
@@ -96,12 +98,21 @@ class TrainingData:
         if self.padding:
             self.on_padding(True)
             mine = dealer.progress.positions((window.start, window.start + 1))
-        return self.source.batch(mine)
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == window else self.source.batch(mine)
+
+    def prefetch(self) -> None:
+        """While the others' gradients are waited for: have the next batch ready, should nothing change."""
+        progress = self.dealer.progress
+        if progress.remaining > 0 and not isinstance(self.source, StreamSource):
+            _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
+            mine = self.dealer.mine(window)
+            self._ahead = (window, self.source.batch(mine)) if mine else None
 
     def _announce_length(self) -> None:
         self.on_length(self.dealer.num_steps())
 
-    def _check(self, window: Any) -> None:
+    def _check(self, window: Window) -> None:
         """Now and then, compare what the workers read."""
         if not isinstance(self.source, StreamSource) or self._session.completed_in.world_size == 1:
             return

@@ -33,6 +33,7 @@ class Nodes:
             "ELASTICFLOW_RUN_DIR": str(run_dir),
             "ELASTICFLOW_AUDIT": "1",
             "OMP_NUM_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
         }
 
     def __enter__(self) -> "Nodes":

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ef_common.collectives.bootstrap import SharedValues
+from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from tests.benchmarks.processes import Processes, free_port
@@ -52,6 +54,22 @@ def run_pair(module: str, arguments: Sequence[str], *, timeout_s: float) -> list
             return [_result(processes.log(name)) for name in names]
         finally:
             coordinator.stop()
+
+
+def run_horovod_pair(module: str, arguments: Sequence[str], *, timeout_s: float) -> list[Any]:
+    """The same, of two processes that call Horovod's own `init`."""
+    with Rendezvous(SharedValues()) as rendezvous, Processes() as processes:
+        names = [f"rank{rank}" for rank in range(WORLD_SIZE)]
+        started = [
+            processes.start(
+                ["-m", module, *arguments],
+                name=name,
+                environment=environment_of(rank, WORLD_SIZE, rendezvous, interface="lo"),
+            )
+            for rank, name in enumerate(names)
+        ]
+        _wait(started, timeout_s)
+        return [_result(processes.log(name)) for name in names]
 
 
 def run_single(module: str, arguments: Sequence[str], *, timeout_s: float) -> Any:

@@ -12,9 +12,11 @@ from tests.benchmarks.pair import WORLD_SIZE
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """The Trainer's arguments for "ours" or a peer: "ddp" or "single"."""
+    """The Trainer's arguments for "ours", also with "horovod", or a peer: "ddp" or "single"."""
     if name == "ours":
         return {"strategy": ElasticFlowStrategy()}
+    if name == "horovod":
+        return {"strategy": ElasticFlowStrategy(backend="horovod")}
     if name == "single":
         return {"strategy": SingleDeviceStrategy("cpu")}
     strategy = DDPStrategy(cluster_environment=TorchElasticEnvironment(), process_group_backend="gloo")

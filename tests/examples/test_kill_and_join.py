@@ -12,10 +12,10 @@ DEMO = Path(__file__).parents[2] / "examples" / "03-kill-and-join" / "demo.py"
 
 
 @contextmanager
-def running_demo(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+def running_demo(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Run the demo; end it by SIGTERM if the test does not wait for it, so that it ends what it started."""
     demo = subprocess.Popen(
-        [sys.executable, DEMO, "--run-dir", run_dir],
+        [sys.executable, DEMO, "--run-dir", run_dir, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -44,8 +44,9 @@ def processes_of(run_dir: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_demo_loses_and_gains_a_node_and_passes_its_audit(tmp_path: Path) -> None:
-    with running_demo(tmp_path) as demo:
+@pytest.mark.parametrize("framework", ["lightning", "keras"])
+def test_demo_loses_and_gains_a_node_and_passes_its_audit(tmp_path: Path, framework: str) -> None:
+    with running_demo(tmp_path, f"--framework={framework}") as demo:
         output, _ = demo.communicate(timeout=230)
     assert demo.returncode == 0, output
     events = [event.strip() for event in re.findall(r"^ *[\d.]+ s  (.{30})", output, re.MULTILINE)]

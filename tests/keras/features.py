@@ -159,6 +159,19 @@ def py_dataset(run: Run) -> Any:
     return model, run.fit(model, Batches(run.batch_size), validation_data=Batches(run.batch_size))
 
 
+@feature
+def samples_read_one_by_one(run: Run) -> Any:
+    model = compiled(net())
+
+    def halve(x: Any, y: Any) -> Any:
+        return x / 2, y
+
+    def made(num: int) -> Any:
+        return ef_keras.dataset(data(num), batch_size=run.batch_size, map=halve, shuffle=False)
+
+    return model, run.fit(model, made(NUM_SAMPLES + 10), validation_data=made(77))
+
+
 def stream(batch_size: int) -> Any:
     if IS_TENSORFLOW:
         import tensorflow as tf
@@ -231,6 +244,13 @@ def custom_train_step(run: Run) -> Any:
     history = run.fit(model, *data())
     assert set(history) == {"my_loss"}
     return model, {}  # the result of the last batch: of one worker's part there
+
+
+@feature
+def wide_layers(run: Run) -> Any:
+    hidden = [layers.Dense(width, activation="tanh") for width in (3000, 500)]
+    model = compiled(keras.Sequential([layers.Input((12,)), *hidden, layers.Dense(2)]), keras.optimizers.SGD(0.01))
+    return model, run.fit(model, *data())
 
 
 @feature

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from ef_common.ports import Group, Pending
 from ef_common.session import LoneGroup, Session
 
 BUCKET_BYTES = 25 << 20
+ALIGNMENT_BYTES = 64
 _NUM_FLAGS = 2  # change pending, wants to stop
 
 Shape = tuple[int, ...]
@@ -58,13 +60,15 @@ class ArrayBuckets:
     def _allocate(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         views: list[np.ndarray] = [np.zeros(0)] * len(self._shapes)
         buffers = []
+        step = ALIGNMENT_BYTES // self._dtype.itemsize
         for bucket in self.buckets:
+            sizes = [-(-math.prod(self._shapes[index]) // step) * step for index in bucket]
             extra = _NUM_FLAGS if bucket is self.buckets[-1] else 0
-            buffer = np.zeros(sum(math.prod(self._shapes[i]) for i in bucket) + extra, dtype=self._dtype)
+            buffer = _aligned(sum(sizes) + extra, self._dtype)
             offset = 0
-            for index in bucket:
-                size = math.prod(self._shapes[index])
-                views[index] = buffer[offset : offset + size].reshape(self._shapes[index])
+            for index, size in zip(bucket, sizes, strict=True):
+                shape = self._shapes[index]
+                views[index] = buffer[offset : offset + math.prod(shape)].reshape(shape)
                 offset += size
             buffers.append(buffer)
         return buffers, views
@@ -73,6 +77,13 @@ class ArrayBuckets:
         """The buffers of the next reduction, and the view of each array in them."""
         self._turn = (self._turn + 1) % len(self._sets)
         return self._sets[self._turn]
+
+
+def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Zeros whose memory begins as frameworks want that of their tensors to."""
+    memory = np.zeros(size * dtype.itemsize + ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
 class ArrayReduction:
@@ -87,6 +98,7 @@ class ArrayReduction:
     Attributes:
         num_stops: Members that want to stop; known when it is complete.
         num_changes: Members that know of a pending change.
+        on_wait: Called when there is nothing more to do than to wait for the others.
     """
 
     def __init__(
@@ -110,6 +122,7 @@ class ArrayReduction:
         self._alone = False
         self._weight = self._weight_of_values = 1.0
         self.num_changes = self.num_stops = 0.0
+        self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
             self._bind(session.group, session.view)
 
@@ -137,6 +150,7 @@ class ArrayReduction:
         if self._group is not group:
             self._bind(group, view)
         self._issue(len(self._buffers))
+        self.on_wait()
         for pending in self._pending:
             pending.wait()
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-TRAIN = Path(__file__).parents[2] / "examples" / "01-lightning-digits" / "train.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-def test_lightning_digits_in_one_process_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", ["01-lightning-digits", "02-keras-digits"])
+def test_digits_in_one_process_are_learnt(tmp_path: Path, example: str) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICFLOW_")}
     run = subprocess.run(
-        [sys.executable, TRAIN, "--epochs=2"],
+        [sys.executable, EXAMPLES / example / "train.py", "--epochs=2"],
         cwd=tmp_path,
         env=environ,
         capture_output=True,

@@ -1,0 +1,97 @@
+"""`ef_keras.dataset(…)`: data of which each worker reads only the samples that it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_common.core import sharding
+from ef_common.errors import UsageError
+
+
+def dataset(
+    samples: Any,
+    *,
+    batch_size: int = 32,
+    map: Callable[..., Any] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+) -> SampleDataset:
+    """Data for `fit` and `evaluate` whose samples are read one by one, by the worker that needs them.
+
+    Example::
+
+        paths, labels = np.array(paths), np.array(labels)
+        model.fit(ef_keras.dataset((paths, labels), map=load, batch_size=64), callbacks=ef_keras.callbacks())
+
+    Args:
+        samples: An array, a tuple of arrays of the same length (x, y and sample weights), or anything with
+            `__len__` and `__getitem__(index)` that gives one sample.
+        batch_size: Samples of one worker in a step.
+        map: Makes of one sample what the model sees: called with its parts; returns the same structure for all.
+        shuffle: Whether each epoch has an order of its own. Of the seed of the job in an elastic `fit`.
+        seed: Of that order without a job.
+
+    Raises:
+        UsageError: The samples cannot be had one by one, or are of different numbers.
+    """
+    return SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
+
+
+class SampleDataset(keras.utils.PyDataset):
+    """See :func:`dataset`. To Keras it is a `PyDataset`; an elastic `fit` asks it for samples instead of batches."""
+
+    def __init__(
+        self, samples: Any, *, batch_size: int, map: Callable[..., Any] | None, shuffle: bool, seed: int
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise UsageError(f"a batch has at least one sample. Received: batch_size={batch_size}")
+        self._columns = tuple(samples) if isinstance(samples, tuple) else None
+        if self._columns is None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+            raise UsageError(
+                "samples must be arrays, or have __len__ and __getitem__, so that a worker can read those that it "
+                f"needs. Pass a tf.data.Dataset or a PyDataset to fit() itself. Received: {type(samples).__name__}"
+            )
+        lengths = {len(column) for column in self._columns or (samples,)}
+        if len(lengths) != 1:
+            raise UsageError(f"all parts must have as many samples. Received: lengths={sorted(lengths)}")
+        self._samples = samples
+        self._map = map
+        self._seed, self._epoch = seed, 0
+        self.sample_batch_size = batch_size
+        self.shuffle = shuffle
+        (self.num_samples,) = lengths
+        self._order = self._make_order()
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return -(-self.num_samples // self.sample_batch_size)
+
+    def __getitem__(self, index: int) -> Any:
+        """A batch of one process without a job."""
+        first = index * self.sample_batch_size
+        return self.batch(self._order[first : first + self.sample_batch_size].tolist())
+
+    def on_epoch_end(self) -> None:
+        """The next epoch has another order."""
+        self._epoch += 1
+        self._order = self._make_order()
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The batch of these samples: their parts, stacked."""
+        return keras.tree.map_structure(lambda *parts: np.stack(parts), *[self._sample(index) for index in indices])
+
+    def _sample(self, index: int) -> Any:
+        parts = self._samples[index] if self._columns is None else tuple(column[index] for column in self._columns)
+        if self._map is None:
+            return parts
+        return self._map(*parts) if isinstance(parts, tuple) else self._map(parts)
+
+    def _make_order(self) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        return sharding.shuffled(self.num_samples, seed=self._seed, epoch=self._epoch)
