@@ -18,8 +18,10 @@ from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import SOLO
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
-from ef_common.launch.c10d import host_or_find_coordinator, is_plain_torchrun
+from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
+from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
+from ef_common.ports import ControlChannel
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
@@ -71,12 +73,16 @@ def this_worker(engine: str = "gloo") -> Worker:
 
 def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     check_engine(engine)
-    plain = is_plain_torchrun()
-    alone = environment.coordinator is None and not plain
+    plain, horovodrun = is_plain_torchrun(), is_horovodrun()
+    alone = environment.coordinator is None and not plain and not horovodrun
     # Before anybody is told of this worker: the engine may not be installed. Who is alone needs none.
     groups = NoGroups() if alone else groups_of(engine)
+    job: C10dJob | HorovodJob | None = None
     if plain:
         job = host_or_find_coordinator(environment)
+    elif horovodrun:
+        job = join_horovodrun(environment)
+    if job is not None:
         environment = job.environment
         atexit.register(job.close)  # runs after the session's own end: exit handlers run last in, first out
     member = environment.member()
@@ -85,7 +91,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         session = Session(SOLO.members[0], channel=None, groups=groups)
         _write_start(log)
         return Worker(session, log, elastic=False, audit=environment.audit, engine=engine)
-    channel = CoordinatorClient(environment.coordinator, member, environment.token)
+    channel: ControlChannel = CoordinatorClient(environment.coordinator, member, environment.token)
+    if isinstance(job, HorovodJob):
+        channel = job.watch(channel, member.id)
     log = EventLog(environment.run_dir, member.id)
     session = Session(
         member,

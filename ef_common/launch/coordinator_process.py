@@ -1,0 +1,117 @@
+"""A coordinator in a process of its own, for launchers under which no process is sure to live as long as the job.
+
+The process is nobody's child: a launcher that ends a worker with its children does not end it. It ends by itself
+when no worker has been connected for a while, so it does not outlive the job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ef_common.control.auth import Token
+from ef_common.control.coordinator import Coordinator
+from ef_common.control.sockets import Address, is_loopback
+from ef_common.core.membership import Settings
+from ef_common.errors import CoordinatorLost
+
+logger = logging.getLogger(__name__)
+
+START_S = 180.0
+"""So long it waits for the first worker."""
+LINGER_S = 5.0
+"""So long it waits for another one when none is connected."""
+_LOOK_S = 0.25
+
+
+def start_coordinator(host: str, token: Token, settings: Settings, *, log: Path | None = None) -> Address:
+    """Start one, and leave it to itself.
+
+    Args:
+        host: Address of this machine at which the workers reach it.
+        token: The job token; it goes to the process by a pipe.
+        settings: Settings of the membership.
+        log: File for its log; without one there is none.
+
+    Returns:
+        Where it listens.
+
+    Raises:
+        CoordinatorLost: It did not start.
+    """
+    order = {
+        "host": host if is_loopback(host) else "",
+        "token": token.secret,
+        "settings": {
+            "min_nodes": settings.min_nodes,
+            "max_nodes": settings.max_nodes,
+            "last_call_s": settings.last_call_s,
+        },
+    }
+    with (log or Path(os.devnull)).open("ab") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+    answer, _ = process.communicate(json.dumps(order).encode())
+    if process.returncode != 0 or not answer.strip().isdigit():
+        raise CoordinatorLost(f"the process of the coordinator did not start (status {process.returncode})")
+    return host, int(answer)
+
+
+def main() -> None:
+    """Body of the process: the order comes by standard input, the port goes to standard output."""
+    order: dict[str, Any] = json.load(sys.stdin)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    told, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        _wait_for_child(told)
+    os.close(told)
+    os.setsid()
+    coordinator = Coordinator((order["host"], 0), token=Token(order["token"]), settings=Settings(**order["settings"]))
+    coordinator.start()
+    os.write(tell, b"%d" % coordinator.address[1])
+    os.close(tell)
+    with open(os.devnull, "r+b") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(nothing.fileno(), 1)
+    serve(coordinator, start_s=START_S, linger_s=LINGER_S)
+
+
+def _wait_for_child(told: int) -> None:
+    """In the parent: pass the port on, and end, so that the child is nobody's."""
+    port = os.read(told, 16)
+    os.write(1, port)
+    os._exit(0 if port else 1)
+
+
+def serve(coordinator: Coordinator, *, start_s: float, linger_s: float) -> None:
+    """Serve until nobody is connected for a while.
+
+    Args:
+        coordinator: The coordinator, started.
+        start_s: How long to wait for the first worker.
+        linger_s: How long to wait for another one.
+    """
+    last, patience_s = time.monotonic(), start_s
+    while time.monotonic() < last + patience_s:
+        time.sleep(_LOOK_S)
+        if not coordinator.wait_until_idle(0):
+            last, patience_s = time.monotonic(), linger_s
+    logger.info("no worker has been connected for %g s", patience_s)
+    coordinator.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A worker's line to Horovod's elastic driver: carries out what :mod:`ef_common.launch.horovod_rounds` decides."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ef_common.core.view import View
+from ef_common.launch import horovod_rounds as rounds
+from ef_common.launch.horovod_rounds import Action
+from ef_common.launch.horovod_store import Store, StoreLost
+from ef_common.launch.leaving import leaving_cleanly
+from ef_common.ports import Bootstrap, ControlChannel
+
+logger = logging.getLogger(__name__)
+
+FINISHED_KEY = "finished"
+CALL_KEY = "call"
+PATIENCE_S = 60.0
+"""So long processes that the driver has started may be missing before it is asked what has become of them."""
+_READY_SCOPE = "rank_and_size"
+_LOOK_S = 0.5
+_LOOKS_PER_S = 100  # of all workers together
+
+
+class Driver:
+    """The line: one thread, and another one while READY is said.
+
+    Args:
+        store: horovodrun's store, which is also the driver.
+        host: Name that the driver has for this host.
+        local_rank: Index of this process on it.
+        size: Number of processes that the driver counts on at the start.
+        interface: Network interface to use.
+        published: What newcomers must find in the store, which the driver clears in each round.
+    """
+
+    def __init__(
+        self, store: Store, *, host: str, local_rank: int, size: int, interface: str, published: Mapping[str, bytes]
+    ) -> None:
+        self._store = store
+        self._slot = f"{host}:{local_rank}"
+        self._interface = interface
+        self._published = dict(published)
+        self._state = rounds.Rounds(host, size)
+        self._events: queue.Queue[rounds.Event] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._process = 0
+        self._ended = threading.Event()
+        self._leave: Callable[[], None] = lambda: None
+        self._notices: Any = None
+
+    def start(self) -> None:
+        """Register with the driver, and begin.
+
+        Raises:
+            StoreLost: horovodrun does not answer.
+        """
+        from ef_common.launch.horovod_notices import Notices  # needs Horovod
+
+        self._notices = Notices(self._store.own_host(), lambda: self._events.put(rounds.HostsChanged()))
+        self._notices.start()
+        self._notices.register(self._store, self._slot, self._interface)
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="elasticflow-driver", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, when the process is about to: a round that is open is waited for, unless the process has failed."""
+        if self._thread is None or self._process != os.getpid():
+            return
+        self._notices.stop()
+        if getattr(sys, "last_value", None) is None:
+            # The driver may end this process while it waits; its work is done.
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+            self._events.put(rounds.Ending())
+            while not self._ended.wait(1.0):  # in slices, so that signals are noticed
+                continue
+        self._thread = None
+
+    # ------------------------------------------------------------ what the channel tells
+
+    def follow(self, leave: Callable[[], None]) -> None:
+        """Take note of how to leave the view at the next boundary."""
+        self._leave = leave
+
+    def view(self, view: View, worker: str) -> None:
+        """There is a new view; called in any thread."""
+        members = tuple((member.id, member.node) for member in view.members)
+        planned = view.admitted_at == view.generation
+        self._events.put(rounds.Viewed(members, planned, view.rank_of(worker) is not None))
+
+    def finished(self) -> None:
+        """The training is complete; called in any thread."""
+        self._published[FINISHED_KEY] = b"1"
+        self._events.put(rounds.Closed())
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._may_end():
+                self._take(self._next())
+        finally:
+            self._ended.set()
+
+    def _may_end(self) -> bool:
+        return self._state.ending and not self._state.waiting and self._events.empty()
+
+    def _next(self) -> rounds.Event:
+        """The next event; without one for a while, look for a call."""
+        pause_s = max(_LOOK_S, self._state.num_assigned / _LOOKS_PER_S)
+        try:
+            return self._events.get(timeout=pause_s)
+        except queue.Empty:
+            return self._look() or rounds.Tick()
+
+    def _look(self) -> rounds.Event | None:
+        if self._state.waiting or self._state.homeless:
+            return None
+        try:
+            return rounds.Called() if self._store.get(CALL_KEY) else None
+        except StoreLost as error:  # for good, or because it has much to do
+            logger.debug("%s", error)
+            return None
+
+    def _take(self, event: rounds.Event) -> None:
+        if isinstance(event, rounds.Ending) and (called := self._look()):
+            self._decide(called)
+        self._decide(event)
+
+    def _decide(self, event: rounds.Event) -> None:
+        self._state, actions, reason = rounds.decide(self._state, event, time.monotonic(), patience_s=PATIENCE_S)
+        if reason:
+            logger.info("%s: %s", self._slot, reason)
+        for action in actions:
+            try:
+                self._act(action)
+            except StoreLost as error:
+                logger.info("%s: cannot %s: %s", self._slot, action.value, error)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Action.CALL:
+                self._store.put(CALL_KEY, b"1")
+            case Action.READY:
+                threading.Thread(target=self._say_ready, name="elasticflow-ready", daemon=True).start()
+            case Action.LEAVE:
+                self._leave()
+            case Action.PUBLISH:
+                for key, value in self._published.items():
+                    self._store.put(key, value)
+
+    def _say_ready(self) -> None:
+        """Say READY, and wait for the answer, which comes when all have: ``rank,size,...``, or -1 for all."""
+        size = None
+        try:
+            answer = self._store.get(self._slot, scope=_READY_SCOPE, timeout_s=None)
+            if answer is not None:
+                rank, size = (int(number) for number in answer.split(b",")[:2])
+                size = size if rank >= 0 else 0
+        except (StoreLost, ValueError) as error:
+            logger.info("%s: no answer from the driver: %s", self._slot, error)
+        self._events.put(rounds.Answered(size))
+
+
+class WatchedChannel:
+    """A line to the coordinator, of whose events a driver is told.
+
+    Args:
+        channel: The line.
+        driver: The driver.
+        worker: Id of this worker.
+    """
+
+    def __init__(self, channel: ControlChannel, driver: Driver, worker: str) -> None:
+        self._channel = channel
+        self._driver = driver
+        self._worker = worker
+        driver.follow(lambda: channel.send("leave"))
+
+    @property
+    def change_pending(self) -> bool:
+        """Whether a change waits for a boundary."""
+        return self._channel.change_pending
+
+    @change_pending.setter
+    def change_pending(self, pending: bool) -> None:
+        self._channel.change_pending = pending
+
+    def start(self, on_view: Callable[[int], None]) -> bool:
+        """Connect; of each view the driver is told as soon as it is known."""
+
+        def pass_on(generation: int) -> None:
+            on_view(generation)
+            self._tell(generation)
+
+        return self._channel.start(pass_on)
+
+    def _tell(self, generation: int) -> None:
+        try:
+            view = self._channel.next_view(generation - 1)  # it is here already
+        except Exception as error:  # each kind of end, which the worker's own thread meets too
+            logger.debug("no view for the driver: %s", error)
+        else:
+            self._driver.view(view, self._worker)
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        """Tell the coordinator."""
+        if kind == "close":
+            self._driver.finished()
+        self._channel.send(kind, generation)
+
+    def next_view(self, after: int) -> View:
+        """Wait for the newest view; a worker that has left ends here, with status 0, in whatever step it is."""
+        with leaving_cleanly():
+            return self._channel.next_view(after)
+
+    def bootstrap(self, generation: int) -> Bootstrap:
+        """Exchange of values among the members of one view."""
+        return self._channel.bootstrap(generation)
+
+    def stop(self) -> None:
+        """Close the line."""
+        self._channel.stop()

@@ -1,0 +1,105 @@
+"""What Horovod's elastic driver tells a worker: that hosts have come or gone.
+
+The driver is told an address and a key, by its unauthenticated store, and then sends pickled requests there, with an
+HMAC under that key. Whoever reads the store knows the key. So the requests are not unpickled here: the name of the
+class in them is all that is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import socketserver
+import struct
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+from horovod.runner.common.util import codec
+from horovod.runner.common.util.network import AckResponse, PingResponse, Wire
+from horovod.runner.elastic.rendezvous import PUT_WORKER_ADDRESSES
+from horovod.runner.elastic.worker import WorkerNotificationService
+
+from ef_common.launch.horovod_store import Store
+
+logger = logging.getLogger(__name__)
+
+_KEY_BYTES = 32
+_DIGEST_BYTES = 32
+_LENGTH = struct.Struct("i")
+_LARGEST_REQUEST = 1 << 16
+_TIMEOUT_S = 20.0
+
+
+class Notices:
+    """Listens for them, from `start` to `stop`.
+
+    Args:
+        host: Address of this machine at which the driver reaches it.
+        on_change: Called, in a thread of its own, when hosts have come or gone.
+    """
+
+    def __init__(self, host: str, on_change: Callable[[], None]) -> None:
+        self._host = host
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._on_change = on_change
+        self._server: socketserver.ThreadingTCPServer | None = None
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
+        self._server = socketserver.ThreadingTCPServer((self._host, 0), self._handle)  # type: ignore[arg-type]
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        threading.Thread(target=self._server.serve_forever, name="elasticflow-notices", daemon=True).start()
+
+    def register(self, store: Store, slot: str, interface: str) -> None:
+        """Tell the driver where; `slot` is ``HOST:LOCAL_RANK``.
+
+        Raises:
+            StoreLost: horovodrun does not answer.
+        """
+        if self._server is None:
+            return
+        addresses = {interface or "any": [self._server.server_address[:2]]}
+        store.put(slot, codec.dumps_base64((addresses, self._key), to_ascii=False), scope=PUT_WORKER_ADDRESSES)
+
+    def stop(self) -> None:
+        """Listen no more. May be repeated."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    # ------------------------------------------------------------ a request
+
+    def _handle(self, request: Any, client: Any, server: Any) -> None:
+        request.settimeout(_TIMEOUT_S)
+        try:
+            with request.makefile("rb") as reader, request.makefile("wb") as writer:
+                answer = self._answer_to(self._read(reader), client[0])
+                if answer is not None:
+                    Wire(self._key).write(answer, writer)
+        except OSError as error:
+            logger.debug("a request of the driver ended early: %s", error)
+
+    def _read(self, reader: IO[bytes]) -> bytes:
+        """The request, or nothing if it is not the driver's."""
+        digest, length = reader.read(_DIGEST_BYTES), reader.read(_LENGTH.size)
+        if len(length) < _LENGTH.size or not 0 < _LENGTH.unpack(length)[0] <= _LARGEST_REQUEST:
+            return b""
+        body = reader.read(_LENGTH.unpack(length)[0])
+        return body if hmac.compare_digest(digest, hmac.new(self._key, body, hashlib.sha256).digest()) else b""
+
+    def _answer_to(self, request: bytes, client: str) -> Any:
+        if b"PingRequest" in request:
+            return PingResponse(WorkerNotificationService.NAME, client)
+        if b"HostsUpdatedRequest" in request:
+            self._on_change()
+            return AckResponse()
+        return None

@@ -1,0 +1,207 @@
+"""When a worker speaks with Horovod's elastic driver, decided from events alone.
+
+The driver counts. It starts processes for new hosts, and gives up hosts on which a process has failed, when *all*
+processes that it counts on have either ended or said READY: then a *round* is complete, and each READY is answered
+with the slot that the process has from then on. Horovod's own workers stop for that; ours say READY in a thread,
+and train on. Rules:
+
+1. A round is *called* by whoever learns of a reason: a host has come or gone (the driver tells its rank 0), or a
+   member is lost. A call is a key in the driver's store, which every worker looks at; the driver clears the store
+   when the round is complete. Whoever sees a call answers it with READY, once: the driver would count a second one.
+2. A loss makes the driver give up the whole host, and kill what is left on it, maybe by stopping it first, which
+   would make the others wait. So members on that host leave at a boundary, and say READY when they are out.
+3. If the hosts of all members have lost somebody, a round would be the end of the job. They train on to the end
+   instead; the driver then reports the failure.
+4. What is given up with its host is no news when it goes. A host is as good as new once a newcomer on it is admitted.
+5. Without a slot a worker leaves. That of a newcomer is asked for after its admission.
+6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came: so
+   there is a round.
+7. The training is complete: nobody calls a round any more. A worker that ends looks for a call once more, and waits
+   for the answer. READY and an end with status 0 would be counted as two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What one worker knows.
+
+    Args:
+        host: Name that the driver has for its host.
+        num_assigned: Number of processes that the driver counts on.
+        members: Worker and host of each member of the newest view.
+        member: This worker is one.
+        failed: Hosts that have lost a member.
+        waiting: READY is said and not answered.
+        leaving: This worker is to leave, or has.
+        homeless: It has no slot any more.
+        closed: The training is complete.
+        ending: The process is about to end.
+        short_since: Since when there are fewer members than processes.
+    """
+
+    host: str
+    num_assigned: int
+    members: tuple[tuple[str, str], ...] = ()
+    member: bool = False
+    failed: frozenset[str] = frozenset()
+    waiting: bool = False
+    leaving: bool = False
+    homeless: bool = False
+    closed: bool = False
+    ending: bool = False
+    short_since: float | None = None
+
+
+class Action(Enum):
+    """What is to be done, in this order."""
+
+    CALL = "call"  # a round
+    READY = "ready"  # say it, in a thread
+    LEAVE = "leave"  # the view, at the next boundary
+    PUBLISH = "publish"  # what newcomers must find in the driver's store
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """There is a new view; if it is planned, those that are not in it any more have left."""
+
+    members: tuple[tuple[str, str], ...]
+    planned: bool
+    member: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChanged:
+    """The driver tells that hosts have come or gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """Somebody has called a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The round is complete; without a size there was no answer, with 0 there is no slot for this worker."""
+
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The training is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The process ends with status 0, as far as this is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Viewed | HostsChanged | Called | Answered | Closed | Ending | Tick
+Decision = tuple[Rounds, tuple[Action, ...], str]
+
+
+def decide(state: Rounds, event: Event, now: float, *, patience_s: float) -> Decision:
+    """Decide what follows from an event.
+
+    Args:
+        state: The state before.
+        event: What happened.
+        now: Time of a monotonic clock, in seconds.
+        patience_s: How long processes may be missing.
+
+    Returns:
+        The state after, the actions to carry out in order, and the reason in one line ("" if there is none).
+    """
+    match event:
+        case Viewed():
+            state, actions, reason = _viewed(state, event)
+        case HostsChanged():
+            state, actions, reason = _call(state, "the hosts have changed")
+        case Called():
+            state, actions, reason = _answer(state)
+        case Answered(size):
+            state, actions, reason = _answered(state, size)
+        case Closed():
+            state, actions, reason = replace(state, closed=True), (Action.PUBLISH,), "the training is complete"
+        case Ending():
+            state, actions, reason = _ending(state)
+        case Tick():
+            state, actions, reason = _overdue(state, now, patience_s)
+    return _with_clock(state, now), actions, reason
+
+
+def _viewed(state: Rounds, view: Viewed) -> Decision:
+    before, after = dict(state.members), dict(view.members)
+    lost = {} if view.planned else {worker: host for worker, host in before.items() if worker not in after}
+    back = {host for worker, host in after.items() if worker not in before}
+    new = set(lost.values()) - state.failed
+    was_member, failed = state.member, (state.failed | new) - back
+    state = replace(state, members=view.members, member=view.member, failed=failed)
+    if state.leaving and view.member and not was_member:
+        return state, (Action.LEAVE,), "admitted, and without a slot"
+    if not new or state.closed or not view.member:
+        return state, (), ""
+    reason = f"{', '.join(sorted(lost))} lost"
+    if failed.issuperset(after.values()):
+        return state, (), f"{reason}, and no other host is left: the driver learns of it at the end"
+    if state.host in failed and not state.leaving:
+        return replace(state, leaving=True), (Action.LEAVE,), f"{reason}: the driver gives up this host"
+    return _call(state, reason)
+
+
+def _may_speak(state: Rounds) -> bool:
+    doomed = bool(state.members) and state.failed.issuperset(host for _, host in state.members)
+    return not (state.waiting or state.leaving or state.homeless or doomed)
+
+
+def _call(state: Rounds, reason: str) -> Decision:
+    if state.closed or not _may_speak(state):
+        return state, (), ""
+    return replace(state, waiting=True, short_since=None), (Action.CALL, Action.READY), reason
+
+
+def _answer(state: Rounds) -> Decision:
+    if not _may_speak(state):
+        return state, (), ""
+    return replace(state, waiting=True), (Action.READY,), "a round is called"
+
+
+def _answered(state: Rounds, size: int | None) -> Decision:
+    state = replace(state, waiting=False, short_since=None)
+    if size is None:
+        return state, (), "the driver gives no answer"
+    if size:
+        return replace(state, num_assigned=size), (Action.PUBLISH,), f"the driver counts on {size} processes"
+    leave = (Action.LEAVE,) if state.member and not state.leaving else ()
+    return replace(state, homeless=True, leaving=True), leave, "the driver has no slot for this worker any more"
+
+
+def _ending(state: Rounds) -> Decision:
+    state = replace(state, ending=True)
+    if state.leaving and not state.homeless and not state.waiting:
+        return replace(state, waiting=True), (Action.READY,), "out of the view"
+    return state, (), ""
+
+
+def _overdue(state: Rounds, now: float, patience_s: float) -> Decision:
+    if state.short_since is None or now < state.short_since + patience_s:
+        return state, (), ""
+    return _call(state, f"there are {len(state.members)} members of {state.num_assigned} processes")
+
+
+def _with_clock(state: Rounds, now: float) -> Rounds:
+    short = state.member and not state.waiting and len(state.members) < state.num_assigned
+    if not short:
+        return replace(state, short_since=None)
+    return state if state.short_since is not None else replace(state, short_since=now)

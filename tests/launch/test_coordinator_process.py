@@ -1,0 +1,63 @@
+"""The coordinator in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ef_common.control.auth import Token
+from ef_common.control.client import CoordinatorClient
+from ef_common.control.coordinator import Coordinator
+from ef_common.core.membership import Settings
+from ef_common.core.view import Member
+from ef_common.errors import AuthenticationError
+from ef_common.launch.coordinator_process import serve, start_coordinator
+
+TOKEN = Token("secret")
+
+
+@pytest.mark.processes
+def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: Path) -> None:
+    address = start_coordinator("127.0.0.1", TOKEN, Settings(last_call_s=0.0), log=tmp_path / "log")
+    (process,) = [p for p in psutil.process_iter() if listens(p, address[1])]
+    try:
+        assert process.ppid() != os.getpid()
+        assert TOKEN.secret not in " ".join(process.cmdline())
+        assert os.getsid(process.pid) != os.getsid(0)
+        client = CoordinatorClient(address, Member("w", "n", ""), TOKEN)
+        assert not client.start(lambda generation: None)
+        assert client.next_view(0).ids == ("w",)
+        client.stop()
+        with pytest.raises(AuthenticationError):
+            CoordinatorClient(address, Member("x", "n", ""), Token("other")).start(lambda generation: None)
+    finally:
+        process.kill()
+        process.wait(30)
+    assert "listens" in (tmp_path / "log").read_text()
+
+
+def test_coordinator_ends_when_nobody_has_been_connected_for_a_while() -> None:
+    coordinator = Coordinator(("127.0.0.1", 0), token=TOKEN, settings=Settings(last_call_s=0.0))
+    coordinator.start()
+    server = threading.Thread(target=serve, args=(coordinator,), kwargs={"start_s": 60.0, "linger_s": 0.5})
+    server.start()
+    client = CoordinatorClient(coordinator.address, Member("w", "n", ""), TOKEN)
+    client.start(lambda generation: None)
+    server.join(1.0)
+    assert server.is_alive()
+    client.stop()
+    server.join(30.0)
+    assert not server.is_alive()
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    try:
+        if "ef_common.launch.coordinator_process" not in process.cmdline():
+            return False
+        return any(c.laddr and c.laddr.port == port and c.status == "LISTEN" for c in process.net_connections("tcp"))
+    except psutil.Error:
+        return False

@@ -1,0 +1,59 @@
+"""Horovod's own client tells of hosts that have come or gone; strangers tell nothing."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from ef_common.launch.horovod_store import Store
+
+pytest.importorskip("horovod")
+
+from horovod.runner.common.util import codec
+from horovod.runner.elastic.worker import HostUpdateResult, WorkerNotificationClient
+
+from ef_common.launch.horovod_notices import Notices
+
+
+class NotedStore(Store):
+    """Keeps what is put."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 1))
+        self.noted: dict[str, Any] = {}
+
+    def put(self, key: str, value: bytes, *, scope: str = "") -> None:
+        self.noted[f"{scope}/{key}"] = value
+
+
+@pytest.fixture
+def told():
+    """Addresses and key as the driver gets them, and what has been heard."""
+    heard: list[str] = []
+    notices = Notices("127.0.0.1", lambda: heard.append("changed"))
+    notices.start()
+    store = NotedStore()
+    notices.register(store, "host:3", "lo")
+    addresses, key = codec.loads_base64(store.noted["worker_addresses/host:3"])
+    yield addresses, key, heard
+    notices.stop()
+
+
+def test_driver_is_understood(told):
+    addresses, key, heard = told
+    client = WorkerNotificationClient(addresses, key, 0)
+    client.notify_hosts_updated(1, HostUpdateResult.added)
+    client.notify_hosts_updated(2, HostUpdateResult.removed)
+    assert heard == ["changed", "changed"]
+
+
+@pytest.mark.parametrize("request_", [b"", b"x" * 200, b"\0" * 36 + b"HostsUpdatedRequest"])
+def test_stranger_is_not_heard(told, request_):
+    addresses, _, heard = told
+    with socket.create_connection(addresses["lo"][0], timeout=30) as sock:
+        sock.sendall(request_)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b""
+    assert heard == []

@@ -1,0 +1,185 @@
+"""horovodrun's environment, and how workers find their coordinator in its store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from ef_common.control.auth import Token
+from ef_common.control.sockets import Address
+from ef_common.errors import AuthenticationError, JobFinished, ProtocolError, UsageError
+from ef_common.launch import horovodrun
+from ef_common.launch.environment import read_environment
+from ef_common.launch.horovod_store import Store, StoreLost
+from ef_common.launch.horovodrun import Found, is_horovodrun, join_horovodrun, read_horovodrun_environment
+
+HOROVODRUN = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_HOSTNAME": "node1",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "node0",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+}
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """A store like horovodrun's."""
+    values: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            value = values.get(self.path)
+            self.send_response(404 if value is None else 200)
+            self.end_headers()
+            self.wfile.write(value or b"")
+
+        def do_PUT(self) -> None:
+            values[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield Store(("127.0.0.1", server.server_address[1]))
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def horovod_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovodrun, "find_spec", lambda name: name)
+
+
+@pytest.fixture
+def given(store: Store, monkeypatch: pytest.MonkeyPatch, horovod_here: None) -> Iterator[None]:
+    """The environment of a worker of a static horovodrun."""
+    variables = {**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_ADDR": store.address[0]}
+    for name, value in {**variables, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store.address[1])}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HOROVOD_ELASTIC", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setenv("LOCAL_RANK", "")  # so that what is set in the test is taken away after it
+        patched.setenv("LOCAL_WORLD_SIZE", "")
+        patched.delenv("LOCAL_RANK")
+        patched.delenv("LOCAL_WORLD_SIZE")
+        yield
+
+
+def test_horovodrun_is_recognized() -> None:
+    assert is_horovodrun(HOROVODRUN)
+    assert is_horovodrun({**HOROVODRUN, "HOROVOD_ELASTIC": "1"})
+    assert not is_horovodrun({**HOROVODRUN, "ELASTICFLOW_COORDINATOR": "a:1"})
+    assert not is_horovodrun({})
+
+
+def test_horovod_as_our_data_plane_is_not_taken_for_horovodrun() -> None:
+    assert not is_horovodrun({**HOROVODRUN, "HOROVOD_ELASTIC": "0"})
+
+
+@pytest.mark.usefixtures("horovod_here")
+def test_environment_is_read() -> None:
+    env = read_horovodrun_environment({**HOROVODRUN, "HOROVOD_ELASTIC": "1"})
+    assert (env.rank, env.size, env.host, env.local_rank, env.local_size) == (3, 4, "node1", 1, 2)
+    assert (env.store, env.elastic) == (("node0", 4711), True)
+    assert not read_horovodrun_environment(HOROVODRUN).elastic
+
+
+@pytest.mark.usefixtures("horovod_here")
+@pytest.mark.parametrize("name", HOROVODRUN)
+def test_environment_without_a_variable_raises_usage_error(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        read_horovodrun_environment({key: value for key, value in HOROVODRUN.items() if key != name})
+
+
+def test_environment_without_horovod_raises_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovodrun, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="this Python has no Horovod"):
+        read_horovodrun_environment(HOROVODRUN)
+
+
+@pytest.mark.usefixtures("given")
+def test_worker_finds_the_coordinator_and_the_token(store: Store) -> None:
+    store.put("coordinator", Found(("10.0.0.1", 77), Token("abc"), secret=False).describe())
+    job = join_horovodrun(read_environment({}))
+    assert job.environment.coordinator == ("10.0.0.1", 77)
+    assert job.environment.token == Token("abc", source="the published token")
+    assert (job.environment.node, job.environment.local_world_size, job.driver) == ("node1", 1, None)
+    assert store.get("started-3") == b"1"
+    job.close()
+
+
+@pytest.mark.usefixtures("given")
+def test_worker_of_a_job_that_is_over_is_told_so(store: Store) -> None:
+    store.put("finished", b"1")
+    with pytest.raises(JobFinished):
+        join_horovodrun(read_environment({}))
+
+
+@pytest.mark.usefixtures("given")
+def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    for rank in (1, 2):
+        store.put(f"started-{rank}", b"1")
+    published_before: list[bytes | None] = []
+
+    def start(host: str, token: Token, settings: Any, **kwargs: Any) -> Address:
+        timer = threading.Timer(0.3, come_last)
+        timer.start()
+        return host, 5
+
+    def come_last() -> None:
+        published_before.append(store.get("coordinator"))
+        store.put("started-3", b"1")
+
+    monkeypatch.setattr(horovodrun, "start_coordinator", start)
+    job = join_horovodrun(read_environment({}))
+    assert published_before == [None]
+    assert job.environment.coordinator == ("127.0.0.1", 5)
+    found = Found.parse(store.get("coordinator") or b"", None)
+    assert job.environment.token is not None
+    assert (found.address, found.token.secret) == (("127.0.0.1", 5), job.environment.token.secret)
+
+
+@pytest.mark.usefixtures("given")
+def test_rank_0_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setattr(horovodrun, "start_coordinator", lambda host, *args, **kwargs: (host, 5))
+    join_horovodrun(read_environment({}), gather_s=0.1)
+    assert store.get("coordinator")
+
+
+def test_token_of_the_environment_is_not_published() -> None:
+    found = Found(("a", 1), Token("abc"), secret=True)
+    assert b"abc" not in found.describe()
+    assert Found.parse(found.describe(), Token("abc")) == found
+    with pytest.raises(AuthenticationError, match="ELASTICFLOW_TOKEN"):
+        Found.parse(found.describe(), None)
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"address": 3}', b'{"address": "a:b"}', b'{"address": "a"}'])
+def test_anything_else_in_the_store_raises_protocol_error(value: bytes) -> None:
+    with pytest.raises(ProtocolError, match="no address of a coordinator"):
+        Found.parse(value, None)
+
+
+def test_store_that_is_gone_raises(store: Store) -> None:
+    assert store.get("nothing") is None
+    gone = Store(("127.0.0.1", 1))
+    with pytest.raises(StoreLost, match="does not answer"):
+        gone.get("nothing")
+    with pytest.raises(StoreLost, match="cannot be reached"):
+        gone.own_host()
