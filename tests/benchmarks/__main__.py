@@ -17,7 +17,16 @@ from rich.table import Table
 
 from tests.benchmarks.processes import ROOT
 
-NAMES = ("step_time", "peak_memory", "coordinator_cpu", "loss_recovery", "join_pause")
+NAMES = (
+    "step_time",
+    "peak_memory",
+    "coordinator_cpu",
+    "loss_recovery",
+    "join_pause",
+    "horovod_step",
+    "keras_step",
+    "keras_elastic",
+)
 RESULTS = ROOT / "build" / "bench.json"
 
 
