@@ -246,6 +246,8 @@ class Session:
 
     def agree(self, num_flags: float) -> None:
         """Settle whether a change is agreed, from the sum of the members' `change_pending` flags."""
+        if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
+            return
         if num_flags >= self.completed_in.world_size and self._change_agreed_in is None:
             self._change_agreed_in = self.completed_in.generation
 

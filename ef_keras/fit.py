@@ -97,13 +97,16 @@ class Fit:
         hooks.renew_train_function(self._model)
 
     def _agree_on_start(self) -> None:
-        """Rank 0's variables, and its seed, are everybody's."""
+        """Rank 0's variables, its seed, and the epoch at which it begins, are everybody's."""
         variables = self._state.variables()
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
-        first = operations.FirstRankArrays([np.array([random.getrandbits(31)]), *values], self._session)
+        start = hooks.start_of(self._model)
+        decided = np.array([random.getrandbits(31), -1 if start is None else start])
+        first = operations.FirstRankArrays([decided, *values], self._session)
         self._session.run(first)
-        (seed,), *values = first.apply()
+        (seed, start), *values = first.apply()
         self.data.seed = int(seed)
+        hooks.start_at(self._model, None if start < 0 else int(start))
         if self._session.completed_in.world_size > 1:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
@@ -146,7 +149,7 @@ class Fit:
 
     def end_batch(self) -> None:
         """All callbacks have seen a step: whoever wants to stop in the middle of an epoch takes the others along."""
-        if self._model.stop_training:
+        if self._model.stop_training and self._session.completed_in.world_size > 1:
             self._model.stop_training = False
             self._reducer.wants_stop = True
         if self._reducer.stop_agreed:
@@ -169,7 +172,7 @@ class Fit:
 
     def agree_on(self, logs: dict[str, Any]) -> None:
         """Results that differ (a `train_step` of the user's returned them) are averaged; callbacks decide by them."""
-        mine = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
+        mine = {name: float(value) for name, value in logs.items() if _is_number(value)}
         everybody, _ = operations.gather(self._session, mine, what="logs")
         for name in mine:
             values = [theirs[name] for theirs in everybody if name in theirs]
@@ -203,3 +206,11 @@ class Fit:
             digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
         record = {"step": dealer.num_updates, "hash": digest.hexdigest()}
         self._session.when_confirmed(lambda: self._worker.log.write("weights", **record))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

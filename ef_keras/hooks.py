@@ -73,7 +73,17 @@ def steps_per_execution(iterator: Any) -> int:
 
 def build(model: Any, batch: Any) -> None:
     """Create all variables of model, metrics and optimizer, as Keras does before or within the first step."""
-    model._symbolic_build(data_batch=batch)
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError:  # a model that can only be called on numbers
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        y_pred = model(x)
+        model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        model.reset_metrics()
+        for optimizer in optimizers(model):
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
 
 
 def metric_variables(model: Any) -> list[Any]:
@@ -92,9 +102,16 @@ def state_variables(model: Any) -> list[Any]:
 
 
 def statistics(model: Any) -> list[Any]:
-    """Variables that a training step changes without a gradient (the statistics of BatchNorm): floating ones."""
-    trained = {id(variable) for variable in model.trainable_variables}
-    return [v for v in model.non_trainable_weights if id(v) not in trained and str(v.dtype).startswith(("float", "bf"))]
+    """Floating variables that a training step changes without a gradient (the statistics of BatchNorm).
+
+    Those of a frozen layer do not change, and a frozen weight is none.
+    """
+    found = {}
+    for layer in model._flatten_layers():
+        for variable in layer._non_trainable_variables if layer.trainable else ():
+            if str(variable.dtype).startswith(("float", "bfloat")):
+                found[id(variable)] = variable
+    return list(found.values())
 
 
 def optimizers(model: Any) -> list[Any]:
@@ -104,6 +121,12 @@ def optimizers(model: Any) -> list[Any]:
         if isinstance(value, keras.optimizers.Optimizer):
             found[id(value)] = value
     return list(found.values())
+
+
+def start_of(model: Any) -> int | None:
+    """The epoch at which `fit` begins, if it is another one than it was told."""
+    epoch = model._initial_epoch
+    return None if epoch is None else int(epoch)
 
 
 def start_at(model: Any, epoch: int | None) -> None:

@@ -284,6 +284,25 @@ def run_eagerly(run: Run) -> Any:
     return model, run.fit(model, *data(), epochs=1)
 
 
+class OnNumbers(keras.Model):
+    """Cannot be called on symbols."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.inner(x) * (1.0 if float(keras.ops.max(x)) > -1e9 else 0.0)
+
+
+@feature
+def model_that_cannot_be_traced(run: Run) -> Any:
+    if not IS_TENSORFLOW:  # plain Keras refuses it, too
+        return net(), {}
+    model = compiled(OnNumbers(), run_eagerly=True)
+    return model, run.fit(model, *data(96), epochs=1)
+
+
 @feature
 def xla(run: Run) -> Any:
     model = compiled(net(), jit_compile=run.elastic and IS_TENSORFLOW)

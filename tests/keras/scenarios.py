@@ -1,0 +1,199 @@
+"""What workers do in the tests of refusals, hooks and of a world of one; imported after Keras's backend is chosen."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import ef_keras
+from ef_common.errors import UsageError
+from ef_common.launch.environment import read_environment
+from ef_keras import hooks
+from ef_keras.rank_zero import OnRankZero
+from ef_keras.state import _REMEMBERED
+from tests.keras.features import compiled, data, net
+
+
+def _message(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except UsageError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def refuse_generator() -> str:
+    def batches() -> Any:
+        while True:
+            yield data(8)
+
+    return _message(
+        lambda: compiled(net()).fit(batches(), steps_per_epoch=3, verbose=0, callbacks=ef_keras.callbacks())
+    )
+
+
+def refuse_unknown_length() -> str:
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.from_tensor_slices(data(16)).batch(4).filter(lambda x, y: True)
+    return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
+
+
+class Idle(keras.Model):
+    """Forgets to make an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.inner(x)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        return {"loss": self.compute_loss(y=y, y_pred=self(x, training=True))}
+
+
+def refuse_step_without_update() -> str:
+    model = Idle()
+    model.compile(keras.optimizers.SGD(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return _message(lambda: model.fit(*data(), verbose=0, callbacks=ef_keras.callbacks()))
+
+
+def refuse_streams_that_differ() -> str:
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.from_tensor_slices(data(64)).shuffle(64).batch(4)  # no seed: another order everywhere
+    return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
+
+
+def refuse_data_that_ends_early() -> str:
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.from_tensor_slices(data(16)).batch(4)
+    return _message(lambda: compiled(net()).fit(stream, steps_per_epoch=9, verbose=0, callbacks=ef_keras.callbacks()))
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2:
+            raise ArithmeticError("the user's own")
+
+
+def pass_on_an_error_of_the_users() -> str:
+    try:
+        compiled(net()).fit(*data(), verbose=0, callbacks=[Fails(), *ef_keras.callbacks()])
+    except ArithmeticError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+# ---------------------------------------------------------------- hooks
+
+
+class Looks(keras.callbacks.Callback):
+    """Uses every hook from where ElasticFlow does."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__()
+        self._found = found
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self._found["list"] = hooks.callback_list(self)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        iterator = self._found["fit"] = hooks.epoch_iterator(self.model)
+        arrays = hooks.arrays_of(iterator)
+        assert arrays is not None
+        self._found["sizes"] = (arrays.num_samples, arrays.batch_size, arrays.shuffle)
+        batch = arrays.batch(np.arange(5))
+        hooks.build(self.model, batch)
+        self._found["batch"] = [tuple(part.shape) for part in batch]
+        assert hooks.num_batches(iterator) == 5
+        assert hooks.steps_per_execution(iterator) == 1
+        hooks.start_at(self.model, 1)
+
+        def one_batch() -> Any:
+            self._found["epochs"] = self._found.get("epochs", 0) + 1
+            yield 0, 0, iter([batch])
+
+        hooks.replace_batches(iterator, one_batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._found["evaluate"] = hooks.epoch_iterator(self.model)
+
+
+def look_at_hooks() -> dict[str, Any]:
+    """Whether each private place of Keras still is where it was. Trains without a job."""
+    found: dict[str, Any] = {}
+    model = compiled(
+        keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    )
+    model.layers[0].trainable = True
+    x, y = data(40)
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_data=(x, y), callbacks=[Looks(found)])
+    return {
+        "list": isinstance(found["list"], keras.callbacks.CallbackList),
+        "iterators": found["fit"] is not found["evaluate"],
+        "sizes": found["sizes"],
+        "batch": found["batch"],
+        "epochs": found["epochs"],
+        "updates": int(model.optimizer.iterations),
+        "statistics": [tuple(variable.shape) for variable in hooks.statistics(model)],
+        "state": sorted(tuple(variable.shape) for variable in hooks.state_variables(model)),
+        "optimizers": len(hooks.optimizers(model)),
+        "missing": _missing_fields(),
+    }
+
+
+def _missing_fields() -> list[str]:
+    arguments = {"ModelCheckpoint": {"filepath": "x.keras"}, "TensorBoard": {"log_dir": "logs"}}
+    missing = []
+    for name, fields in _REMEMBERED.items():
+        kind = getattr(keras.callbacks, name)
+        source = inspect.getsource(kind) + inspect.getsource(kind.__mro__[1])
+        callback = kind(**arguments.get(name, {}))
+        missing += [f"{name}.{f}" for f in fields if not hasattr(callback, f) and f"self.{f} =" not in source]
+    return missing
+
+
+# ---------------------------------------------------------------- a world of one
+
+
+def train_alone() -> dict[str, Any]:
+    """Nothing of Keras is touched where there is no job."""
+    seen: dict[str, Any] = {}
+
+    class Sees(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen["function"] = getattr(self.model.train_function, "__module__", "")
+            seen["apply"] = "apply" in vars(self.model.optimizer)
+
+    weights = []
+    for callbacks in ([], ef_keras.callbacks()):
+        keras.utils.set_random_seed(3)
+        model = compiled(net())
+        model.fit(*data(), verbose=0, callbacks=[Sees(), *callbacks])
+        weights.append([part.tolist() for part in model.get_weights()])
+    return {"same": weights[0] == weights[1], **seen}
+
+
+def train_alone_with_a_log() -> dict[str, Any]:
+    """A world of one that logs what it does."""
+    model = compiled(net())
+    saving = keras.callbacks.ModelCheckpoint((read_environment().run_dir or Path()) / "best.keras")
+    model.fit(*data(), epochs=2, verbose=0, validation_data=data(40), callbacks=[saving, *ef_keras.callbacks()])
+    return {
+        "clean": "apply" not in vars(model.optimizer),
+        "saved": (read_environment().run_dir or Path()).joinpath("best.keras").exists(),
+        "wrapped": OnRankZero.__name__,
+    }

@@ -1,0 +1,48 @@
+"""The private places of Keras are where ElasticFlow takes them to be. Fails when a release moves one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests.keras.launch import call
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        found = job.start(call, backend, "look_at_hooks", False).result()
+    assert found["list"]
+    assert found["iterators"]
+    assert found["sizes"] == [40, 8, True]
+    assert found["batch"] == [[5, 12], [5]]
+    assert found["epochs"] == found["updates"] == 2  # from epoch 1 on, one batch in each
+    assert found["statistics"] == [[4], [4]]
+    assert [shape for shape in found["state"] if shape == [12, 4]] == [[12, 4]]
+    assert found["optimizers"] == 1
+    assert found["missing"] == []
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        job_dir = job.directory
+        worker = job.start(call, backend, "train_alone", False, environ={"ELASTICFLOW_RUN_DIR": ""})
+        found = worker.result()
+        assert not (job_dir / "events").exists()
+    assert found["same"]
+    assert found["function"].startswith("keras.")
+    assert not found["apply"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        found = job.start(call, backend, "train_alone_with_a_log", False).result()
+        assert found["clean"]
+        assert found["saved"]
+        job.audit()
