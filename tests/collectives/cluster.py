@@ -88,7 +88,8 @@ class ThreadGroup:
             meeting.done.set()
         return meeting
 
-    def all_reduce(self, tensor: Tensor) -> ThreadPending:
+    def all_reduce(self, tensor: Any) -> ThreadPending:
+        tensor = torch.as_tensor(tensor)  # of an array, it is the same memory
         return ThreadPending(self, self._enter(tensor), tensor)
 
     def all_gather(self, payload: bytes) -> list[bytes]:

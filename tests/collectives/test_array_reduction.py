@@ -1,0 +1,149 @@
+"""Gradients as arrays, over the real session; members are threads, and may be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ef_common.collectives.gradients import arrays
+from ef_common.collectives.gradients.arrays import ALIGNMENT_BYTES, ArrayBuckets, ArrayReduction
+from ef_common.core.view import View
+from ef_common.session import Session
+from tests.collectives.cluster import Cluster, Died
+
+WEIGHTS = {"m0": 1.0, "m1": 2.0, "m2": 3.0}
+SHAPES = [(3, 2), (5,), (), (4, 4)]
+VALUES = [(2,)]
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "BUCKET_BYTES", 48)
+
+
+def weights(view: View) -> list[float]:
+    total = sum(WEIGHTS[worker] for worker in view.ids)
+    return [WEIGHTS[worker] / total for worker in view.ids]
+
+
+def no_weight(view: View) -> list[float]:
+    return [0.0] * view.world_size
+
+
+def mean(ranks: tuple[int, ...]) -> float:
+    return sum(WEIGHTS[f"m{r}"] * (r + 1) for r in ranks) / sum(WEIGHTS[f"m{r}"] for r in ranks)
+
+
+class Worker:
+    """Reduces arrays that are all equal to its rank + 1, bucket by bucket."""
+
+    def __init__(self, session: Session, rank: int, weigh: Any = weights) -> None:
+        self.session, self.value, self._weigh = session, rank + 1.0, weigh
+        self.buckets = ArrayBuckets(SHAPES, VALUES)
+
+    def reduce(self, *, dies_before: int = -1, wants_stop: bool = False, value: float | None = None) -> Any:
+        shapes, value = [*SHAPES, *VALUES], self.value if value is None else value
+        reduction = ArrayReduction(self.buckets, self.session, self._weigh, wants_stop=wants_stop)
+        for index, bucket in enumerate(self.buckets.buckets):
+            if index == dies_before:
+                raise Died
+            reduction.take([np.full(shapes[place], value, np.float32) for place in bucket])
+        view = self.session.run(reduction)
+        reduction.read_flags()
+        gradients, values = reduction.reduced()
+        return view, [part.copy() for part in gradients], [part.copy() for part in values], reduction
+
+
+def assert_all(parts: list[np.ndarray], shapes: list[Any], value: float) -> None:
+    assert [part.shape for part in parts] == shapes
+    for part in parts:
+        np.testing.assert_allclose(part, value, rtol=1e-6)
+
+
+def test_buckets_hold_each_array_once_from_the_last_to_the_first_and_aligned() -> None:
+    buckets = ArrayBuckets(SHAPES, VALUES)
+    order = [index for bucket in buckets.buckets for index in bucket]
+    assert order == [3, 2, 1, 0, 4]
+    assert len(buckets.buckets) > 1
+    _, views = buckets.next_turn()
+    assert all(view.ctypes.data % ALIGNMENT_BYTES == 0 for view in views)
+    for number, view in enumerate(views):
+        view[...] = number
+    assert [float(view.reshape(-1)[-1]) for view in views] == [0, 1, 2, 3, 4]
+
+
+def test_healthy_step_gives_the_weighted_mean_and_the_flags() -> None:
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank).reduce(wants_stop=rank == 1)
+
+    for view, gradients, values, reduction in Cluster(3).run(member):
+        assert view.ids == ("m0", "m1", "m2")
+        assert_all(gradients, SHAPES, mean((0, 1, 2)))
+        assert_all(values, VALUES, mean((0, 1, 2)))
+        assert (reduction.num_changes, reduction.num_stops) == (0, 1)
+
+
+@pytest.mark.parametrize("bucket", range(len(ArrayBuckets(SHAPES, VALUES).buckets)))
+def test_loss_before_a_bucket_reduces_again_among_those_that_are_left(bucket: int) -> None:
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank).reduce(dies_before=bucket if rank == 0 else -1)
+
+    dead, *survivors = Cluster(3).run(member)
+    assert dead is None
+    for view, gradients, values, _ in survivors:
+        assert view.ids == ("m1", "m2")
+        assert_all(gradients, SHAPES, mean((1, 2)))
+        assert_all(values, VALUES, mean((1, 2)))
+
+
+def test_last_survivor_keeps_its_own_gradients() -> None:
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank).reduce(dies_before=0 if rank == 0 else -1)
+
+    _, (view, gradients, values, _) = Cluster(2).run(member)
+    assert view.ids == ("m1",)
+    assert_all(gradients, SHAPES, 2.0)
+    assert_all(values, VALUES, 2.0)
+
+
+def test_result_that_one_lacks_is_handed_on() -> None:
+    """The others complete the second reduction; the third one's buffers must not be what is handed on."""
+
+    def member(session: Session, rank: int) -> Any:
+        worker = Worker(session, rank)
+        worker.reduce()
+        if rank == 2:
+            session.group.loses_next = True  # type: ignore[attr-defined]
+        found = worker.reduce(value=worker.value + 10, wants_stop=True)
+        worker.reduce(value=0.0)
+        return found
+
+    for view, gradients, _, reduction in Cluster(3).run(member):
+        assert view.world_size == 3
+        assert_all(gradients, SHAPES, mean((0, 1, 2)) + 10)
+        assert reduction.num_stops == 3
+
+
+def test_batch_that_only_keeps_step_weighs_nothing_whatever_comes_out_of_it() -> None:
+    def weigh(view: View) -> list[float]:
+        return [0.0, 1.0]
+
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank, weigh).reduce(value=np.nan if rank == 0 else 5.0)
+
+    for _, gradients, values, _ in Cluster(2).run(member):
+        assert_all(gradients, SHAPES, 5.0)
+        assert_all(values, VALUES, 5.0)
+
+
+def test_update_of_nothing_keeps_the_statistics() -> None:
+    """Whoever had the samples of the step is gone."""
+
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank, no_weight).reduce(value=7.0)
+
+    for _, gradients, values, _ in Cluster(2).run(member):
+        assert_all(gradients, SHAPES, 0.0)
+        assert_all(values, VALUES, 7.0)

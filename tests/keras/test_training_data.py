@@ -1,0 +1,149 @@
+"""The batches of an elastic `fit` are those that were dealt, whatever happens between the steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.view import Member, View
+from ef_common.errors import UnsupportedError
+from ef_common.events import EventLog
+
+keras = pytest.importorskip("keras")
+
+from ef_keras.training_data import TrainingData  # noqa: E402
+
+
+class Positions:
+    """A source whose batches are the positions themselves."""
+
+    length, batch_size = 23, 2
+
+    def __init__(self) -> None:
+        self.num_batches = 0
+
+    def begin(self, epoch: int, *, seed: int) -> None: ...
+
+    def batch(self, positions: Any) -> list[int]:
+        self.num_batches += 1
+        return list(positions)
+
+    def follow(self, progress: EpochProgress, window: Window) -> None: ...
+
+    def fingerprint(self, position: int) -> int:
+        return 0
+
+
+def view(*names: str) -> View:
+    return View(1, tuple(Member(name, name, "") for name in names))
+
+
+class World:
+    """A session whose view the test sets."""
+
+    def __init__(self, *names: str) -> None:
+        self.worker = Member("a", "a", "")
+        self.completed_in = view(*names)
+        self.next: View | None = None
+        self.newcomer = False
+
+    def boundary(self) -> bool:
+        changed = self.next is not None
+        self.completed_in, self.next = self.next or self.completed_in, None
+        return changed
+
+    def when_confirmed(self, act: Any) -> None:
+        act()
+
+
+def training(world: Any) -> TrainingData:
+    return TrainingData(Positions(), world, log=EventLog(None, "a"))  # type: ignore[arg-type]
+
+
+def take(step: Any) -> list[int]:
+    _, _, batches = step
+    (batch,) = batches
+    return batch
+
+
+def test_batch_that_was_made_ready_is_used_once_and_only_if_it_is_the_one_dealt() -> None:
+    world = World("a", "b")
+    data = training(world)
+    steps = data.batches()
+    assert take(next(steps)) == [0, 1]
+    data.prefetch()
+    assert data.source.num_batches == 2  # type: ignore[attr-defined]
+    data.commit(world.completed_in, None)
+    assert take(next(steps)) == [4, 5]
+    assert data.source.num_batches == 2  # type: ignore[attr-defined]
+    data.prefetch()  # 8, 9: for a world of two
+    data.commit(world.completed_in, None)
+    world.next = view("b", "a", "c")
+    assert take(next(steps)) == [10, 11]
+    data.commit(world.completed_in, None)
+    assert take(next(steps)) == [16, 17]
+
+
+def test_what_a_lost_worker_was_dealt_comes_back_after_a_batch_was_made_ready() -> None:
+    world = World("a", "b")
+    data = training(world)
+    steps = data.batches()
+    dealt = [take(next(steps))]
+    data.prefetch()
+    world.completed_in = view("a")
+    data.commit(world.completed_in, None)  # b's 2 and 3 come back
+    for step in steps:
+        dealt.append(take(step))
+        data.prefetch()
+        data.commit(world.completed_in, None)
+    positions = [position for batch in dealt for position in batch]
+    assert sorted(positions) == list(range(23))
+    assert positions[:2] == [0, 1]
+    assert {2, 3} <= set(positions[-5:])
+
+
+def test_worker_without_a_share_keeps_step_and_says_so() -> None:
+    world = World("b", "a")
+    data = training(world)
+    told: list[bool] = []
+    data.on_padding = told.append
+    shares = []
+    for step in data.batches():
+        shares.append((take(step), data.padding))
+        data.commit(world.completed_in, None)
+    assert [padding for _, padding in shares] == [False] * 5 + [True]
+    assert told == [True, False]
+
+
+def test_step_without_an_update_is_an_error() -> None:
+    steps = training(World("a", "b")).batches()
+    next(steps)
+    with pytest.raises(UnsupportedError, match="has made no update"):
+        next(steps)
+
+
+def test_steps_per_execution_takes_so_many_batches_at_a_time() -> None:
+    world = World("a")
+    data = TrainingData(Positions(), world, log=EventLog(None, "a"), steps_per_execution=5)  # type: ignore[arg-type]
+    numbers = []
+    for begin, end, batches in data.batches():
+        numbers.append((begin, end, 0))
+        for _ in batches:
+            numbers[-1] = (begin, end, numbers[-1][2] + 1)
+            data.commit(world.completed_in, None)
+    assert numbers == [(0, 4, 5), (5, 9, 5), (10, 14, 1)]
+
+
+def test_epoch_of_a_state_goes_on_where_it_stood() -> None:
+    world = World("a", "b")
+    data = training(world)
+    steps = data.batches()
+    take(next(steps))
+    data.commit(world.completed_in, None)
+    newcomer = training(SimpleNamespace(**vars(world), boundary=world.boundary, when_confirmed=world.when_confirmed))
+    newcomer._session.view = world.completed_in
+    newcomer.load_state(data.state())
+    assert take(next(newcomer.batches())) == take(next(steps)) == [4, 5]
