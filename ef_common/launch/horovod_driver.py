@@ -25,6 +25,8 @@ FINISHED_KEY = "finished"
 CALL_KEY = "call"
 PATIENCE_S = 60.0
 """So long processes that the driver has started may be missing before it is asked what has become of them."""
+SETTLE_S = 0.5
+"""So long further losses are waited for after one: those of one cause are seen one after the other."""
 _READY_SCOPE = "rank_and_size"
 _LOOK_S = 0.5
 _LOOKS_PER_S = 100  # of all workers together
@@ -137,7 +139,9 @@ class Driver:
         self._decide(event)
 
     def _decide(self, event: rounds.Event) -> None:
-        self._state, actions, reason = rounds.decide(self._state, event, time.monotonic(), patience_s=PATIENCE_S)
+        self._state, actions, reason = rounds.decide(
+            self._state, event, time.monotonic(), patience_s=PATIENCE_S, settle_s=SETTLE_S
+        )
         if reason:
             logger.info("%s: %s", self._slot, reason)
         for action in actions:

@@ -9,15 +9,17 @@ and train on. Rules:
    member is lost. A call is a key in the driver's store, which every worker looks at; the driver clears the store
    when the round is complete. Whoever sees a call answers it with READY, once: the driver would count a second one.
 2. A loss makes the driver give up the whole host, and kill what is left on it, maybe by stopping it first, which
-   would make the others wait. So members on that host leave at a boundary, and say READY when they are out.
+   would make the others wait. So members on that host leave at a boundary, and say READY when they are out. Losses
+   often come together, so a moment passes before anything follows from one.
 3. If the hosts of all members have lost somebody, a round would be the end of the job. They train on to the end
    instead; the driver then reports the failure.
 4. What is given up with its host is no news when it goes. A host is as good as new once a newcomer on it is admitted.
 5. Without a slot a worker leaves. That of a newcomer is asked for after its admission.
 6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came: so
    there is a round.
-7. The training is complete: nobody calls a round any more. A worker that ends looks for a call once more, and waits
-   for the answer. READY and an end with status 0 would be counted as two.
+7. When the training is complete, what is known of losses is told at once; after that nobody calls a round. A worker
+   that ends looks for a call once more, and waits for the answer: READY and an end with status 0 would be counted as
+   two.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Rounds:
         members: Worker and host of each member of the newest view.
         member: This worker is one.
         failed: Hosts that have lost a member.
+        due: When something follows from a loss.
         waiting: READY is said and not answered.
         leaving: This worker is to leave, or has.
         homeless: It has no slot any more.
@@ -49,6 +52,7 @@ class Rounds:
     members: tuple[tuple[str, str], ...] = ()
     member: bool = False
     failed: frozenset[str] = frozenset()
+    due: float | None = None
     waiting: bool = False
     leaving: bool = False
     homeless: bool = False
@@ -111,7 +115,7 @@ Event = Viewed | HostsChanged | Called | Answered | Closed | Ending | Tick
 Decision = tuple[Rounds, tuple[Action, ...], str]
 
 
-def decide(state: Rounds, event: Event, now: float, *, patience_s: float) -> Decision:
+def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle_s: float) -> Decision:
     """Decide what follows from an event.
 
     Args:
@@ -119,13 +123,14 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float) -> Dec
         event: What happened.
         now: Time of a monotonic clock, in seconds.
         patience_s: How long processes may be missing.
+        settle_s: How long to wait for further losses after one.
 
     Returns:
         The state after, the actions to carry out in order, and the reason in one line ("" if there is none).
     """
     match event:
         case Viewed():
-            state, actions, reason = _viewed(state, event)
+            state, actions, reason = _viewed(state, event, now + settle_s)
         case HostsChanged():
             state, actions, reason = _call(state, "the hosts have changed")
         case Called():
@@ -133,7 +138,7 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float) -> Dec
         case Answered(size):
             state, actions, reason = _answered(state, size)
         case Closed():
-            state, actions, reason = replace(state, closed=True), (Action.PUBLISH,), "the training is complete"
+            state, actions, reason = _closed(state)
         case Ending():
             state, actions, reason = _ending(state)
         case Tick():
@@ -141,7 +146,7 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float) -> Dec
     return _with_clock(state, now), actions, reason
 
 
-def _viewed(state: Rounds, view: Viewed) -> Decision:
+def _viewed(state: Rounds, view: Viewed, due: float) -> Decision:
     before, after = dict(state.members), dict(view.members)
     lost = {} if view.planned else {worker: host for worker, host in before.items() if worker not in after}
     back = {host for worker, host in after.items() if worker not in before}
@@ -152,29 +157,32 @@ def _viewed(state: Rounds, view: Viewed) -> Decision:
         return state, (Action.LEAVE,), "admitted, and without a slot"
     if not new or state.closed or not view.member:
         return state, (), ""
-    reason = f"{', '.join(sorted(lost))} lost"
-    if failed.issuperset(after.values()):
-        return state, (), f"{reason}, and no other host is left: the driver learns of it at the end"
-    if state.host in failed and not state.leaving:
-        return replace(state, leaving=True), (Action.LEAVE,), f"{reason}: the driver gives up this host"
-    return _call(state, reason)
+    return replace(state, due=due), (), f"{', '.join(sorted(lost))} lost"
 
 
 def _may_speak(state: Rounds) -> bool:
-    doomed = bool(state.members) and state.failed.issuperset(host for _, host in state.members)
-    return not (state.waiting or state.leaving or state.homeless or doomed)
+    return not (state.waiting or state.leaving or state.homeless or _is_last(state))
+
+
+def _is_last(state: Rounds) -> bool:
+    """No member is on a host that has lost nobody."""
+    return bool(state.members) and state.failed.issuperset(host for _, host in state.members)
+
+
+def _speak(state: Rounds, actions: tuple[Action, ...], reason: str) -> Decision:
+    if not _may_speak(state):
+        return state, (), ""
+    if state.host in state.failed and not state.closed:
+        return replace(state, leaving=True, due=None), (Action.LEAVE,), f"{reason}: the driver gives up this host"
+    return replace(state, waiting=True, due=None, short_since=None), actions, reason
 
 
 def _call(state: Rounds, reason: str) -> Decision:
-    if state.closed or not _may_speak(state):
-        return state, (), ""
-    return replace(state, waiting=True, short_since=None), (Action.CALL, Action.READY), reason
+    return (state, (), "") if state.closed else _speak(state, (Action.CALL, Action.READY), reason)
 
 
 def _answer(state: Rounds) -> Decision:
-    if not _may_speak(state):
-        return state, (), ""
-    return replace(state, waiting=True), (Action.READY,), "a round is called"
+    return _speak(state, (Action.READY,), "a round is called")
 
 
 def _answered(state: Rounds, size: int | None) -> Decision:
@@ -182,9 +190,21 @@ def _answered(state: Rounds, size: int | None) -> Decision:
     if size is None:
         return state, (), "the driver gives no answer"
     if size:
-        return replace(state, num_assigned=size), (Action.PUBLISH,), f"the driver counts on {size} processes"
+        due = None if size == len(state.members) else state.due  # nobody is missing: it knows of each loss
+        state = replace(state, num_assigned=size, due=due)
+        return state, (Action.PUBLISH,), f"the driver counts on {size} processes"
     leave = (Action.LEAVE,) if state.member and not state.leaving else ()
     return replace(state, homeless=True, leaving=True), leave, "the driver has no slot for this worker any more"
+
+
+def _closed(state: Rounds) -> Decision:
+    after = replace(state, closed=True, due=None)
+    reason = "the training is complete"
+    if state.due is None or not _may_speak(state):
+        return after, (Action.PUBLISH,), reason
+    if state.host in state.failed:
+        return replace(after, leaving=True), (Action.PUBLISH,), reason  # there are no boundaries any more
+    return replace(after, waiting=True), (Action.PUBLISH, Action.CALL, Action.READY), reason
 
 
 def _ending(state: Rounds) -> Decision:
@@ -195,6 +215,10 @@ def _ending(state: Rounds) -> Decision:
 
 
 def _overdue(state: Rounds, now: float, patience_s: float) -> Decision:
+    if state.due is not None and now >= state.due and not state.waiting:
+        if _is_last(state):
+            return replace(state, due=None), (), "no other host is left: the driver learns of it at the end"
+        return _call(replace(state, due=None), "workers are lost")
     if state.short_since is None or now < state.short_since + patience_s:
         return state, (), ""
     return _call(state, f"there are {len(state.members)} members of {state.num_assigned} processes")

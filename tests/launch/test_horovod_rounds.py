@@ -24,11 +24,16 @@ A0, A1, B0, B1 = ("a0", "a"), ("a1", "a"), ("b0", "b"), ("b1", "b")
 CALL = (Action.CALL, Action.READY)
 
 
-def after(*events: Event, host: str = "b", size: int = 4, now: float = 0.0) -> tuple[Rounds, tuple[Action, ...]]:
-    """State after these events, and the actions of the last one."""
+def after(*events: Event, host: str = "b", size: int = 4) -> tuple[Rounds, tuple[Action, ...]]:
+    """State after these events, a second apart, and the actions of the last one."""
     state, actions = Rounds(host, size), ()
-    for event in events:
-        state, actions, _ = decide(state, event, now, patience_s=10.0)
+    for now, event in enumerate(events):
+        state, actions = at(state, event, now)
+    return state, actions
+
+
+def at(state: Rounds, event: Event, now: float) -> tuple[Rounds, tuple[Action, ...]]:
+    state, actions, _ = decide(state, event, now, patience_s=10.0, settle_s=1.0)
     return state, actions
 
 
@@ -43,14 +48,25 @@ def test_first_view_says_nothing() -> None:
     assert after(ALL)[1] == ()
 
 
+LOST_A0 = (ALL, view(A1, B0, B1), Tick())
+
+
 def test_loss_on_another_host_calls_a_round() -> None:
-    state, actions = after(ALL, view(A1, B0, B1))
+    assert after(*LOST_A0[:-1])[1] == ()
+    state, actions = after(*LOST_A0)
     assert actions == CALL
     assert state.waiting
 
 
-def test_loss_on_the_own_host_makes_the_worker_leave_and_say_ready_at_its_end() -> None:
-    lost = (ALL, view(A1, B0, B1))
+def test_further_losses_are_waited_for() -> None:
+    state, _ = after(*LOST_A0[:-1])
+    assert at(state, Tick(), 1.9)[1] == ()
+    assert at(state, Tick(), 2.0)[1] == CALL
+
+
+@pytest.mark.parametrize("event", [Tick(), Called(), HostsChanged()])
+def test_loss_on_the_own_host_makes_the_worker_leave_and_say_ready_at_its_end(event: Event) -> None:
+    lost = (*LOST_A0[:-1], event)
     assert after(*lost, host="a")[1] == (Action.LEAVE,)
     assert after(*lost, Called(), host="a")[1] == ()
     state, actions = after(*lost, Ending(), host="a")
@@ -58,20 +74,32 @@ def test_loss_on_the_own_host_makes_the_worker_leave_and_say_ready_at_its_end() 
     assert state.waiting
 
 
-def test_loss_that_leaves_no_other_host_says_nothing() -> None:
-    state, actions = after(ALL, view(A1, B0, B1), Answered(4), view(A1, B1))
-    assert (actions, state.leaving) == ((), False)
-    assert after(ALL, view(A1, B1), Called())[1] == after(ALL, view(A1, B1), HostsChanged())[1] == ()
+@pytest.mark.parametrize("events", [(view(A1, B1),), (view(A1, B0, B1), view(A1, B1))])
+@pytest.mark.parametrize("last", [Tick(), Called(), HostsChanged()])
+def test_losses_that_leave_no_other_host_are_not_told(events: tuple[Event, ...], last: Event) -> None:
+    for host in "ab":
+        state, actions = after(ALL, *events, last, host=host)
+        assert (actions, state.leaving) == ((), False)
 
 
 def test_what_goes_with_its_host_is_no_news() -> None:
-    assert after(ALL, view(A1, B0, B1), Answered(2), view(B0, B1))[1] == ()
+    assert after(*LOST_A0, Answered(2), view(B0, B1), Tick(), Tick())[1] == ()
 
 
 def test_loss_on_a_host_that_has_come_back_calls_a_round() -> None:
     back = view(B0, B1, ("a2", "a"), planned=True)
-    events = (ALL, view(A1, B0, B1), Answered(2), view(B0, B1), back, view(B0, B1))
-    assert after(*events)[1] == CALL
+    assert after(*LOST_A0, Answered(2), view(B0, B1), back, view(B0, B1), Tick())[1] == CALL
+
+
+@pytest.mark.parametrize(("size", "actions"), [(2, ()), (4, CALL)])
+def test_loss_while_a_round_is_open_is_told_after_it_unless_it_is_known(size: int, actions: tuple[Action, ...]) -> None:
+    c0, c1 = ("c0", "c"), ("c1", "c")
+    all_six = view(A0, A1, B0, B1, c0, c1, planned=True)
+    events = (all_six, view(A1, B0, B1, c0, c1), Tick(), view(B0, B1, c0, c1, planned=True), view(B1, c0, c1))
+    state, none = after(*events, Tick(), view(c0, c1, planned=True), host="c", size=6)
+    assert (none, state.waiting) == ((), True)
+    state, _ = at(state, Answered(size), 10.0)
+    assert at(state, Tick(), 10.5)[1] == actions
 
 
 def test_planned_leave_is_no_loss() -> None:
@@ -105,7 +133,7 @@ def test_member_without_a_slot_leaves() -> None:
     state, actions = after(ALL, Called(), Answered(0))
     assert actions == (Action.LEAVE,)
     assert after(ALL, Called(), Answered(0), Called())[1] == ()
-    assert decide(state, Ending(), 0.0, patience_s=10.0)[1] == ()
+    assert at(state, Ending(), 5.0)[1] == ()
 
 
 def test_newcomer_without_a_slot_leaves_when_it_has_been_admitted() -> None:
@@ -115,18 +143,28 @@ def test_newcomer_without_a_slot_leaves_when_it_has_been_admitted() -> None:
 
 def test_processes_that_are_missing_for_long_are_asked_for() -> None:
     state, _ = after(view(B0, B1))
-    assert decide(state, Tick(), 9.0, patience_s=10.0)[1] == ()
-    assert decide(state, Tick(), 10.0, patience_s=10.0)[1] == CALL
+    assert at(state, Tick(), 9.0)[1] == ()
+    assert at(state, Tick(), 10.0)[1] == CALL
 
 
 def test_processes_that_came_in_time_are_not_asked_for() -> None:
     state, _ = after(view(B0, B1), ALL)
-    assert decide(state, Tick(), 10.0, patience_s=10.0)[1] == ()
+    assert at(state, Tick(), 12.0)[1] == ()
 
 
-@pytest.mark.parametrize("event", [HostsChanged(), view(A1, B0, B1)])
-def test_after_the_training_nobody_calls(event: Event) -> None:
-    assert after(ALL, Closed(), event)[1] == ()
+@pytest.mark.parametrize("events", [(HostsChanged(),), (view(A1, B0, B1), Tick())])
+def test_after_the_training_nobody_calls(events: tuple[Event, ...]) -> None:
+    assert after(ALL, Closed(), *events)[1] == ()
+
+
+def test_losses_of_the_last_moment_are_told_when_the_training_is_complete() -> None:
+    lost = (*LOST_A0[:-1], Closed())
+    state, actions = after(*lost)
+    assert actions == (Action.PUBLISH, *CALL)
+    assert state.waiting
+    assert after(*lost, host="a")[1] == (Action.PUBLISH,)
+    assert after(*lost, Ending(), host="a")[1] == (Action.READY,)
+    assert after(ALL, view(A1, B1), Closed())[1] == (Action.PUBLISH,)
 
 
 def test_after_the_training_a_call_is_still_answered() -> None:
@@ -140,5 +178,5 @@ def test_newcomer_answers_a_call_while_it_warms_up() -> None:
 def test_state_is_not_changed_in_place() -> None:
     state, _ = after(ALL)
     before = replace(state)
-    decide(state, Called(), 0.0, patience_s=10.0)
+    at(state, Called(), 5.0)
     assert state == before
