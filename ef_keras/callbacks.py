@@ -92,6 +92,11 @@ class Elastic(keras.callbacks.Callback):
             with leaving_cleanly():
                 self._fit.agree_on(logs)
 
+    def on_train_end(self, logs: Any = None) -> None:
+        """The last update has been made; callbacks that follow may bring back other weights."""
+        if self._fit is not None:
+            self._fit.log_weights()
+
     def end(self) -> None:
         """All callbacks have ended."""
         if self._fit is not None:

@@ -49,8 +49,7 @@ class Fit:
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics
         self.data.on_padding = self._pad
-        if worker.audit:
-            self.data.on_boundary = self._log_weights
+        self.data.on_boundary = self.log_weights
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
 
@@ -88,7 +87,6 @@ class Fit:
     def end(self) -> None:
         """Everybody has come to the end: from here on, nobody can join."""
         self.data.dealer.end()
-        self._log_weights_now()
         self._session.run(Barrier())
         self._session.close()
         self._session.state = None
@@ -192,14 +190,10 @@ class Fit:
 
     # ------------------------------------------------------------ audit
 
-    def _log_weights(self) -> None:
+    def log_weights(self) -> None:
+        """In audit mode, note a hash of the weights after an update, once it is sure to be everybody's."""
         dealer = self.data.dealer
-        if dealer.num_updates and not dealer.progress.uncommitted:
-            self._log_weights_now()
-
-    def _log_weights_now(self) -> None:
-        dealer = self.data.dealer
-        if not self._worker.audit or not dealer.num_updates:
+        if not self._worker.audit or not dealer.num_updates or dealer.progress.uncommitted:
             return
         digest = hashlib.blake2b(digest_size=16)
         for variable in self._state.variables():

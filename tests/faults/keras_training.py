@@ -37,6 +37,7 @@ class Options:
     backend: str | None = None
     data: str = "arrays"  # or "stream": a tf.data set that is shuffled anew in each epoch
     csv: bool = False  # the results of each epoch, in a file
+    best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
 class StrikingSGD(keras.optimizers.SGD):
@@ -174,7 +175,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     # The start must be equal all the same; the order of a stream need not be.
     keras.utils.set_random_seed(os.getpid() if chosen.data == "arrays" else 1)
     model = net(chosen, striker)
-    stopping = keras.callbacks.EarlyStopping("loss", patience=1000, restore_best_weights=True)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=1000, mode=chosen.best, restore_best_weights=True)
     history = model.fit(
         *_data(chosen),
         epochs=chosen.epochs,
