@@ -15,7 +15,9 @@ class _EnvironmentMixin:
     def __init__(self) -> None:
         super().__init__()
         self._session: Session | None = None
-        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # asked for with each batch
+        self._local_rank = int(
+            os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK", "0")
+        )  # asked for with each batch
 
     def follow(self, session: Session) -> None:
         """Take ranks from this session from now on."""

@@ -22,6 +22,7 @@ from ef_common.core.view import View
 from ef_common.data.dealer import Dealer, ranges_of
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import WrappedLoader
@@ -107,7 +108,8 @@ class ElasticLoader(WrappedLoader):
             if self._wants_epoch or (self._resumed and not self._goes_on()):
                 self._begin_epoch()
             if not self.progress.uncommitted and self.progress.remaining > 0:
-                self._session.boundary()
+                with leaving_cleanly():
+                    self._session.boundary()
         self._resumed = False
         return self._deal()
 
