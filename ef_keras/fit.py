@@ -181,12 +181,12 @@ class Fit:
         """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""
         mine = {
             "stop": bool(self._model.stop_training or self._reducer.wants_stop),
-            "memories": self._state.rank_zero_memories() if self._session.rank == 0 else None,
+            "memories": self._state.memories(of_rank_zero=True) if self._session.rank == 0 else None,
         }
         everybody, _ = operations.gather(self._session, mine, what="memory of a callback")
         self._model.stop_training = any(theirs["stop"] for theirs in everybody)
         for theirs in everybody:
-            self._state.hear(theirs["memories"] or [])
+            self._state.remember(theirs["memories"] or [])
 
     # ------------------------------------------------------------ audit
 

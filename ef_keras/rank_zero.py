@@ -38,6 +38,14 @@ def unwrapped(callback: Any) -> Any:
     return callback.wrapped if isinstance(callback, OnRankZero) else callback
 
 
+def restore(callback: Any, memory: dict[str, Any]) -> None:
+    """Let a callback remember: its fields, or what it takes by `load_state_dict`."""
+    if "user" in memory:
+        callback.load_state_dict(memory["user"])
+    else:
+        vars(callback).update(memory)
+
+
 class OnRankZero:
     """Stands for a callback that is called in rank 0 only. If this worker becomes it, the callback begins then.
 
@@ -65,6 +73,6 @@ class OnRankZero:
             if isinstance(self.wrapped, keras.callbacks.CSVLogger):
                 self.wrapped.append = True  # the rank 0 before this one has begun the file
             self.wrapped.on_train_begin()
-            vars(self.wrapped).update(self.memory)
+            restore(self.wrapped, self.memory)
         self._has_begun = self._in_fit
         hook(*args, **kwargs)

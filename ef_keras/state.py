@@ -12,7 +12,7 @@ import numpy as np
 from ef_common.collectives.codec import ARRAYS
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_keras import hooks
-from ef_keras.rank_zero import OnRankZero, unwrapped
+from ef_keras.rank_zero import OnRankZero, restore, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ _REMEMBERED: dict[str, tuple[str, ...]] = {
     "TensorBoard": ("_global_train_batch", "_global_test_batch"),
 }
 """Fields of Keras's own callbacks that change while they run, by the name of their class."""
+
+Memory = tuple[str, dict[str, Any]]
+"""What a callback remembers: its key (see `_by_kind`), and its fields."""
 
 
 class FitState:
@@ -51,7 +54,7 @@ class FitState:
         self._outgoing: list[np.ndarray] = []
         self._incoming: list[np.ndarray] = []
         self._prepared: list[np.ndarray] = []
-        self._memories: list[tuple[str, dict[str, Any]]] = []
+        self._memories: list[Memory] = []
 
     def variables(self) -> list[Any]:
         """All variables that must be equal in all workers, in an order that is the same everywhere."""
@@ -101,9 +104,19 @@ class FitState:
         self._memories = state["callbacks"]
         self._load_progress(state["progress"])
 
-    def recall(self) -> None:
-        """Let the callbacks remember what the others' do; after all of them have been begun."""
-        memories, self._memories = self._memories, []
+    # ------------------------------------------------------------ callbacks
+
+    def memories(self, *, of_rank_zero: bool = False) -> list[Memory]:
+        """What the callbacks remember: all of them, or those that are called in rank 0 only."""
+        return [
+            (key, memory)
+            for key, callback in _by_kind(self._callbacks()).items()
+            if isinstance(callback, OnRankZero) or not of_rank_zero
+            if (memory := _memory_of(callback)) is not None
+        ]
+
+    def remember(self, memories: Sequence[Memory]) -> None:
+        """Let this worker's callbacks remember what another's do."""
         mine = _by_kind(self._callbacks())
         for key, memory in memories:
             callback = mine.get(key)
@@ -111,35 +124,19 @@ class FitState:
                 logger.warning("the others have a callback that this worker has not: %s", key)
             elif isinstance(callback, OnRankZero):
                 callback.memory = memory
-            elif "user" in memory:
-                callback.load_state_dict(memory["user"])
             else:
-                vars(callback).update(memory)
+                restore(callback, memory)
 
-    def rank_zero_memories(self) -> list[tuple[str, dict[str, Any]]]:
-        """What the callbacks remember that are called in this worker only, if it is rank 0."""
-        return [
-            (key, memory)
-            for key, callback in _by_kind(self._callbacks()).items()
-            if isinstance(callback, OnRankZero) and (memory := _memory_of(callback)) is not None
-        ]
-
-    def hear(self, memories: list[tuple[str, dict[str, Any]]]) -> None:
-        """Take in those of rank 0."""
-        mine = _by_kind(self._callbacks())
-        for key, memory in memories:
-            if isinstance(mine.get(key), OnRankZero):
-                mine[key].memory = memory
+    def recall(self) -> None:
+        """A newcomer's callbacks remember what the others' do; to be called when all of them have begun."""
+        memories, self._memories = self._memories, []
+        self.remember(memories)
 
     def _collect(self) -> dict[str, Any]:
         return {
             "variables": [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in self.variables()],
             "progress": self._progress(),
-            "callbacks": [
-                (key, memory)
-                for key, callback in _by_kind(self._callbacks()).items()
-                if (memory := _memory_of(callback)) is not None
-            ],
+            "callbacks": self.memories(),
         }
 
 
