@@ -6,7 +6,6 @@ away again. The model is the user's, and so is `fit`.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,6 @@ from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.rank_zero import only_on_rank_zero
 from ef_keras.sources import source_of
-
-logger = logging.getLogger(__name__)
 
 
 def callbacks(*, backend: str | None = None) -> list[keras.callbacks.Callback]:

@@ -14,7 +14,9 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
-from ef_keras.sources import Source
+from ef_keras.sources import Source, StreamSource
+
+_FIRST = np.zeros(1, dtype=int)
 
 
 class EvaluationData:
@@ -42,13 +44,14 @@ class EvaluationData:
         step, before, checksums = 0, metrics.values_of(self._model), set()
         while True:
             source.begin(0, seed=0)
-            first = _batch(source, np.zeros(1, dtype=int))
-            checksums.add(source.fingerprint(0))
+            if isinstance(source, StreamSource):
+                _batch(source, _FIRST)
+                checksums.add(source.fingerprint(0))
             for batch in self._batches_of(source, share):
                 yield step, step, iter([batch])
                 step += 1
             if step == 0:  # a step there must be, or there are no logs; its result does not count
-                yield step, step, iter([first])
+                yield step, step, iter([_batch(source, _FIRST)])
                 step += 1
                 metrics.set_values(self._model, before)
             mine = {"metrics": metrics.values_of(self._model), "checksums": list(checksums)}

@@ -64,7 +64,7 @@ class Fit:
         batch = first_batch(self.data.source)
         hooks.build(model, batch)
         self._reducer = reducer_for(session, model, self.data.dealer.weights)
-        self._reducer.on_update = self.data.commit
+        self._reducer.on_update = self.data.dealer.commit
         self._reducer.on_wait = self.data.prefetch
         self._reducer.attach()
         hooks.renew_train_function(model)

@@ -177,12 +177,9 @@ class StreamSource:
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
-        wanted = set(progress.returned)
-        for place in range(window.start, window.stop):
-            wanted.update(progress.positions((place, place + 1)))
-        first = min(window.start, progress.length)
+        wanted = {*progress.returned, *progress.positions((window.start, window.stop))}
         for position in range(self._next, min(window.stop, self.length)):
-            self._walk(position + 1, keep_from=position if position in wanted or position >= first else self.length)
+            self._walk(position + 1, keep_from=position if position in wanted else self.length)
         self._kept = {position: batch for position, batch in self._kept.items() if position in wanted}
 
     def fingerprint(self, position: int) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ef_common.collectives import operations
 from ef_common.core.sharding import Window
-from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -128,10 +127,6 @@ class TrainingData:
                 "the data set is made, or shuffle with dataset.shuffle(…, seed=…). "
                 f"Received: checksums {dict(zip(view.ids, found, strict=False))}"
             )
-
-    def commit(self, contributors: View, loss: float | None) -> None:
-        """A gradient reduction with these contributors has completed."""
-        self.dealer.commit(contributors, loss)
 
     def state(self) -> dict[str, Any]:
         """What a newcomer needs to go on with the others."""

@@ -16,7 +16,7 @@ from ef_common.launch.environment import read_environment
 from ef_keras import hooks
 from ef_keras.rank_zero import OnRankZero
 from ef_keras.state import _REMEMBERED
-from tests.keras.features import compiled, data, net
+from tests.keras.features import CustomStep, compiled, data, net
 
 
 def _message(act: Callable[[], Any]) -> str:
@@ -47,15 +47,8 @@ def refuse_unknown_length() -> str:
     return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
 
 
-class Idle(keras.Model):
+class Idle(CustomStep):
     """Forgets to make an update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net()
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.inner(x)
 
     def train_step(self, batch: Any) -> Any:
         x, y = batch

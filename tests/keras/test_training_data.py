@@ -76,14 +76,14 @@ def test_batch_that_was_made_ready_is_used_once_and_only_if_it_is_the_one_dealt(
     assert take(next(steps)) == [0, 1]
     data.prefetch()
     assert data.source.num_batches == 2  # type: ignore[attr-defined]
-    data.commit(world.completed_in, None)
+    data.dealer.commit(world.completed_in, None)
     assert take(next(steps)) == [4, 5]
     assert data.source.num_batches == 2  # type: ignore[attr-defined]
     data.prefetch()  # 8, 9: for a world of two
-    data.commit(world.completed_in, None)
+    data.dealer.commit(world.completed_in, None)
     world.next = view("b", "a", "c")
     assert take(next(steps)) == [10, 11]
-    data.commit(world.completed_in, None)
+    data.dealer.commit(world.completed_in, None)
     assert take(next(steps)) == [16, 17]
 
 
@@ -94,11 +94,11 @@ def test_what_a_lost_worker_was_dealt_comes_back_after_a_batch_was_made_ready() 
     dealt = [take(next(steps))]
     data.prefetch()
     world.completed_in = view("a")
-    data.commit(world.completed_in, None)  # b's 2 and 3 come back
+    data.dealer.commit(world.completed_in, None)  # b's 2 and 3 come back
     for step in steps:
         dealt.append(take(step))
         data.prefetch()
-        data.commit(world.completed_in, None)
+        data.dealer.commit(world.completed_in, None)
     positions = [position for batch in dealt for position in batch]
     assert sorted(positions) == list(range(23))
     assert positions[:2] == [0, 1]
@@ -113,7 +113,7 @@ def test_worker_without_a_share_keeps_step_and_says_so() -> None:
     shares = []
     for step in data.batches():
         shares.append((take(step), data.padding))
-        data.commit(world.completed_in, None)
+        data.dealer.commit(world.completed_in, None)
     assert [padding for _, padding in shares] == [False] * 5 + [True]
     assert told == [True, False]
 
@@ -133,7 +133,7 @@ def test_steps_per_execution_takes_so_many_batches_at_a_time() -> None:
         numbers.append((begin, end, 0))
         for _ in batches:
             numbers[-1] = (begin, end, numbers[-1][2] + 1)
-            data.commit(world.completed_in, None)
+            data.dealer.commit(world.completed_in, None)
     assert numbers == [(0, 4, 5), (5, 9, 5), (10, 14, 1)]
 
 
@@ -142,7 +142,7 @@ def test_epoch_of_a_state_goes_on_where_it_stood() -> None:
     data = training(world)
     steps = data.batches()
     take(next(steps))
-    data.commit(world.completed_in, None)
+    data.dealer.commit(world.completed_in, None)
     newcomer = training(SimpleNamespace(**vars(world), boundary=world.boundary, when_confirmed=world.when_confirmed))
     newcomer._session.view = world.completed_in
     newcomer.load_state(data.state())

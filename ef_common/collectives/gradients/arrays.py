@@ -117,7 +117,6 @@ class ArrayReduction:
         self._arrays: list[np.ndarray | None] = [None] * len(self._views)
         self._num_taken = 0
         self._group: Group | None = None
-        self._view = session.view
         self._pending: list[Pending] = []
         self._alone = False
         self._weight = self._weight_of_values = 1.0
