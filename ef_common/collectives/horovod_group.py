@@ -38,7 +38,7 @@ _LOOK_S = 0.1
 _NUM_NAMES = 16
 _DEFAULTS = {
     "HOROVOD_LOG_LEVEL": "fatal",  # a lost member is no error
-    "HOROVOD_CYCLE_TIME": "20",  # ms; who has nothing to do takes part so often (ours begins a cycle when it has)
+    "HOROVOD_CYCLE_TIME": "100",  # ms; who has nothing to do takes part so often (ours begins a cycle when it has)
     "HOROVOD_FUSION_THRESHOLD": str(1 << 20),  # bytes; to copy large buckets into one costs more than it saves
 }
 """What a user may set otherwise."""

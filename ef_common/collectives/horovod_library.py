@@ -98,9 +98,11 @@ class Library:
         none = ctypes.c_int(0)
         if not self._library.horovod_init(None, none, None, None, none):
             raise RuntimeError("Horovod could not connect to the other members")
+        self._library.horovod_memory_open()
 
     def shutdown(self) -> None:
-        """Stop it; its thread has ended when this returns."""
+        """Stop it; its threads have ended when this returns. Its connections must be down."""
+        self._library.horovod_memory_close()
         self._library.horovod_shutdown()
 
     def knows_nccl(self) -> bool:
@@ -119,7 +121,7 @@ class Library:
         if summed.dtype.name not in _TYPES:
             raise TypeError(f"an array of this type cannot be summed. Received: dtype={tensor.dtype}")
         handle = self._library.horovod_memory_sum(
-            name.encode(), summed.ctypes.data, summed.size, _TYPES.index(summed.dtype.name), summed.itemsize
+            summed.ctypes.data, summed.size, _TYPES.index(summed.dtype.name), summed.itemsize
         )
         return Operation(self._library, handle, summed=summed, target=target)
 
@@ -146,19 +148,14 @@ def _load(framework: str) -> Any:
         library = ctypes.CDLL(str(path))
         library.horovod_init.restype = ctypes.c_bool
         library.horovod_memory_sum.restype = library.horovod_memory_gather.restype = ctypes.c_void_p
-        library.horovod_memory_sum.argtypes = [
-            ctypes.c_char_p,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int,
-            ctypes.c_int64,
-        ]
+        library.horovod_memory_sum.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int64]
         library.horovod_memory_gather.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64]
         library.horovod_memory_wait.restype = ctypes.c_bool
         library.horovod_memory_wait.argtypes = [ctypes.c_void_p, ctypes.c_double]
         library.horovod_memory_error.restype = ctypes.c_char_p
         library.horovod_memory_size.restype = ctypes.c_int64
         library.horovod_memory_output.restype = ctypes.c_void_p
+        library.horovod_memory_open.restype = library.horovod_memory_close.restype = None
         for name in ("error", "size", "output", "release"):
             getattr(library, f"horovod_memory_{name}").argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError) as error:

@@ -14,8 +14,8 @@ from ef_common.errors import UsageError
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-REVISION = 2
-"""Counts the changes. It is the wheel's local version: `0.28.1+elasticflow.2`."""
+REVISION = 3
+"""Counts the changes. It is the wheel's local version: `0.28.1+elasticflow.3`."""
 
 ADDED = {"horovod/common/memory.cc": "memory.cc"}
 """Files of ours: path in the source → name beside this module."""
@@ -95,6 +95,20 @@ CHANGES = (
         '        "${PROJECT_SOURCE_DIR}/horovod/common/message.cc"\n',
         '        "${PROJECT_SOURCE_DIR}/horovod/common/memory.cc"\n'
         '        "${PROJECT_SOURCE_DIR}/horovod/common/message.cc"\n',
+    ),
+    # Where `memory.cc` finds the connections.
+    Change(
+        "horovod/common/operations.cc",
+        """Status CheckInitialized() {
+""",
+        """#if HAVE_GLOO
+std::shared_ptr<gloo::Context> GlobalGlooContext() {
+  return global_gloo_context.ctx;
+}
+#endif
+
+Status CheckInitialized() {
+""",
     ),
     # In place, there is nothing to copy.
     Change(
@@ -333,6 +347,23 @@ void TensorQueue::Wake() {
     }
 """,
     ),
+    # A thread that holds a connection's lock may have to wait for a core. Gloo's loop asked for the lock again and
+    # again meanwhile, and took the core: with one more busy process on the machine, each message took 4 or 8 ms.
+    Change(
+        _PAIR,
+        """  std::unique_lock<std::mutex> lock(m_, std::try_to_lock);
+  if (!lock) {
+    return;
+  }
+""",
+        """  std::unique_lock<std::mutex> lock(m_, std::try_to_lock);
+  if (!lock) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    return;
+  }
+""",
+    ),
+    Change(_PAIR, "#include <array>\n", "#include <array>\n#include <chrono>\n#include <thread>\n"),
     # A connection that ends while it is accepted has no address any more, which ended the process.
     Change(
         _PAIR,
