@@ -11,7 +11,10 @@ Glossary
     survivor     a member that goes on after a loss, in the same process
     position     index of a sample in an epoch's order
     window       the positions that one step deals to all members
+    place        how far the members are for sure: what a newcomer may skip in a stream, and what it must keep
     commit       a gradient reduction has completed: its samples are used
+    global batch samples of one update, of all members together
+    ratio        global batch : reference batch, which the optimizer's settings are meant for
     returned     positions that were dealt to a worker which died before the commit; dealt again
 """
 

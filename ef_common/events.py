@@ -345,6 +345,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "reason": _text,
         "pause_s": _number_or_null,
     },
+    # A joiner is about to be ready: a stream has been read up to here.
+    "walked": {"epoch": _count, "cursor": _count},
     # A joiner has received the state; its next step is step + 1.
     "admitted": {"generation": _count, "step": _count, "epoch": _count},
     "epoch": {"epoch": _count, "length": _count},
@@ -360,6 +362,14 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "mine": _spans,
         "returned": _spans,
         "loss": _number_or_null,
+    },
+    # The global batch is another one from this update on, or it is the first one.
+    "compensation": {
+        "step": _count,
+        "rule": _text,
+        "reference_batch_size": _count,
+        "global_batch_size": _count,
+        "ramp_steps": _count,
     },
     "weights": {"step": _count, "hash": _text},
     # A pass over a dataloader is complete: what each worker did, equal in the records of all of them.

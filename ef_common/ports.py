@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ef_common.core.place import Place
 from ef_common.core.view import View
 
 
@@ -117,6 +118,16 @@ class ControlChannel(Protocol):
 
     def bootstrap(self, generation: int) -> Bootstrap:
         """Exchange of values among the members of one view, relayed by the coordinator."""
+
+    def tell_place(self, place: Place) -> None:
+        """Have newcomers learn, soon, where this member is. Called in each step: never waits."""
+
+    def job_place(self) -> Place | None:
+        """In a newcomer: where the members are; None if nobody has told. Never waits.
+
+        Raises:
+            CoordinatorLost, Evicted, JobFinished: As their names say.
+        """
 
     def stop(self) -> None:
         """Close the line."""

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ef_common.core.place import Place
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
 from ef_common.errors import GroupBroken, Left, ProtocolError
@@ -184,6 +185,20 @@ class Session:
             self._channel.send("leave")
         if self.newcomer:
             raise Left("left before it was admitted")
+
+    def tell_place(self, place: Place) -> None:
+        """Let newcomers know where this member is, once that is sure to survive any loss."""
+        channel = self._channel
+        if channel is not None:
+            self.when_confirmed(lambda: channel.tell_place(place))
+
+    def job_place(self) -> Place | None:
+        """In a newcomer: where the members are, as far as is known.
+
+        Raises:
+            CoordinatorLost, JobFinished: It cannot join any more.
+        """
+        return None if self._channel is None else self._channel.job_place()
 
     def close(self) -> None:
         """Tell that the training is complete: nobody can join any more."""

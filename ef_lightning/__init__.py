@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ef_common.core.compensation import Compensation
 from ef_lightning.registry import register, strategy_class, strategy_for
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin as ElasticFlowStrategy
 
-__all__ = ["ElasticFlowStrategy", "strategy_for"]
+__all__ = ["ElasticFlowStrategy", "Compensation", "strategy_for"]
 
 register()
 

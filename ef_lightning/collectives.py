@@ -34,15 +34,26 @@ class CollectivesMixin:
     def _alone(self) -> bool:
         return self._trainer is not None and self._trainer.interrupted
 
+    @property
+    def _in_part(self) -> bool:
+        """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
+        return False
+
     def _gather(self, value: Any) -> tuple[list[Any], View]:
         if self._alone:
             return [value], self.session.view
+        if self._in_part:
+            raise UnsupportedError(
+                "with global_batch_size, training_step is called for parts of a batch, as often as each worker has "
+                "some, so it cannot exchange values with the other workers. Do it in on_train_batch_end, or leave out "
+                "global_batch_size"
+            )
         with leaving_cleanly():
             return operations.gather(self.session, value)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""
-        if not isinstance(tensor, Tensor) or self._alone:
+        if not isinstance(tensor, Tensor) or self._alone or self._in_part:
             return tensor
         name = _REDUCTIONS.get(str(reduce_op or "mean").lower().rsplit(".", 1)[-1])
         if name is None:
@@ -57,7 +68,7 @@ class CollectivesMixin:
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for everybody."""
-        if not self._alone:
+        if not self._alone and not self._in_part:
             with leaving_cleanly():
                 self.session.run(Barrier())
 

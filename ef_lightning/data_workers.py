@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
 from ef_common.errors import UnsupportedError
@@ -18,8 +20,8 @@ from ef_lightning import hooks
 
 logger = logging.getLogger(__name__)
 
-Plan = Callable[[int], Iterator[list[int]]]
-"""`plan(k)` yields the batches (as indices in the dataset) from the k-th one on."""
+Plan = Callable[[int], Iterator[list[Any]]]
+"""`plan(k)` yields the batches (as indices in the dataset, or samples to read) from the k-th one on."""
 
 _MAX_RESTARTS = 3
 _DEATH_S = 2.0
@@ -67,8 +69,44 @@ class _PlannedBatches:
         self.plan: Plan = lambda start: iter(())
         self.start = 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return self.plan(self.start)
+
+
+class Sample(NamedTuple):
+    """A sample to read (its index), and what the random numbers in it are a function of."""
+
+    at: int
+    key: tuple[int, ...]
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set of the user's, read by :class:`Sample`: its augmentation is the same wherever a sample is read."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the user's data set."""
+        if name.startswith("__") or name == "_dataset":
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __getitem__(self, sample: Sample) -> Any:
+        """Read a sample."""
+        seed_everything(sample.key)
+        return self._dataset[sample.at]
+
+
+def seed_everything(key: Sequence[int]) -> None:
+    """Let the random numbers of torch, NumPy and Python be a function of the key from here on."""
+    first, second = np.random.SeedSequence(list(key)).generate_state(2).tolist()
+    # Not `torch.manual_seed`: where CUDA is not in use, it notes down a traceback each time, for when it will be.
+    torch.default_generator.manual_seed(first << 32 | second)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(first << 32 | second)
+    np.random.seed(first)
+    random.seed(second)
 
 
 class PlannedLoader:
@@ -76,9 +114,13 @@ class PlannedLoader:
 
     The processes are kept from plan to plan. One that dies (out of memory, mostly) costs its batches a second
     read, and nothing else.
+
+    Args:
+        loader: The user's loader.
+        seeded: Plans are of :class:`Sample`, not of indices.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         check(loader)
         self.user_loader = loader
         self._batches = _PlannedBatches()
@@ -88,6 +130,7 @@ class PlannedLoader:
             "batch_sampler": self._batches,
             "persistent_workers": loader.num_workers > 0,
             "_iterator": None,
+            "dataset": SeededDataset(loader.dataset) if seeded else loader.dataset,
         }.items():
             object.__setattr__(inner, name, value)
         self._inner = inner
@@ -139,6 +182,12 @@ class PlannedLoader:
             self._restarts = 0
             return batch
 
+    def fetch(self, batch: list[Any]) -> Any:
+        """Read a batch that is in no plan, in this process."""
+        dataset: Any = self._inner.dataset
+        many = getattr(dataset, "__getitems__", None)
+        return self._inner.collate_fn(many(batch) if many else [dataset[index] for index in batch])
+
     def close(self) -> None:
         """End the worker processes."""
         iterator, self._iterator = self._iterator, None
@@ -179,8 +228,8 @@ class WrappedLoader:
     Everything else (dataset, sampler, num_workers …) is as in the user's loader.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._planned = PlannedLoader(loader)
+    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
+        self._planned = PlannedLoader(loader, seeded=seeded)
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:

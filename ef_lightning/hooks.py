@@ -9,7 +9,9 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -333,6 +335,66 @@ def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
     for logger, version in zip(trainer.loggers, versions, strict=True):
         if hasattr(logger, "_version") and version is not None:
             logger._version = version
+
+
+def step_to_log(trainer: Any) -> int | None:
+    """Number of the step at hand, as loggers know it; None if Lightning does not log it (`log_every_n_steps`)."""
+    if not trainer._logger_connector.should_update_logs:
+        return None
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def show_rates(trainer: Any, host: Host, shown: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have each LearningRateMonitor read the parameter groups within this context."""
+    for callback in _rate_monitors(trainer, host):
+        callback._extract_stats = partial(_shown_stats, callback._extract_stats, shown)
+
+
+def hide_rates(trainer: Any, host: Host) -> None:
+    """Undo it."""
+    for callback in _rate_monitors(trainer, host):
+        vars(callback).pop("_extract_stats", None)
+
+
+def _rate_monitors(trainer: Any, host: Host) -> list[Any]:
+    return [c for c in trainer.callbacks if isinstance(c, host.get("callbacks", "LearningRateMonitor"))]
+
+
+def _shown_stats(
+    extract: Callable[..., dict[str, Any]],
+    shown: Callable[[], AbstractContextManager[None]],
+    trainer: Any,
+    interval: str,
+) -> dict[str, Any]:
+    with shown():  # a rate may be a tensor, which is another number afterwards
+        return {k: float(v) if isinstance(v, Tensor) else v for k, v in extract(trainer, interval).items()}
+
+
+def prepare_batch(trainer: Any, batch: Any) -> Any:
+    """What the training loop does to a batch before a step."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def training_step(trainer: Any, batch: Any, arguments: Sequence[Any]) -> Any:
+    """A training step within another one's. What it logs counts for the epoch; of the step, the other's values stay.
+
+    Args:
+        trainer: The Trainer.
+        batch: The batch.
+        arguments: The others of `training_step`.
+    """
+    module, results = trainer.lightning_module, trainer._results
+    outer = module._current_fx_name, results.batch, results.batch_size
+    caches = {key: result._forward_cache for key, result in results.items()}
+    module._current_fx_name, results.batch, results.batch_size = "training_step", batch, None
+    try:
+        return trainer.strategy.training_step(batch, *arguments)
+    finally:
+        module._current_fx_name, results.batch, results.batch_size = outer
+        for key, cache in caches.items():
+            results[key]._forward_cache = cache
 
 
 def take_over_logs(trainer: Any, host: Host) -> None:

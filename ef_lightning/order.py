@@ -18,11 +18,11 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
     return int(loader.batch_sampler.batch_size)  # type: ignore[union-attr]
 
 
-def num_samples(loader: DataLoader[Any]) -> int:
+def num_samples(loader: DataLoader[Any], batch_size: int | None = None) -> int:
     """Samples of an epoch: as many as the sampler draws, less a last short batch with `drop_last`."""
     length = len(_sampler(loader))
     if loader.batch_sampler.drop_last:  # type: ignore[union-attr]
-        length -= length % batch_size_of(loader)
+        length -= length % (batch_size or batch_size_of(loader))
     return length
 
 

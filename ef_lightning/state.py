@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
+from ef_common.data.compensator import Compensator
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning.host import Host
@@ -38,6 +39,7 @@ class TrainerState:
         host: Its class tree.
         loader: The training loader; None before it is set up.
         reducer: Reduces the gradients; None in a world that never changes.
+        compensator: The ratio of the run; None if there is nothing to compensate.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class TrainerState:
         *,
         loader: Callable[[], ElasticLoader | None],
         reducer: GradientReducer | None,
+        compensator: Compensator | None,
     ) -> None:
         self._trainer = trainer
         self._host = host
         self._loader = loader
         self._reducer = reducer
+        self._compensator = compensator
         # The length of an epoch on which `configure_optimizers` may have based its schedules: a world that has
         # another size now would give another one.
         self._num_batches_at_start = trainer.num_training_batches if hooks.train_loaders(trainer) else None
@@ -124,6 +128,7 @@ class TrainerState:
             "logged": hooks.log_state(trainer),
             "checkpoint_callbacks": [_private(callback) for callback in self._callbacks("ModelCheckpoint")],
             "loggers": hooks.logger_versions(trainer),
+            "compensation": None if self._compensator is None else self._compensator.state(),
             "loader": None if loader is None else loader.state(),
         }
 
@@ -150,6 +155,8 @@ class TrainerState:
         hooks.set_logger_versions(trainer, state["loggers"])
         if self._reducer is not None:
             self._reducer.attach(state["reduced"])
+        if self._compensator is not None and state["compensation"] is not None:
+            self._compensator.load_state(state["compensation"])
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])

@@ -7,17 +7,22 @@ It only translates. Membership and recovery are `ef_common.session`'s, gradients
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ef_common.collectives import torch_operations as operations
+from ef_common.collectives.gradients.deterministic import DeterministicReducer
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import as_bytes
+from ef_common.core import sharding
+from ef_common.core.compensation import Compensation, Rule
+from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -25,10 +30,19 @@ from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
-from ef_lightning.checks import check_optimizers, check_trainer
+from ef_lightning.checks import (
+    check_global_batch,
+    check_micro_batch,
+    check_optimizers,
+    check_trainer,
+    check_trainer_for_global_batch,
+)
 from ef_lightning.collectives import CollectivesMixin
+from ef_lightning.compensation import TrainerCompensation
+from ef_lightning.determinism import Determinism
 from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
+from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.state import TrainerState
@@ -36,7 +50,7 @@ from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
 BACKENDS = ("gloo", "horovod")
 CHECKPOINT_KEY = "elasticflow"
-"""Where a checkpoint file holds how far its epoch is."""
+"""Where a checkpoint file holds how far its epoch is, and the ratio of the run."""
 
 
 class ElasticMixin(CollectivesMixin):
@@ -44,9 +58,16 @@ class ElasticMixin(CollectivesMixin):
 
     Args:
         backend: Data plane: "gloo", or "horovod" (see `elasticflow horovod build`).
+        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
+            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
+            nothing to compensate, unless a reference batch is named.
+        global_batch_size: Samples of an update, however many workers there are. They share them, each in forward
+            passes of the loader's `batch_size` at most. By default each worker has a batch of the loader's.
+        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined; with
+            `global_batch_size`, a multiple of the loader's `batch_size`.
 
     Raises:
-        UsageError: Unknown backend.
+        UsageError: Unknown backend or rule, or settings that contradict each other.
     """
 
     host: Host
@@ -63,14 +84,30 @@ class ElasticMixin(CollectivesMixin):
         optimizers: Any
         checkpoint_io: Any
 
-    def __init__(self, backend: str = "gloo", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        backend: str = "gloo",
+        *,
+        compensation: Compensation | Rule = "auto",
+        global_batch_size: int | None = None,
+        deterministic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        check_global_batch(global_batch_size, deterministic=deterministic)
         if backend not in BACKENDS:
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
         super().__init__(cluster_environment=environment_for(self.host), **kwargs)  # type: ignore[call-arg]
         self.backend = backend
+        self.compensation = Compensation.of(compensation)
+        self.global_batch_size = global_batch_size
+        self.deterministic = deterministic
         self._worker: Worker | None = None
         self._trainer: Any = None
         self._reducer: GradientReducer | None = None
+        self._global_step: GlobalStep | None = None
+        self._determinism: Determinism | None = None
+        self._compensation: TrainerCompensation | None = None
+        self._saved_compensation: dict[str, Any] | None = None
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
@@ -156,13 +193,40 @@ class ElasticMixin(CollectivesMixin):
             self._agree_on_start(trainer)
         if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
             return
+        if self.global_batch_size is not None:
+            check_trainer_for_global_batch(trainer, self.global_batch_size, self.session.world_size)
+        if self.deterministic:
+            self._determinism = Determinism()
         if self._here.elastic:
             check_optimizers(self.optimizers)
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
-            self._reducer.attach()
-        self.session.state = TrainerState(trainer, self.host, loader=lambda: self._train_loader, reducer=self._reducer)
+            if not self.deterministic:
+                self._reducer.attach()
+        self._set_up_compensation(trainer)
+        self.session.state = TrainerState(
+            trainer,
+            self.host,
+            loader=lambda: self._train_loader,
+            reducer=self._reducer,
+            compensator=None if self._compensation is None else self._compensation.compensator,
+        )
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+
+    def _set_up_compensation(self, trainer: Any) -> None:
+        changes = self._here.elastic and self.global_batch_size is None
+        if not changes and self.compensation.reference_batch_size is None:
+            return  # the ratio is 1, for ever
+        self._compensation = TrainerCompensation(
+            self.compensation, trainer, self.session, log=self._log, global_batch_size=self.global_batch_size
+        )
+        if self._saved_compensation is not None:
+            self._compensation.compensator.resume(self._saved_compensation)
+        hooks.show_rates(trainer, self.host, self._compensated)
+
+    def _compensated(self) -> AbstractContextManager[None]:
+        compensation, loader = self._compensation, self._train_loader
+        return nullcontext() if compensation is None or loader is None else compensation.shown(loader)
 
     def model_to_device(self) -> None:
         """Move the model to this worker's device."""
@@ -181,9 +245,17 @@ class ElasticMixin(CollectivesMixin):
 
     def teardown(self) -> None:
         """Let go of the Trainer; the membership lasts as long as the process."""
+        if self._determinism is not None:
+            self._determinism.undo()
+            self._determinism = None
+        self._global_step = None
         if self._reducer is not None:
             self._reducer.detach()
             self._reducer = None
+        if self._compensation is not None:
+            hooks.hide_rates(self._trainer, self.host)
+            self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
+            self._compensation = None
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
@@ -251,16 +323,39 @@ class ElasticMixin(CollectivesMixin):
         return self._wrap_evaluation_loader(dataloader)
 
     def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
-        kind = ElasticLoader if self._here.elastic or self._log.enabled else LoneLoader
+        global_batch = self._global_batch(dataloader)
+        is_plain = global_batch is None and not self._here.elastic and not self._log.enabled
+        kind = LoneLoader if is_plain else ElasticLoader
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
-        limits = {} if self._here.elastic else {"min_share": 1}
-        loader = kind(dataloader, self.session, self._trainer, log=self._log, **limits)
+        min_share = sharding.MIN_SHARE if self._here.elastic else 1
+        loader = kind(
+            dataloader,
+            self.session,
+            self._trainer,
+            log=self._log,
+            min_share=min_share,
+            global_batch=global_batch,
+            seeded=self.deterministic,
+        )
+        if global_batch is not None:
+            summed = DeterministicReducer(self.session, self.lightning_module) if self.deterministic else None
+            self._global_step = GlobalStep(
+                self._trainer, self.session, loader, reducer=lambda: self._reducer, deterministic=summed
+            )
         if self._here.audit:
             loader.on_boundary = self._log_weights
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
         self._train_loader = loader
         return loader
+
+    def _global_batch(self, dataloader: DataLoader[Any]) -> GlobalBatch | None:
+        if self.global_batch_size is None:
+            return None
+        if not self.deterministic:
+            return GlobalBatch(self.global_batch_size)
+        check_micro_batch(self.global_batch_size, dataloader.batch_size)
+        return GlobalBatch(self.global_batch_size, piece=dataloader.batch_size or 1)
 
     def _wrap_evaluation_loader(self, dataloader: DataLoader[Any]) -> EvaluationLoader:
         stages = {"validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}
@@ -289,7 +384,10 @@ class ElasticMixin(CollectivesMixin):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step; every worker reduces gradients in it, also one that has none."""
-        if not self._here.elastic:
+        step = self._global_step
+        if step is not None and not step.in_extra_pass:
+            step.begin(args[1:])
+        if not self._here.elastic and step is None:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = self._train_loader
         with self._keeping_step(loader is not None and loader.padding):
@@ -301,6 +399,10 @@ class ElasticMixin(CollectivesMixin):
         elif output is None:
             return _nothing(self.root_device)
         return output
+
+    @property
+    def _in_part(self) -> bool:
+        return self._global_step is not None and self._global_step.in_extra_pass
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step on a batch of this worker's, or on one that only keeps step with the others."""
@@ -329,22 +431,49 @@ class ElasticMixin(CollectivesMixin):
         finally:
             self._sync_gradients = True
 
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """A backward pass, maybe of a part of the batch."""
+        if self._global_step is not None:
+            closure_loss = self._global_step.weigh(closure_loss, optimizer)
+        loss: Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
+        return loss
+
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Begin to reduce gradients as they become ready."""
-        if self._sync_gradients and self._reducer is not None:
+        if self._global_step is not None:
+            self._global_step.before_backward()
+        elif self._sync_gradients and self._reducer is not None:
             self._reducer.before_backward()
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
+        step = self._global_step
+        if step is not None:
+            step.end_pass(closure_loss)
+            if step.in_extra_pass:
+                return
         if not self._sync_gradients:
             return
         worker, loader = self._here, self._train_loader
         contributors = worker.session.completed_in
-        if self._reducer is not None:
+        if step is not None:
+            with leaving_cleanly():
+                contributors = step.finish()
+            closure_loss = step.loss
+        elif self._reducer is not None:
             with leaving_cleanly():
                 contributors = self._reducer.after_backward() or contributors
         if loader is not None:
+            if self._compensation is not None:
+                self._compensation.commit(contributors, loader)
             loader.commit(contributors, float(closure_loss.detach()) if worker.log.enabled else None)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The local update, with settings that suit the samples in it."""
+        update = super().optimizer_step  # type: ignore[misc]
+        if self._compensation is None:
+            return update(optimizer, closure, model, **kwargs)
+        return self._compensation.step(update, optimizer, closure, model, **kwargs)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -353,8 +482,11 @@ class ElasticMixin(CollectivesMixin):
         if self.session.newcomer:
             return
         state = hooks.move_loader_state_out(checkpoint)
+        compensation = self._saved_compensation
+        if self._compensation is not None:
+            compensation = self._compensation.compensator.state()
         if state is not None:
-            checkpoint[CHECKPOINT_KEY] = state
+            checkpoint[CHECKPOINT_KEY] = {**state, "compensation": compensation}
         done = False
         while not done:
             writer = self.session.completed_in.ids[0]
@@ -368,6 +500,7 @@ class ElasticMixin(CollectivesMixin):
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         state = checkpoint.pop(CHECKPOINT_KEY, None)
         if state is not None:
+            self._saved_compensation = state.pop("compensation", None)
             hooks.move_loader_state_in(checkpoint, state)
         return checkpoint
 

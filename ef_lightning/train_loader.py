@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress, Range, Window
+from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer, ranges_of
 from ef_common.errors import UnsupportedError, UsageError
@@ -25,7 +26,7 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.data_workers import Sample, WrappedLoader
 from ef_lightning.order import (
     batch_size_of,
     before_limit,
@@ -47,6 +48,9 @@ class ElasticLoader(WrappedLoader):
         trainer: The Trainer that iterates over it.
         log: Event log.
         min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
+        global_batch: What all workers share in a step, if that is fixed: each reads its part in as many batches as
+            it takes for none to be larger than the loader's.
+        seeded: Random numbers in a sample are a function of seed, epoch and position.
     """
 
     def __init__(
@@ -57,12 +61,17 @@ class ElasticLoader(WrappedLoader):
         *,
         log: EventLog,
         min_share: int = sharding.MIN_SHARE,
+        global_batch: GlobalBatch | None = None,
+        seeded: bool = False,
     ) -> None:
-        super().__init__(loader)
+        super().__init__(loader, seeded=seeded)
         self._session = session
         self._trainer = trainer
         self._log = log
-        self.dealer = Dealer(session, log=log, batch_size=batch_size_of(loader), min_share=min_share)
+        self.dealer = Dealer(
+            session, log=log, batch_size=batch_size_of(loader), min_share=min_share, global_batch=global_batch
+        )
+        self._seeded = seeded
         self.dealer.on_returned = self._batches_returned
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         self._order = np.arange(0)
@@ -117,8 +126,13 @@ class ElasticLoader(WrappedLoader):
 
     def _length(self) -> int:
         """Positions of an epoch: the samples that the sampler draws, limited by the Trainer's fraction."""
-        batch_size = batch_size_of(self._loader)
-        return limited(num_samples(self._loader), batch_size, self._trainer.limit_train_batches)
+        batch_size = self._batch_size
+        return limited(num_samples(self._loader, batch_size), batch_size, self._trainer.limit_train_batches)
+
+    @property
+    def _batch_size(self) -> int:
+        """Samples of what one process would call a batch."""
+        return self.dealer.batch_size if self.dealer.global_batch is None else self.dealer.global_batch.size
 
     def _max_steps(self) -> float:
         limit = self._trainer.limit_train_batches
@@ -148,13 +162,48 @@ class ElasticLoader(WrappedLoader):
             self._plan_of = plan_of
             self._planned.read(lambda start: self._batches(before, members, start))
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
+        if self.dealer.global_batch is not None:
+            self.padding = not self.dealer.pieces.mine
+            return self._planned.next()
         # All have a share of a whole window; only the last ones of an epoch are smaller.
         is_whole = window.stop - window.start == self.dealer.batch_size * len(members)
         self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
         return self._planned.next()
 
-    def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[int]]:
-        """Indices of this worker's batches from here on, as long as nothing changes."""
+    def next_pass(self) -> Any:
+        """The next batch of this worker's part of a global batch."""
+        return hooks.prepare_batch(self._trainer, self._planned.next())
+
+    def fetch(self, pieces: Sequence[int]) -> Any:
+        """Read pieces of the global batch that were another worker's."""
+        positions = self.progress.positions_at(self.dealer.pieces.places(pieces))
+        return hooks.prepare_batch(self._trainer, self._planned.fetch(self._samples(positions)))
+
+    def _samples(self, positions: Sequence[int]) -> list[Any]:
+        """What is to be read for these positions."""
+        indices: list[Any] = self._order[positions].tolist()
+        if not self._seeded:
+            return indices
+        epoch = self.progress.epoch
+        return [Sample(index, (self.seed, epoch, at)) for index, at in zip(indices, positions, strict=True)]
+
+    def _shared_batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[Any]]:
+        """The same, if global batches are shared."""
+        worker = self._session.worker.id
+        while progress.remaining > 0:
+            progress, window = self.dealer.next_window(progress._replace(uncommitted=()), members)
+            pieces = Pieces(window, worker, batch_size=self.dealer.batch_size)
+            for some in pieces.passes() or [list(range(min(sharding.MIN_SHARE, window.num_pieces)))]:
+                if skip > 0:
+                    skip -= 1
+                    continue
+                yield self._samples(progress.positions_at(pieces.places(some))[: self.dealer.batch_size])
+
+    def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[Any]]:
+        """What is to be read for this worker's batches from here on, as long as nothing changes."""
+        if self.dealer.global_batch is not None:
+            yield from self._shared_batches(progress, members, skip)
+            return
         rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         for start in starts[skip:]:

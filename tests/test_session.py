@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ef_common.core.view import Member
+from ef_common.core.place import Place
+from ef_common.core.view import Member, View
 from ef_common.errors import JobFinished
-from ef_common.session import Session
+from ef_common.session import Barrier, Session
 
 
 class Channel:
@@ -46,3 +47,63 @@ def test_newcomer_prepares_before_the_others_are_told_to_wait_for_it() -> None:
     with pytest.raises(JobFinished):
         session.join()
     assert order == ["prepare", "ready"]
+
+
+class Founding:
+    """A line to a coordinator whose first view has so many members."""
+
+    change_pending = False
+
+    def __init__(self, num_members: int) -> None:
+        self.view = View(1, tuple(Member(name, "n", "") for name in "wxyz"[:num_members]))
+        self.places: list[Place] = []
+
+    def start(self, on_view: Any) -> bool:
+        return False
+
+    def send(self, kind: str, generation: int = 0) -> None: ...
+
+    def next_view(self, after: int) -> View:
+        return self.view
+
+    def bootstrap(self, generation: int) -> None: ...
+
+    def tell_place(self, place: Place) -> None:
+        self.places.append(place)
+
+
+class Group:
+    """Everybody says what this worker says."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        return [payload] * self._size
+
+    def send(self, tensors: Any, target: int) -> None: ...
+
+
+class Groups:
+    def build(self, view: View, *, rank: int, bootstrap: Any) -> Group:
+        return Group(view.world_size)
+
+    def from_bytes(self, payload: bytes) -> bytes:
+        return payload
+
+
+@pytest.mark.parametrize(("num_members", "told"), [(1, 1), (2, 0)])
+def test_place_is_told_when_no_loss_can_undo_it(num_members: int, told: int) -> None:
+    channel: Any = Founding(num_members)
+    session = Session(Member("w", "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
+    session.start()
+    session.tell_place(Place(0, 8))
+    assert len(channel.places) == told
+    session.run(Barrier())
+    assert channel.places == [Place(0, 8)]
+
+
+def test_session_without_a_coordinator_knows_no_place() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+    session.tell_place(Place(0, 8))
+    assert session.job_place() is None

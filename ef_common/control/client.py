@@ -12,6 +12,7 @@ from ef_common.control.auth import Token
 from ef_common.control.inbox import Inbox
 from ef_common.control.line import Line, open_line
 from ef_common.control.sockets import Address, format_address
+from ef_common.core.place import Place
 from ef_common.core.view import Member, View
 from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
 
@@ -61,6 +62,7 @@ class CoordinatorClient:
         self._threads: list[threading.Thread] = []
         self._stopped = threading.Event()
         self._on_view: Callable[[int], None] = lambda generation: None
+        self._place: Place | None = None
 
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect and introduce this worker; `on_view(generation)` is called when a newer view is known.
@@ -116,6 +118,20 @@ class CoordinatorClient:
         """Exchange of values among the members of one view, relayed by the coordinator."""
         return RelayBootstrap(self._inbox, self._send, generation)
 
+    def tell_place(self, place: Place) -> None:
+        """Have the next heartbeats tell where this member is; never waits. One that names too much is not told."""
+        if len(place.returned) <= wire.MAX_RETURNED:
+            self._place = place
+
+    def job_place(self) -> Place | None:
+        """In a newcomer: where the members are, as far as is known.
+
+        Raises:
+            CoordinatorLost: The line has ended.
+            JobFinished: The job has ended.
+        """
+        return self._inbox.place()
+
     def stop(self) -> None:
         """Close the line. May be repeated."""
         if self._line is None or self._process != os.getpid():
@@ -137,7 +153,7 @@ class CoordinatorClient:
 
     def _beat(self, line: Line, timeout_s: float) -> None:
         while not self._stopped.wait(timeout_s / BEATS_PER_TIMEOUT):
-            line.send(wire.Heartbeat())
+            line.send(wire.Heartbeat(self._place))
 
     def _read(self, line: Line) -> None:
         where = format_address(self._address)
@@ -169,6 +185,8 @@ class CoordinatorClient:
             case wire.Welcome(warm_up=warm_up):
                 if warm_up:
                     self._inbox.put_warm_up()
+            case wire.JobPlace(place):
+                self._inbox.put_place(place)
             case wire.Finish():
                 self._inbox.put_end(JobFinished("the job has ended"))
             case wire.Evicted(reason):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from ef_common.core.place import Place
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken
 
@@ -14,13 +15,14 @@ _LOOK_AGAIN_S = 1.0  # waiting in slices lets Ctrl-C through on every platform
 
 
 class Inbox:
-    """The newest view, the values relayed in it, and the end. Written by the reader, read by all."""
+    """The newest view and place, the values relayed in the view, and the end. Written by the reader, read by all."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._view: View | None = None
         self._values: dict[str, bytes] = {}
         self._warm_up = False
+        self._place: Place | None = None
         self._end: Exception | None = None
 
     @property
@@ -55,6 +57,10 @@ class Inbox:
             self._warm_up = True
             self._changed.notify_all()
 
+    def put_place(self, place: Place | None) -> None:
+        """Take note of where the members are."""
+        self._place = place
+
     def put_end(self, end: Exception) -> None:
         """Take note that nothing more will come; the first reason given is the one that counts."""
         with self._changed:
@@ -62,6 +68,12 @@ class Inbox:
             self._changed.notify_all()
 
     # ------------------------------------------------------------ the waiting side
+
+    def place(self) -> Place | None:
+        """Where the members are, as far as is known; does not wait."""
+        if self._end is not None:
+            raise self._end
+        return self._place
 
     def wait_start(self) -> bool:
         """Wait until it is clear how the worker starts; True to warm up, False if the first view is there."""

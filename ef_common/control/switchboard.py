@@ -17,7 +17,8 @@ from ef_common.control import wire
 from ef_common.control.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
 from ef_common.control.connection import Connection
 from ef_common.core import membership
-from ef_common.core.membership import Membership, Settings, decide, next_deadline
+from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
+from ef_common.core.place import Place
 from ef_common.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Switchboard:
         self._on_population = on_population
         self._state = Membership()
         self._workers: dict[str, Connection] = {}
+        self._places: dict[str, Place] = {}  # of members, as they have told
         self._strangers: dict[Connection, None] = {}  # ordered by age
         self._open: set[Connection] = set()
         self._events: deque[tuple[membership.Event, Connection | None]] = deque()
@@ -172,8 +174,8 @@ class Switchboard:
 
     def _hear(self, connection: Connection, worker: str, message: wire.FromWorker) -> None:
         match message:
-            case wire.Heartbeat():
-                return
+            case wire.Heartbeat(place):
+                self._hear_place(worker, place)
             case wire.Relay():
                 self._relay(worker, message)
             case wire.Bye():
@@ -182,6 +184,21 @@ class Switchboard:
                 self.on_refusal(connection, "second introduction", "a worker introduces itself once")
             case _:
                 self._submit(_EVENTS[type(message)](worker, message), connection)
+
+    def _hear_place(self, worker: str, place: Place | None) -> None:
+        """A member tells where it is; a newcomer that warms up is told where the members are."""
+        _, phase = self._state.workers.get(worker, (None, None))  # whoever has left may still be heard
+        if phase is Phase.WARMING:
+            self._tell_place(worker)
+        elif place is not None:
+            self._places[worker] = place
+
+    def _tell_place(self, worker: str) -> None:
+        # Of the members only: if all are lost, newcomers start anew, and what the lost ones told is void.
+        members = () if self._state.view is None else self._state.view.ids
+        told = [self._places[member] for member in members if member in self._places]
+        if told:
+            self._send(wire.encode(wire.JobPlace(max(told))), worker)
 
     def _relay(self, worker: str, message: wire.Relay) -> None:
         view = self._state.view
@@ -203,6 +220,7 @@ class Switchboard:
         if worker is None or self._workers.get(worker) is not connection:
             return False
         del self._workers[worker]
+        self._places.pop(worker, None)
         self._on_population(len(self._workers))
         return True
 
@@ -247,6 +265,8 @@ class Switchboard:
             case membership.Welcome(worker, warm_up):
                 proof = self._proof_to(worker)
                 self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof)), worker)
+                if warm_up:
+                    self._tell_place(worker)
             case membership.Install(view, dropped):
                 self._send(wire.encode(wire.NewView(view)), *view.ids, *dropped)
             case membership.Announce(view):

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
+from ef_common.core.place import Place
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -34,6 +35,8 @@ MAX_LINE_BYTES = 1024 * 1024
 """Longest line of any other."""
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
+MAX_RETURNED = 1000
+"""Positions that a place may name."""
 _MAX_COUNT = 2**53
 
 
@@ -146,6 +149,17 @@ def _dump_view(view: View) -> list[Any]:
     return [view.generation, members, view.admitted_at, view.pending, view.hold, _REASON.dump(view.reason)]
 
 
+def _load_place(value: Any) -> Place:
+    if type(value) is not list or len(value) != 3 or type(value[2]) is not list or len(value[2]) > MAX_RETURNED:
+        raise ValueError(f"expected [epoch, cursor, at most {MAX_RETURNED} returned positions]")
+    returned = tuple(_COUNT.load(position) for position in value[2])
+    return Place(_COUNT.load(value[0]), _COUNT.load(value[1]), returned)
+
+
+def _load_place_or_null(value: Any) -> Place | None:
+    return None if value is None else _load_place(value)
+
+
 Count = Annotated[int, _COUNT]
 Flag = Annotated[bool, _Codec(_load_flag)]
 Duration = Annotated[float, _Codec(_load_duration)]
@@ -167,7 +181,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """This worker lives."""
+    """This worker lives. A member whose newcomers want to know it tells where it is."""
+
+    place: Annotated[Place | None, _Codec(_load_place_or_null)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +270,13 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPlace:
+    """To a newcomer that warms up: the newest place that the members have told; an answer to its heartbeats."""
+
+    place: Annotated[Place, _Codec(_load_place)]
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job has ended. It may stand in place of the welcome, so it carries the same proof."""
 
@@ -276,7 +299,7 @@ class Error:
 
 
 FromWorker = Hello | Heartbeat | Ready | AtBoundary | Suspect | Settled | Leave | Close | Bye | Relay
-FromCoordinator = Challenge | Welcome | NewView | Announce | Finish | Evicted | Relay | Error
+FromCoordinator = Challenge | Welcome | NewView | Announce | JobPlace | Finish | Evicted | Relay | Error
 
 _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "hello": Hello,
@@ -295,6 +318,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "welcome": Welcome,
     "view": NewView,
     "announce": Announce,
+    "place": JobPlace,
     "finish": Finish,
     "evicted": Evicted,
     "relay": Relay,

@@ -6,11 +6,15 @@ W·B positions, and each member its slice. A window stays *uncommitted* until a 
 completed; then the slices of the members that contributed are committed, and the slices of those that did
 not (they died) are *returned*: they are appended to the sequence and dealt again. So in each epoch every
 position is committed exactly once, whatever the history of views.
+
+A *global batch* of fixed size is dealt likewise, but it is the same batch for every history of views: whoever is left
+makes up for the shares of those that died, in the same step, so nothing is returned. It is cut into *pieces*, which
+are not divided: single positions, or micro-batches if the sums must not depend on the shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,24 +28,55 @@ trained on it, and a changing world leaves remainders of every size. (With batch
 may hold 3.)"""
 
 
+class GlobalBatch(NamedTuple):
+    """A batch that the workers share, however many they are.
+
+    Args:
+        size: Positions of a full one.
+        piece: Positions of a piece.
+    """
+
+    size: int
+    piece: int = 1
+
+
 class Window(NamedTuple):
     """The places `start` … `stop` of the sequence, dealt to `members` (ids in rank order).
 
-    Shares below `min_share` are not dealt: the last ranks then have none.
+    Shares below `min_share` are not dealt: the last ranks then have none. `piece` is 0 unless it is a global batch.
     """
 
     start: int
     stop: int
     members: tuple[str, ...]
     min_share: int = 1
+    piece: int = 0
 
     def slice_of(self, worker: str) -> Range:
         """Places of one member; an empty range for a stranger."""
         if worker not in self.members:
             return (self.start, self.start)
-        rank = self.members.index(worker)
-        low, high = share(self.stop - self.start, len(self.members), rank, min_share=self.min_share)
+        low, high = self._share_of(worker)
+        if self.piece > 1:
+            low, high = _end_of(low, self), _end_of(high, self)
         return (self.start + low, self.start + high)
+
+    def _share_of(self, worker: str) -> Range:
+        num = self.num_pieces if self.piece else self.stop - self.start
+        return share(num, len(self.members), self.members.index(worker), min_share=self.min_share)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of a global batch."""
+        return -(-(self.stop - self.start) // self.piece)
+
+    def pieces_of(self, worker: str) -> range:
+        """Pieces of one member of a global batch."""
+        return range(*self._share_of(worker)) if worker in self.members else range(0)
+
+    def places_of(self, piece: int) -> Range:
+        """Places of a piece."""
+        return (self.start + _end_of(piece, self), self.start + _end_of(piece + 1, self))
 
     def shares(self) -> dict[str, int]:
         """Number of places of each member that has some; see `share`."""
@@ -91,12 +126,44 @@ class EpochProgress(NamedTuple):
         """Positions that stand at these places."""
         return [position for start, stop in self.ranges(places) for position in range(start, stop)]
 
+    def positions_at(self, places: Iterable[int]) -> list[int]:
+        """Position that stands at each place."""
+        return [place if place < self.length else self.returned[place - self.length] for place in places]
+
 
 class Commit(NamedTuple):
     """What one gradient reduction made final, as ranges of positions."""
 
     committed: tuple[Range, ...]
     returned: tuple[Range, ...]
+
+
+def _end_of(num_pieces: int, window: Window) -> int:
+    """Places of so many first pieces.
+
+    The last piece is not a single place, for the same reason for which no share is (see MIN_SHARE), unless pieces are
+    so small that it cannot be helped.
+    """
+    size, piece = window.stop - window.start, window.piece
+    end = min(num_pieces * piece, size)
+    return end - 1 if piece > MIN_SHARE and 0 < end == size - 1 else end
+
+
+def made_up(window: Window, held: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
+    """Who makes up for the pieces of a global batch that nobody holds any more.
+
+    Args:
+        window: The global batch.
+        held: Pieces that each member of the view holds the gradients of; ids in rank order.
+
+    Returns:
+        The missing pieces that each member has to do; whoever holds few does more.
+    """
+    members = sorted(held, key=lambda member: len(set(held[member])))
+    present = set().union(*held.values())
+    missing = [piece for piece in range(window.num_pieces) if piece not in present]
+    shares = [share(len(missing), len(members), rank, min_share=window.min_share) for rank in range(len(members))]
+    return {member: missing[low:high] for member, (low, high) in zip(members, shares, strict=True)}
 
 
 def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> Range:
@@ -121,7 +188,12 @@ def _split(num_items: int, world_size: int, min_share: int) -> tuple[int, int, i
 
 
 def deal(
-    progress: EpochProgress, members: Sequence[str], *, batch_size: int, min_share: int = MIN_SHARE
+    progress: EpochProgress,
+    members: Sequence[str],
+    *,
+    batch_size: int,
+    min_share: int = MIN_SHARE,
+    global_batch: GlobalBatch | None = None,
 ) -> tuple[EpochProgress, Window]:
     """Deal the next window: up to `batch_size` positions for each member.
 
@@ -131,6 +203,7 @@ def deal(
         batch_size: Of each member.
         min_share: The smallest share, unless `batch_size` is smaller. With 1 and one member, windows are the
             batches of an ordinary loader.
+        global_batch: If given, the window is one: the batches of an ordinary loader with its size.
 
     Returns:
         The progress with the window dealt, and the window.
@@ -141,9 +214,14 @@ def deal(
     remaining = progress.remaining
     if remaining <= 0:
         raise ValueError(f"the epoch is over. Received: cursor={progress.cursor}, places={progress.places}")
-    min_share = min(min_share, batch_size)
-    stop = progress.cursor + _window_size(remaining, batch_size * len(members), min_share)
-    window = Window(progress.cursor, stop, tuple(members), min_share)
+    if global_batch is not None:
+        stop = progress.cursor + min(remaining, global_batch.size)
+        min_share = MIN_SHARE if global_batch.piece == 1 < batch_size else 1
+        window = Window(progress.cursor, stop, tuple(members), min_share, global_batch.piece)
+    else:
+        min_share = min(min_share, batch_size)
+        stop = progress.cursor + _window_size(remaining, batch_size * len(members), min_share)
+        window = Window(progress.cursor, stop, tuple(members), min_share)
     epoch, length, _, returned, uncommitted, steps = progress
     return EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1), window
 
@@ -169,7 +247,7 @@ def commit(progress: EpochProgress, contributors: Iterable[str]) -> tuple[EpochP
     committed: list[Range] = []
     returned: list[Range] = []
     for window in progress.uncommitted:
-        if present.issuperset(window.members):
+        if window.piece or present.issuperset(window.members):
             committed += progress.ranges((window.start, window.stop))
             continue
         for member in window.members:
@@ -189,9 +267,12 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
         members: Ids of the contributors in rank order.
 
     Returns:
-        One weight per member; they sum to one. In a reduction that no window belongs to, all weigh the same;
-        if none of these members has a sample in the windows, all weigh nothing.
+        One weight per member; they sum to one. In a reduction that no window belongs to, all weigh the same; if none
+        of these members has a sample in the windows, all weigh nothing. Of a global batch each weight is one: what
+        its members reduce are parts of the mean already.
     """
+    if any(window.piece for window in uncommitted):
+        return [1.0] * len(members)  # each gradient is a sum of shares already
     counts = [0] * len(members)
     for window in uncommitted:
         shares = window.shares()
@@ -203,8 +284,17 @@ def weights(uncommitted: Sequence[Window], members: Sequence[str]) -> list[float
     return [count / total for count in counts]
 
 
-def num_steps(progress: EpochProgress, world_size: int, *, batch_size: int, min_share: int = MIN_SHARE) -> int:
+def num_steps(
+    progress: EpochProgress,
+    world_size: int,
+    *,
+    batch_size: int,
+    min_share: int = MIN_SHARE,
+    global_batch: GlobalBatch | None = None,
+) -> int:
     """Steps of the whole epoch, if the world stays as it is from here on."""
+    if global_batch is not None:
+        return progress.steps - (-progress.remaining // global_batch.size)
     window, remaining = batch_size * world_size, progress.remaining
     whole = max(0, remaining // window - 1)  # the rule for the last ones can only concern what comes after
     remaining -= whole * window

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress, Range, Window
+from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.events import EventLog
 from ef_common.session import Session
@@ -25,6 +26,7 @@ class Dealer:
         log: Event log of the worker.
         batch_size: Positions of one member in a step.
         min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
+        global_batch: What all members share in a step, if that is fixed.
 
     Attributes:
         progress: How far the epoch is.
@@ -33,10 +35,18 @@ class Dealer:
     """
 
     def __init__(
-        self, session: Session, *, log: EventLog, batch_size: int, min_share: int = sharding.MIN_SHARE
+        self,
+        session: Session,
+        *,
+        log: EventLog,
+        batch_size: int,
+        min_share: int = sharding.MIN_SHARE,
+        global_batch: GlobalBatch | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.min_share = min_share
+        self.global_batch = global_batch
+        self._pieces: Pieces | None = None
         self.progress = EpochProgress(epoch=-1, length=0)
         self.num_updates = 0
         self.on_returned: Callable[[], None] = lambda: None
@@ -66,6 +76,7 @@ class Dealer:
             self._session.completed_in.world_size,
             batch_size=self.batch_size,
             min_share=self.min_share,
+            global_batch=self.global_batch,
         )
 
     def deal(self) -> Window:
@@ -79,11 +90,26 @@ class Dealer:
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
             self._log.write("epoch", epoch=before.epoch, length=before.length)
+        if self.global_batch is not None:
+            self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
         return window
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """What would be dealt next to these members."""
-        return sharding.deal(progress, members, batch_size=self.batch_size, min_share=self.min_share)
+        return sharding.deal(
+            progress, members, batch_size=self.batch_size, min_share=self.min_share, global_batch=self.global_batch
+        )
+
+    @property
+    def pieces(self) -> Pieces:
+        """This worker's part of the global batch that was dealt last.
+
+        Raises:
+            ValueError: There was none.
+        """
+        if self._pieces is None:
+            raise ValueError("no global batch has been dealt")
+        return self._pieces
 
     def mine(self, window: Window) -> list[int]:
         """Positions of this worker in a window; none, if it is short."""
@@ -108,11 +134,7 @@ class Dealer:
             self.on_returned()
         if not self._log.enabled:
             return
-        mine = [
-            positions
-            for window in before.uncommitted
-            for positions in before.ranges(window.slice_of(self._session.worker.id))
-        ]
+        mine = [positions for window in before.uncommitted for positions in self._mine(before, window)]
         record = {
             "step": self.num_updates,
             "epoch": before.epoch,
@@ -125,6 +147,12 @@ class Dealer:
         }
         after, complete = self.progress, self.progress.remaining == 0 and bool(before.uncommitted)
         self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete))
+
+    def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
+        """Positions whose gradients this worker has computed."""
+        if window.piece:
+            return ranges_of(sorted(progress.positions_at(self.pieces.places(self.pieces.mine))))
+        return progress.ranges(window.slice_of(self._session.worker.id))
 
     def _log_step(self, record: dict[str, Any], after: EpochProgress, *, complete: bool) -> None:
         self._log.write("step", **record)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ef_common.core.place import Place
 from ef_common.core.view import View
 from ef_common.launch import horovod_rounds as rounds
 from ef_common.launch.horovod_rounds import Action
@@ -230,6 +231,14 @@ class WatchedChannel:
     def bootstrap(self, generation: int) -> Bootstrap:
         """Exchange of values among the members of one view."""
         return self._channel.bootstrap(generation)
+
+    def tell_place(self, place: Place) -> None:
+        """Have newcomers learn where this member is."""
+        self._channel.tell_place(place)
+
+    def job_place(self) -> Place | None:
+        """In a newcomer: where the members are."""
+        return self._channel.job_place()
 
     def stop(self) -> None:
         """Close the line."""

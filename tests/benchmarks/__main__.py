@@ -24,6 +24,7 @@ NAMES = (
     "loss_recovery",
     "join_pause",
     "horovod_step",
+    "deterministic_step",
     "keras_step",
     "keras_elastic",
 )

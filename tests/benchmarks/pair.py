@@ -1,4 +1,4 @@
-"""Two workers that can be a job of ours and one of DDP: no agents; the benchmark hosts the coordinator."""
+"""Workers that can be a job of ours and one of DDP, mostly two: no agents; the benchmark hosts the coordinator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _POLL_S = 0.1
 _MARK = "RESULT "
 
 
-def run_pair(module: str, arguments: Sequence[str], *, timeout_s: float) -> list[Any]:
-    """Run `module` in two processes; returns what each reported, in rank order.
+def run_pair(module: str, arguments: Sequence[str], *, timeout_s: float, world_size: int = WORLD_SIZE) -> list[Any]:
+    """Run `module` in two processes, or so many; returns what each reported, in rank order.
 
     Raises:
         RuntimeError: One failed.
         TimeoutError: They took too long.
     """
-    coordinator = Coordinator(("127.0.0.1", 0), settings=Settings(min_nodes=WORLD_SIZE, max_nodes=WORLD_SIZE))
+    coordinator = Coordinator(("127.0.0.1", 0), settings=Settings(min_nodes=world_size, max_nodes=world_size))
     with Processes() as processes:
         coordinator.start()
         try:
@@ -36,12 +36,12 @@ def run_pair(module: str, arguments: Sequence[str], *, timeout_s: float) -> list
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(free_port()),
                 "TORCHELASTIC_RUN_ID": "bench",
-                "WORLD_SIZE": str(WORLD_SIZE),
+                "WORLD_SIZE": str(world_size),
                 "LOCAL_RANK": "0",
                 "LOCAL_WORLD_SIZE": "1",
-                "GROUP_WORLD_SIZE": str(WORLD_SIZE),
+                "GROUP_WORLD_SIZE": str(world_size),
             }
-            names = [f"rank{rank}" for rank in range(WORLD_SIZE)]
+            names = [f"rank{rank}" for rank in range(world_size)]
             started = [
                 processes.start(
                     ["-m", module, *arguments],

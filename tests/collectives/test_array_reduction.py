@@ -43,9 +43,11 @@ class Worker:
         self.session, self.value, self._weigh = session, rank + 1.0, weigh
         self.buckets = ArrayBuckets(SHAPES, VALUES)
 
-    def reduce(self, *, dies_before: int = -1, wants_stop: bool = False, value: float | None = None) -> Any:
+    def reduce(
+        self, *, dies_before: int = -1, wants_stop: bool = False, value: float | None = None, fraction: float = 1.0
+    ) -> Any:
         shapes, value = [*SHAPES, *VALUES], self.value if value is None else value
-        reduction = ArrayReduction(self.buckets, self.session, self._weigh, wants_stop=wants_stop)
+        reduction = ArrayReduction(self.buckets, self.session, self._weigh, fraction=fraction, wants_stop=wants_stop)
         for index, bucket in enumerate(self.buckets.buckets):
             if index == dies_before:
                 raise Died
@@ -83,6 +85,7 @@ def test_healthy_step_gives_the_weighted_mean_and_the_flags() -> None:
         assert_all(gradients, SHAPES, mean((0, 1, 2)))
         assert_all(values, VALUES, mean((0, 1, 2)))
         assert (reduction.num_changes, reduction.num_stops) == (0, 1)
+        assert reduction._lacking == 0.0  # whatever the weights: nothing is divided
 
 
 @pytest.mark.parametrize("bucket", range(len(ArrayBuckets(SHAPES, VALUES).buckets)))
@@ -147,3 +150,74 @@ def test_update_of_nothing_keeps_the_statistics() -> None:
     for _, gradients, values, _ in Cluster(2).run(member):
         assert_all(gradients, SHAPES, 0.0)
         assert_all(values, VALUES, 7.0)
+
+
+# ---------------------------------------------------------------- batches of different sizes
+
+FRACTIONS = (1.0, 0.25, 1.5)
+
+
+def mean_of_samples(ranks: tuple[int, ...]) -> float:
+    sizes = [WEIGHTS[f"m{rank}"] * FRACTIONS[rank] for rank in ranks]
+    return sum(size * (rank + 1) for size, rank in zip(sizes, ranks, strict=True)) / sum(sizes)
+
+
+def test_batches_of_different_sizes_give_the_mean_over_their_samples() -> None:
+    def member(session: Session, rank: int) -> Any:
+        worker = Worker(session, rank)
+        return worker.reduce(fraction=FRACTIONS[rank]), worker.reduce()
+
+    for short, full in Cluster(3).run(member):
+        _, gradients, values, _ = short
+        assert_all(gradients, SHAPES, mean_of_samples((0, 1, 2)))
+        assert_all(values, VALUES, mean_of_samples((0, 1, 2)))
+        assert_all(full[1], SHAPES, mean((0, 1, 2)))  # the next one is as always
+
+
+def test_loss_among_batches_of_different_sizes_gives_the_mean_over_the_samples_that_are_left() -> None:
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank).reduce(dies_before=1 if rank == 0 else -1, fraction=FRACTIONS[rank])
+
+    _, *survivors = Cluster(3).run(member)
+    for _, gradients, values, _ in survivors:
+        assert_all(gradients, SHAPES, mean_of_samples((1, 2)))
+        assert_all(values, VALUES, mean_of_samples((1, 2)))
+
+
+def test_last_survivor_keeps_its_own_gradients_whatever_its_size() -> None:
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank).reduce(dies_before=1 if rank == 0 else -1, fraction=0.5)
+
+    _, (_, gradients, values, _) = Cluster(2).run(member)
+    assert_all(gradients, SHAPES, 2.0)
+    assert_all(values, VALUES, 2.0)
+
+
+def test_result_of_different_sizes_that_one_lacks_is_divided_once_by_all() -> None:
+    """Those who have it have divided it already when they hand it on."""
+
+    def member(session: Session, rank: int) -> Any:
+        worker = Worker(session, rank)
+        worker.reduce()
+        if rank == 2:
+            session.group.loses_next = True  # type: ignore[attr-defined]
+        found = worker.reduce(value=worker.value + 10, fraction=FRACTIONS[rank])
+        worker.reduce(value=0.0)
+        return found
+
+    for view, gradients, values, _ in Cluster(3).run(member):
+        assert view.world_size == 3
+        assert_all(gradients, SHAPES, mean_of_samples((0, 1, 2)) + 10)
+        assert_all(values, VALUES, mean_of_samples((0, 1, 2)) + 10)
+
+
+def test_short_batch_beside_one_that_only_keeps_step_is_the_mean_of_itself() -> None:
+    def weigh(view: View) -> list[float]:
+        return [0.0, 1.0]
+
+    def member(session: Session, rank: int) -> Any:
+        return Worker(session, rank, weigh).reduce(value=np.nan if rank == 0 else 5.0, fraction=0.25)
+
+    for _, gradients, values, _ in Cluster(2).run(member):
+        assert_all(gradients, SHAPES, 5.0)
+        assert_all(values, VALUES, 5.0)

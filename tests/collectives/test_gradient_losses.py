@@ -138,3 +138,32 @@ def test_loss_after_the_reduction_the_dead_has_contributed() -> None:
         assert [len(ids) for ids, _ in found] == [3, 3, 2]
         torch.testing.assert_close(found[1][1], torch.full((16,), weighted_mean([1, 2, 3])))
         torch.testing.assert_close(found[2][1], torch.full((16,), weighted_mean([1, 2], ranks=(0, 1))))
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_result_of_batches_of_different_sizes_that_one_lacks_is_divided_once_by_all() -> None:
+    """Those who have it have divided it already when they hand it on; the reduction after it is as always."""
+    fractions = (1.0, 0.25, 1.5)
+
+    def member(session: Session, rank: int) -> list[Any]:
+        module = net(*(torch.ones(16) for _ in range(4)), buffer=torch.tensor(float(rank)))
+        reducer = attached(session, module)
+        found = []
+        for number in range(4):
+            for p in module.parameters():
+                p.grad = None
+            if number == 2 and rank == 1:
+                session.group.loses_next = True  # type: ignore[attr-defined]
+            reducer.fraction = fractions[rank] if number == 2 else 1.0
+            step(reducer, lambda: sum(p.sum() * (rank + 1) for p in module.parameters()))
+            found.append(torch.cat([p.grad for p in module.parameters()]))
+        session.run(Barrier())
+        assert module.buffer.item() == 0.0
+        return found
+
+    sizes = [WEIGHTS[f"m{rank}"] * fractions[rank] for rank in range(3)]
+    expected = [weighted_mean([1, 2, 3])] * 4
+    expected[2] = sum(size * (rank + 1) for rank, size in enumerate(sizes)) / sum(sizes)
+    for found in Cluster(3).run(member):
+        for gradient, value in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient, torch.full((64,), value))

@@ -13,6 +13,7 @@ from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
+from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError
 from ef_common.session import ControlChannel
@@ -179,6 +180,35 @@ def test_client_send_from_a_signal_handler_inside_send_does_not_hang(form):
             time.sleep(0.01)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_client_tells_its_place_and_a_newcomer_learns_it(form, join):
+    coordinator, (member,) = form(1, heartbeat_timeout_s=0.4)
+    newcomer = join(coordinator, "late").started().client
+    assert newcomer.job_place() is None
+    member.client.tell_place(Place(3, 10))
+    while newcomer.job_place() != Place(3, 10):
+        time.sleep(0.01)
+    member.client.tell_place(Place(3, 11, (5,)))
+    while newcomer.job_place() != Place(3, 11, (5,)):
+        time.sleep(0.01)
+
+
+def test_client_does_not_tell_a_place_that_names_too_many_positions():
+    client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
+    client.tell_place(Place(0, 5))
+    client.tell_place(Place(0, 9999, tuple(range(wire.MAX_RETURNED + 1))))
+    assert client._place == Place(0, 5)
+
+
+def test_client_of_a_newcomer_that_looks_for_the_place_learns_that_the_job_is_over(form, join):
+    coordinator, (member,) = form(1)
+    newcomer = join(coordinator, "late").started().client
+    member.client.send("close")
+    while not newcomer._inbox.ended:
+        time.sleep(0.01)
+    with pytest.raises(JobFinished):
+        newcomer.job_place()
 
 
 def test_client_stop_may_be_repeated_and_come_before_start():

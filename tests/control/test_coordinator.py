@@ -10,6 +10,7 @@ import pytest
 from ef_common.control import wire
 from ef_common.control.auth import Token
 from ef_common.control.coordinator import Coordinator
+from ef_common.core.place import Place
 from ef_common.errors import AuthenticationError, Evicted, JobFinished, Left, UsageError
 
 TOKEN = Token("hunter2")
@@ -140,6 +141,82 @@ def test_coordinator_logs_the_reason_of_each_view(form, caplog):
         reasons = [record.getMessage() for record in caplog.records if "view" in record.getMessage()]
     assert reasons[0] == "view 1, 2 members: 2 workers start"
     assert reasons[1].endswith("gone (it said goodbye)")
+
+
+# ---------------------------------------------------------------- places
+
+
+def members(serve, dial, *names):
+    """Raw peers in a view."""
+    coordinator = serve(len(names))
+    peers = [dial(coordinator) for _ in names]
+    for peer, name in zip(peers, names, strict=True):
+        assert isinstance(peer.introduce(name), wire.Welcome)
+    for peer in peers:
+        assert isinstance(peer.hear(), wire.NewView)
+    return coordinator, peers
+
+
+def in_order(peer, other):
+    """All that the peer has said so far has been heard: what it relays now has come to the other one."""
+    peer.say(wire.Relay(1, "said", b""))
+    while not isinstance(other.hear(), wire.Relay):
+        pass
+
+
+def test_coordinator_tells_a_newcomer_the_newest_place_at_once_and_with_each_heartbeat(serve, dial):
+    coordinator, (a, b) = members(serve, dial, "a", "b")
+    a.say(wire.Heartbeat(Place(0, 40)))
+    b.say(wire.Heartbeat(Place(1, 7, (3,))))
+    in_order(a, b)
+    in_order(b, a)
+    newcomer = dial(coordinator)
+    assert isinstance(newcomer.introduce("late"), wire.Welcome)
+    assert newcomer.hear() == wire.JobPlace(Place(1, 7, (3,)))
+    a.say(wire.Heartbeat(Place(1, 9, (3,))))
+    a.say(wire.Heartbeat(None))
+    in_order(a, b)
+    newcomer.say(wire.Heartbeat(Place(9, 9)))  # nobody's place but its own
+    assert newcomer.hear() == wire.JobPlace(Place(1, 9, (3,)))
+
+
+def test_coordinator_forgets_the_place_of_a_member_that_is_gone(serve, dial):
+    coordinator, (a, b) = members(serve, dial, "a", "b")
+    a.say(wire.Heartbeat(Place(5, 5)))
+    b.say(wire.Heartbeat(Place(2, 2)))
+    a.say(wire.Bye())
+    b.say(wire.Suspect(1))
+    view = b.hear()
+    assert isinstance(view, wire.NewView)
+    assert view.view.ids == ("b",)
+    newcomer = dial(coordinator)
+    assert isinstance(newcomer.introduce("late"), wire.Welcome)
+    assert newcomer.hear() == wire.JobPlace(Place(2, 2))
+
+
+def test_coordinator_that_knows_of_no_place_tells_none(serve, dial):
+    coordinator, (a,) = members(serve, dial, "a")
+    newcomer = dial(coordinator)
+    assert isinstance(newcomer.introduce("late"), wire.Welcome)
+    newcomer.say(wire.Heartbeat(None))
+    a.say(wire.Close())
+    assert isinstance(newcomer.hear(), wire.Finish)
+
+
+def test_coordinator_hears_the_heartbeat_of_one_who_has_left(serve, dial):
+    coordinator, (a, b) = members(serve, dial, "a", "b")
+    a.say(wire.Leave())
+    for peer in (a, b):
+        assert isinstance(peer.hear(), wire.Announce)
+        peer.say(wire.AtBoundary(1))
+    assert isinstance(a.hear(), wire.NewView)
+    a.say(wire.Heartbeat(Place(8, 8)))
+    a.say(wire.Bye())
+    assert a.hear() is None
+    newcomer = dial(coordinator)
+    assert isinstance(newcomer.introduce("late"), wire.Welcome)
+    b.say(wire.Close())
+    assert isinstance(newcomer.hear(), wire.Finish)
 
 
 # ---------------------------------------------------------------- relay

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common.control import wire
+from ef_common.core.place import Place
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -15,7 +16,8 @@ NONCE, PROOF = "0f" * 16, "a9" * 32
 MEMBERS = (Member("a", "n0", "10.0.0.1", 0, 2), Member("b", "n0", "", 1, 2), Member("ü-1", "nö", "fe80::1"))
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, PROOF),
-    wire.Heartbeat(),
+    wire.Heartbeat(None),
+    wire.Heartbeat(Place(2, 40, (7, 3))),
     wire.Ready(),
     wire.AtBoundary(3),
     wire.Suspect(3),
@@ -30,6 +32,7 @@ FROM_COORDINATOR = [
     wire.Welcome(True, 2.0, PROOF),
     wire.NewView(View(7, MEMBERS, 5, pending=True, hold=False, reason="why not")),
     wire.Announce(3),
+    wire.JobPlace(Place(0, 0)),
     wire.Finish(PROOF),
     wire.Evicted("silent for 2.1 s"),
     wire.Error("authentication", ""),
@@ -59,15 +62,23 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":1,"t":"heartbeat"}x',
-        b'{"v":2,"t":"heartbeat"}',
-        b'{"v":true,"t":"heartbeat"}',
-        b'{"t":"heartbeat"}',
+        b'{"v":1,"t":"ready"}x',
+        b'{"v":2,"t":"ready"}',
+        b'{"v":true,"t":"ready"}',
+        b'{"t":"ready"}',
         b'{"v":1}',
-        b'{"v":1,"t":["heartbeat"]}',
+        b'{"v":1,"t":["ready"]}',
         b'{"v":1,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":1,"t":"heartbeat","more":1}',
-        b'{"v":1,"t":"heartbeat","v":1}',
+        b'{"v":1,"t":"ready","more":1}',
+        b'{"v":1,"t":"ready","v":1}',
+        b'{"v":1,"t":"heartbeat"}',
+        b'{"v":1,"t":"heartbeat","place":[]}',
+        b'{"v":1,"t":"heartbeat","place":[1,2]}',
+        b'{"v":1,"t":"heartbeat","place":[1,-2,[]]}',
+        b'{"v":1,"t":"heartbeat","place":[1,2,null]}',
+        b'{"v":1,"t":"heartbeat","place":[1,2,[0.5]]}',
+        b'{"v":1,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
+        b'{"v":1,"t":"place","place":[1,2,[]]}',
         b'{"v":1,"t":"suspect"}',
         b'{"v":1,"t":"suspect","generation":-1}',
         b'{"v":1,"t":"suspect","generation":true}',
@@ -125,7 +136,7 @@ def test_decode_malformed_view_raises_protocol_error(view):
 
 def test_decode_other_version_says_so():
     with pytest.raises(ProtocolError, match="same elasticflow everywhere"):
-        wire.decode_from_worker(b'{"v":99,"t":"heartbeat"}')
+        wire.decode_from_worker(b'{"v":99,"t":"ready"}')
 
 
 def test_decode_long_line_raises_protocol_error():
@@ -133,6 +144,16 @@ def test_decode_long_line_raises_protocol_error():
     assert wire.decode_from_worker(line)
     with pytest.raises(ProtocolError, match="less than 4096 bytes"):
         wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES)
+
+
+def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
+    with pytest.raises(ProtocolError, match=r"place\.place"):
+        wire.decode_from_coordinator(b'{"v":1,"t":"place","place":null}')
+
+
+def test_encode_longest_place_is_decoded():
+    heartbeat = wire.Heartbeat(Place(2**53, 2**53, (2**53,) * wire.MAX_RETURNED))
+    assert wire.decode_from_worker(wire.encode(heartbeat)[:-1]) == heartbeat
 
 
 def test_encode_long_message_raises_protocol_error():

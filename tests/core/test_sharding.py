@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from ef_common.core.sharding import (
     EpochProgress,
+    GlobalBatch,
     Range,
     Window,
     commit,
     deal,
+    made_up,
     num_steps,
     share,
     shuffled,
@@ -221,3 +223,75 @@ def test_shuffled_is_the_same_on_every_platform() -> None:
 @pytest.mark.parametrize("length", [0, 1, 2, 1000])
 def test_shuffled_is_a_permutation(length: int) -> None:
     assert sorted(shuffled(length, seed=3, epoch=7).tolist()) == list(range(length))
+
+
+# ---------------------------------------------------------------- global batches
+
+
+def windows_of(length: int, histories: list[tuple[str, ...]], batch: GlobalBatch) -> list[Window]:
+    progress, windows = EpochProgress(0, length), []
+    while progress.remaining:
+        members = histories[len(windows) % len(histories)]
+        progress, window = deal(progress, members, batch_size=4, global_batch=batch)
+        progress, done = commit(progress, members[:1])
+        assert done.returned == ()
+        windows.append(window)
+    assert progress.places == length
+    return windows
+
+
+@given(
+    length=st.integers(1, 100),
+    size=st.integers(1, 40),
+    piece=st.integers(1, 9),
+    worlds=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+)
+def test_global_batches_are_the_same_for_every_history(length: int, size: int, piece: int, worlds: list[int]) -> None:
+    batch = GlobalBatch(size, piece)
+    histories = [tuple("abcde"[:world]) for world in worlds]
+
+    windows = windows_of(length, histories, batch)
+
+    alone = windows_of(length, [("a",)], batch)
+    assert [window[:2] for window in windows] == [window[:2] for window in alone]
+    assert len(windows) == num_steps(EpochProgress(0, length), 3, batch_size=4, global_batch=batch)
+    for window, lone in zip(windows, alone, strict=True):
+        places = [window.places_of(number) for number in range(window.num_pieces)]
+        assert places == [lone.places_of(number) for number in range(lone.num_pieces)]
+        assert [place for low, high in places for place in range(low, high)] == list(range(window.start, window.stop))
+        assert all(1 <= high - low <= piece for low, high in places)
+        held = [number for member in window.members for number in window.pieces_of(member)]
+        assert held == list(range(window.num_pieces))
+        slices = [window.slice_of(member) for member in window.members]
+        assert [place for low, high in slices for place in range(low, high)] == list(range(window.start, window.stop))
+
+
+@given(length=st.integers(2, 100), size=st.integers(2, 40), piece=st.integers(3, 9))
+def test_no_piece_of_a_global_batch_is_a_single_sample_if_pieces_are_larger(length: int, size: int, piece: int) -> None:
+    for window in windows_of(length, [("a",)], GlobalBatch(size, piece)):
+        sizes = [high - low for low, high in map(window.places_of, range(window.num_pieces))]
+        assert min(sizes) >= min(2, window.stop - window.start)
+
+
+@given(data=st.data(), size=st.integers(1, 30), world=st.integers(1, 5), piece=st.integers(1, 4))
+def test_pieces_that_nobody_holds_are_made_up_for_once(data: st.DataObject, size: int, world: int, piece: int) -> None:
+    members = tuple("abcde"[:world])
+    window = Window(0, size, members, piece=piece)
+    survivors = members[data.draw(st.integers(0, world - 1)) :]
+    held = {member: window.pieces_of(member) for member in survivors}
+
+    todo = made_up(window, held)
+
+    done = [number for member in survivors for number in [*held[member], *todo[member]]]
+    assert sorted(done) == list(range(window.num_pieces))
+    assert made_up(window, {member: [*held[member], *todo[member]] for member in survivors}) == {
+        member: [] for member in survivors
+    }
+
+
+def test_shares_of_a_global_batch_differ_by_one_piece() -> None:
+    _, window = deal(EpochProgress(0, 256), ABC, batch_size=64, global_batch=GlobalBatch(256, 1))
+    _, pieces = deal(EpochProgress(0, 256), ABC, batch_size=32, global_batch=GlobalBatch(256, 32))
+
+    assert [window.slice_of(member) for member in ABC] == [(0, 86), (86, 171), (171, 256)]
+    assert [pieces.slice_of(member) for member in ABC] == [(0, 96), (96, 192), (192, 256)]

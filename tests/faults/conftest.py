@@ -55,7 +55,7 @@ def check_run(job: Job, survivors: Sequence[WorkerProcess]) -> list[dict[str, An
     results = [worker.result() for worker in survivors]
     assert [result["pid"] for result in results] == [worker.pid for worker in survivors]
     assert len({result["weights"] for result in results}) == 1
-    for name in ("step", "epoch", "metrics", "rate", "memory"):
+    for name in ("step", "epoch", "metrics", "rate", "compensation", "memory"):
         assert all(result.get(name) == results[0].get(name) for result in results), name
     job.audit()
     return results

@@ -24,14 +24,15 @@ class Fault:
 
     Args:
         where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
-            "before_join", "build", "transfer".
+            "before_join", "build", "transfer", "exchange" (a transfer of a step).
         step: Updates made before it (batches, in a validation); it does not count outside of steps.
         epoch: In a validation: which epoch's.
         rank: Only the worker with this rank is struck; None for the worker that was given the fault.
         generation: Only in the view of this generation; None for any.
         index: Which forward pass or all-reduce of the step; which send or receive of a transfer; at which
             value that is exchanged when a group is built after the start.
-        moment: In a reduction: "issue" (the others wait for this worker), "wait" (it may be complete), or
+        moment: In an exchange: "send" or "receive". In a reduction: "issue" (the others wait for this worker), "wait"
+            (it may be complete), or
             "lose" (the others complete it, but this worker's part of the network fails, and it lives on).
         signal: What it does to itself.
     """
@@ -55,6 +56,7 @@ class Striker:
         self.num_forwards = 0
         self.num_reduces = 0  # of the newest backward pass
         self.num_transfers = 0
+        self.num_exchanges = {"send": 0, "receive": 0}  # since the newest backward pass
 
     @property
     def worker(self) -> Any:
@@ -96,6 +98,7 @@ class Striker:
     def begin_backward(self) -> None:
         """The gradients' all-reduces begin."""
         self.num_reduces = 0
+        self.num_exchanges = {"send": 0, "receive": 0}
 
 
 class FaultyPending:
@@ -138,18 +141,21 @@ class FaultyGroup:
         return self._group.all_gather(payload)
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
-        self._transfer()
+        self._transfer("send")
         self._group.send(tensors, target)
 
     def receive(self, tensors: Sequence[Any], source: int) -> None:
-        self._transfer()
+        self._transfer("receive")
         self._group.receive(tensors, source)
 
-    def _transfer(self) -> None:
+    def _transfer(self, moment: str) -> None:
         self.check()
-        if self.striker.worker is not None:
-            self.striker.at("transfer", index=self.striker.num_transfers)
-            self.striker.num_transfers += 1
+        striker = self.striker
+        if striker.worker is not None:
+            striker.at("transfer", index=striker.num_transfers)
+            striker.num_transfers += 1
+            striker.at("exchange", step=striker.step, index=striker.num_exchanges[moment], moment=moment)
+            striker.num_exchanges[moment] += 1
 
     def abort(self) -> None:
         self._group.abort()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from lightning.pytorch import LightningModule, Trainer
@@ -44,13 +46,16 @@ class Options:
     limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
     backend: str = "gloo"
     data_worker_dies_at: int | None = None  # at the first reading of this sample
+    global_batch: int | None = None
+    deterministic: bool = False
+    random: bool = False  # dropout, and samples that are augmented
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
     """Images whose brighter half names the class; made from the index, so that every worker has the same."""
 
-    def __init__(self, length: int, dies_at: int | None = None) -> None:
-        self._length, self._dies_at = length, dies_at
+    def __init__(self, length: int, dies_at: int | None = None, *, random: bool = False) -> None:
+        self._length, self._dies_at, self._random = length, dies_at, random
 
     def __len__(self) -> int:
         return self._length
@@ -61,6 +66,8 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         noise = torch.Generator().manual_seed(index)
         image, label = torch.rand(1, 8, 8, generator=noise), index % 2
         image[:, :, 4 * label : 4 * label + 4] += 0.5
+        if self._random:
+            image += 0.1 * torch.randn(1, 8, 8) + 0.1 * np.random.rand() + 0.1 * random.random()
         return image, torch.tensor(label)
 
     def _die_once(self) -> None:
@@ -93,7 +100,8 @@ class Net(LightningModule):
         super().__init__()
         width = 5000 if options.wide else 16  # 64 · 5000 parameters make it a module whose gradients are lent
         self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-        self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 2))
+        dropout = nn.Dropout(0.3) if options.random else nn.Identity()
+        self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), dropout, nn.Linear(width, 2))
         self.seen = SumMetric()
         self._options, self._striker = options, striker
 
@@ -151,7 +159,8 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     striker = Striker(None if fault is None else Fault(**fault))
     use_faulty_ports(striker)
     _pass_the_end_of_validations(striker)
-    torch.manual_seed(os.getpid())  # the start must be equal all the same
+    # The start must be equal all the same; to compare runs, it is the same in all of them.
+    torch.manual_seed(os.getpid() if chosen.global_batch is None else 0)
     trainer = _trainer(chosen)
     net = Net(chosen, striker)
     validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
@@ -166,6 +175,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "world_size": worker.session.world_size,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
+        "compensation": trainer.strategy._saved_compensation,
     }
 
 
@@ -184,7 +194,12 @@ def _pass_the_end_of_validations(striker: Striker) -> None:
 def _trainer(options: Options) -> Trainer:
     run_dir = read_environment().run_dir or Path()
     return Trainer(
-        strategy=ElasticFlowStrategy(backend=options.backend),
+        strategy=ElasticFlowStrategy(
+            backend=options.backend,
+            compensation="linear",  # the optimizer has its own step
+            global_batch_size=options.global_batch,
+            deterministic=options.deterministic,
+        ),
         accelerator="cpu",
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,
@@ -198,7 +213,7 @@ def _trainer(options: Options) -> Trainer:
 
 
 def _loader(options: Options) -> DataLoader[Any]:
-    images = Images(options.length, options.data_worker_dies_at)
+    images = Images(options.length, options.data_worker_dies_at, random=options.random)
     return DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
 
 

@@ -1,7 +1,8 @@
 """Trainings that must give the weights of one process with the batches of all workers together.
 
 Each function makes the module and says how it is trained; `run` trains it with ElasticFlow and once more with
-Lightning's own strategy for one device, whose batch is as large as the world's.
+Lightning's own strategy for one device, whose batch is as large as the world's. Its learning rate is meant for that
+batch, so nothing is compensated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ef_lightning import strategy_for
 from tests.lightning import training
 from tests.lightning.training import BATCH_SIZE, regression
 
@@ -289,10 +291,31 @@ def skipped_by_hand(pl: Any) -> Case:
 def run(host: str) -> dict[str, Any]:
     """Train all cases both ways: weights and counters."""
     pl = training.use(host)
-    return {name: [train(make(pl), pl), train(make(pl), pl, "auto", 2 * BATCH_SIZE)] for name, make in CASES.items()}
+    results = {}
+    for name, make in CASES.items():
+        ours = train(make(pl), pl, strategy_for(host)(compensation="none"))
+        results[name] = [ours, train(make(pl), pl, "auto", 2 * BATCH_SIZE)]
+    return results
 
 
-def train(chosen: Case, pl: Any, strategy: Any = "elasticflow", batch_size: int = BATCH_SIZE) -> dict[str, Any]:
+# By hand, or with a size of the batch that is the user's own.
+_NOT_GLOBAL = ("accumulation", "accumulation_scheduler", "adversarial", "skipped_by_hand", "closure_called_twice")
+NUM_GLOBAL = len(CASES) - len(_NOT_GLOBAL)
+
+
+def run_global(host: str) -> dict[str, Any]:
+    """Train cases both ways: a fixed global batch, in forward passes of 3 samples at most, and a loader's batch."""
+    pl = training.use(host)
+    size = 2 * BATCH_SIZE
+    results = {}
+    for name, make in CASES.items():
+        if name not in _NOT_GLOBAL:
+            ours = train(make(pl), pl, strategy_for(host)(global_batch_size=size), 3)
+            results[name] = [ours, train(make(pl), pl, "auto", size)]
+    return results
+
+
+def train(chosen: Case, pl: Any, strategy: Any, batch_size: int = BATCH_SIZE) -> dict[str, Any]:
     """Train one case."""
     module = chosen.make()
     trainer = training.trainer(pl, strategy, **chosen.trainer)

@@ -109,6 +109,13 @@ HOOKS = [
     Hook("trainer._checkpoint_connector", "restore_datamodule", "load_checkpoint"),
     Hook("trainer._checkpoint_connector", "restore_callbacks", "load_checkpoint"),
     Hook("trainer._checkpoint_connector", "restore_precision_plugin_state", "load_checkpoint"),
+    Hook("trainer.lightning_module", "_current_fx_name", "training_step"),
+    Hook("trainer.lightning_module", "_on_before_batch_transfer", "prepare_batch"),
+    Hook("trainer._results", "batch", "training_step"),
+    Hook("result", "_forward_cache", "training_step", "torch.Tensor"),
+    Hook("connector", "should_update_logs", "step_to_log", "bool"),
+    Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", "int"),
+    Hook("rate_monitor", "_extract_stats", "show_rates"),
     Hook("csv_logger", "_version", "set_logger_versions"),
     Hook("csv_logger", "_experiment", "take_over_logs"),
     Hook("csv_logger.experiment", "metrics_keys", "take_over_logs", "list"),
@@ -183,6 +190,7 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
     iter(recorder)
     return {
         "csv_logger": pl.loggers.CSVLogger(tmp_path),
+        "rate_monitor": pl.callbacks.LearningRateMonitor(),
         "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
         "overrides_module": overrides,
         "recorder": recorder,

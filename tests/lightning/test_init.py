@@ -8,10 +8,11 @@ import ef_lightning
 
 
 def test_contents() -> None:
-    assert ef_lightning.__all__ == ["ElasticFlowStrategy", "strategy_for"]
+    assert ef_lightning.__all__ == ["ElasticFlowStrategy", "Compensation", "strategy_for"]
     public = {name for name, value in vars(ef_lightning).items() if not name.startswith("_")}
     modules = {name.rpartition(".")[2] for name in __import__("sys").modules if name.startswith("ef_lightning.")}
-    assert public - modules <= {"annotations", "TYPE_CHECKING", "Any", "register", "strategy_class", "strategy_for"}
+    helpers = {"annotations", "TYPE_CHECKING", "Any", "register", "strategy_class"}
+    assert public - modules <= {*ef_lightning.__all__, *helpers}
 
 
 def test_unknown_name_raises() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,11 +15,23 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_two_workers_train_as_one_process_with_their_batches(run: Callable[..., list[Any]], host: str) -> None:
-    results = run(2, battery.run, host, audit=False)
+    assert_as_one(run(2, battery.run, host, audit=False), battery.CASES)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_workers_that_share_a_batch_train_as_one_process_with_it(
+    run: Callable[..., list[Any]], world_size: int
+) -> None:
+    results = run(world_size, battery.run_global, HOSTS[0], audit=False)
+    assert len(results[0]) == battery.NUM_GLOBAL
+    assert_as_one(results, results[0])
+
+
+def assert_as_one(results: list[Any], names: Iterable[str]) -> None:
     wrong = {}
-    for name in battery.CASES:
+    for name in names:
         ours, others = ([result[name][0] for result in results], results[0][name][1])
-        if ours[0] != ours[1]:
+        if any(theirs != ours[0] for theirs in ours):
             wrong[name] = f"ranks differ: {ours}"
         for key in ("steps", "epochs", "batches", "rates"):
             if ours[0][key] != others[key]:

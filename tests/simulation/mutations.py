@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common import session as session_module
+from ef_common.collectives.gradients import pieces
 from ef_common.core import membership, replay, sharding
 from ef_common.core.membership import Phase
 from ef_common.core.replay import FRESH
@@ -177,6 +178,38 @@ def reuse_a_generation(patch: Patch) -> None:
     patch.setattr(membership, "_overdue", again)
 
 
+def forget_the_pieces_of_the_lost(patch: Patch) -> None:
+    """Nobody makes up for what a lost member held of a global batch."""
+    patch.setattr(sharding, "made_up", lambda window, held: {member: [] for member in held})
+
+
+def make_up_for_what_was_dealt(patch: Patch) -> None:
+    """Who holds which piece is taken from the dealing, as if nobody had made up for any."""
+    gather = pieces.Pieces.settle
+
+    def settle(self: Any, group: Any, view: Any) -> Any:
+        mine, self.mine = self.mine, list(self.window.pieces_of(self._worker))
+        try:
+            return gather(self, group, view)
+        finally:
+            self.mine = [*dict.fromkeys([*mine, *self.mine])]
+
+    patch.setattr(pieces.Pieces, "settle", settle)
+
+
+def begin_before_it_is_made_up_for(patch: Patch) -> None:
+    """A reduction that begins early does not look whether somebody is lost."""
+    start, run = operations.Reduction.start, operations.Reduction.run
+
+    def early(self: Any, group: Any, view: Any) -> None:
+        kept, self._pieces = self._pieces, None
+        start(self, group, view)
+        self._pieces = kept
+
+    patch.setattr(operations.Reduction, "start", early)
+    patch.setattr(operations.Reduction, "run", run)
+
+
 MUTATIONS = {
     mutation.__name__: mutation
     for mutation in (
@@ -196,5 +229,8 @@ MUTATIONS = {
         trust_in_being_alone,
         lose_the_joiners_state,
         reuse_a_generation,
+        forget_the_pieces_of_the_lost,
+        make_up_for_what_was_dealt,
+        begin_before_it_is_made_up_for,
     )
 }

@@ -27,6 +27,7 @@ RARE = {
     "joiner lost half admitted": 200,
     "planned change": 3_000,
     "returned": 1_000,  # samples of the lost were dealt again
+    "made up": 500,  # what the lost held of a global batch was computed by others, in the same step
     "restart": 300,  # all members were lost, and those that waited started over
     "all lost": 300,
     "suspicion": 200,  # a group broke with everybody alive

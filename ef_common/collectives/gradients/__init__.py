@@ -11,6 +11,7 @@ becomes a view of the bucket, without a copy. Its own memory is let go of when t
 want it: earlier, the allocator would hand it back to the system, and get it again page by page.
 
 The last bucket ends with flags, each summed over the members: "I know of a pending change", "a gradient was
-accumulated twice, so the overlapped copy is stale", "I had no backward pass in this step", "I want to stop", and
-one per parameter, "it has a gradient here".
+accumulated twice, so the overlapped copy is stale", "I had no backward pass in this step", "I want to stop", "so much
+of my weight is lacking, as my batch is smaller than a full one" (all then divide by what is there), and one per
+parameter, "it has a gradient here".
 """

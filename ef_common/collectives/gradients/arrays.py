@@ -4,6 +4,9 @@ The graph hands over the gradients of one bucket after the other, as it computes
 end. The local gradients are kept until the reduction has completed, so after a loss they are summed again with the
 members that are left, and the graph never learns of it.
 
+Weights are shares of what was dealt. Where batches are dealt, of whatever size, the members' sum lacks a part: each
+tells in a flag by how much its batch is smaller than a full one, and all divide by what is there.
+
 Two sets of buffers alternate: whoever fills a set has completed the reduction after the one that it held, which
 every member has begun, so nobody needs that result any more.
 """
@@ -23,7 +26,7 @@ from ef_common.session import LoneGroup, Session
 
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
-_NUM_FLAGS = 2  # change pending, wants to stop
+_NUM_FLAGS = 3  # change pending, wants to stop, lacking weight
 
 Shape = tuple[int, ...]
 
@@ -86,6 +89,13 @@ def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
     return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
+def _divided(array: np.ndarray, by: float) -> np.ndarray:
+    """A copy, in memory that begins as frameworks want it to."""
+    copy = _aligned(array.size, array.dtype).reshape(array.shape)
+    np.divide(array, by, out=copy)
+    return copy
+
+
 class ArrayReduction:
     """One reduction: an operation of the session.
 
@@ -93,6 +103,7 @@ class ArrayReduction:
         buckets: Where the arrays lie; used for one reduction at a time.
         session: The worker's session.
         weights: Weight of each member's arrays in rank order.
+        fraction: Size of this worker's batch, as a part of a full one; its arrays weigh so much less.
         wants_stop: This worker wants to stop after this step.
 
     Attributes:
@@ -107,11 +118,13 @@ class ArrayReduction:
         session: Session,
         weights: Callable[[View], Sequence[float]],
         *,
+        fraction: float = 1.0,
         wants_stop: bool = False,
     ) -> None:
         self._layout = buckets
         self._session = session
         self._weights = weights
+        self._fraction = fraction
         self._wants_stop = wants_stop
         self._buffers, self._views = buckets.next_turn()
         self._arrays: list[np.ndarray | None] = [None] * len(self._views)
@@ -120,6 +133,7 @@ class ArrayReduction:
         self._pending: list[Pending] = []
         self._alone = False
         self._weight = self._weight_of_values = 1.0
+        self._lacking = 0.0
         self.num_changes = self.num_stops = 0.0
         self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
@@ -166,18 +180,22 @@ class ArrayReduction:
     def read_flags(self) -> None:
         """Take in the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
-            self.num_changes, self.num_stops = self._buffers[-1][-_NUM_FLAGS:].tolist()
+            self.num_changes, self.num_stops, self._lacking = self._buffers[-1][-_NUM_FLAGS:].tolist()
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
         arrays = [array for array in self._arrays if array is not None] if self._alone else self._views
+        if self._lacking and not self._alone:  # copies: the buffers may have to be handed on as they are
+            arrays = [_divided(array, 1.0 - self._lacking) for array in arrays]
         return arrays[: self._layout.num_gradients], arrays[self._layout.num_gradients :]
 
     def _bind(self, group: Group, view: View) -> None:
         self._group = group
         weights = self._weights(view)
-        self._weight = weights[view.rank_of(self._session.worker.id) or 0]
-        # Values must not vanish with the last sample, as gradients do.
+        share = weights[view.rank_of(self._session.worker.id) or 0]
+        self._lacking = share * (1.0 - self._fraction)  # not a sum of sizes: zero must come out as zero
+        self._weight = share - self._lacking
+        # Statistics are of samples, too. But they must not vanish with the last one, as gradients do.
         self._weight_of_values = self._weight if sum(weights) > 0 else 1.0 / view.world_size
         self._pending = []
 
@@ -189,7 +207,7 @@ class ArrayReduction:
             for index in self._layout.buckets[bucket]:
                 self._fill(index)
             if bucket == len(self._buffers) - 1:
-                self._buffers[-1][-_NUM_FLAGS:] = [self._session.change_pending, self._wants_stop]
+                self._buffers[-1][-_NUM_FLAGS:] = [self._session.change_pending, self._wants_stop, self._lacking]
             self._pending.append(self._group.all_reduce(self._buffers[bucket]))
 
     def _fill(self, index: int) -> None:

@@ -9,13 +9,15 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ef_common.collectives.gradients.buckets import Layout
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session import Barrier, Session
 
 
-def _hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
+def hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
+    """Have `act` called when the gradient of a parameter is complete. Returns a handle to remove the hook."""
     return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
 
 
@@ -52,6 +54,8 @@ class GradientReducer:
         buffers: Tensors of the module that take rank 0's values with each reduction; by default, its buffers.
 
     Attributes:
+        fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
+        pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: This worker wants to stop after the next reduction.
         num_stops: Members that wanted to stop at the newest one.
     """
@@ -63,6 +67,8 @@ class GradientReducer:
         self._module = module
         self._weights = weights
         self._buffers = buffers
+        self.fraction = 1.0
+        self.pieces: Pieces | None = None
         self.wants_stop = False
         self.num_stops = 0.0
         self._layout: Layout | None = None
@@ -99,7 +105,7 @@ class GradientReducer:
             return
         buffers = list(self._module.buffers()) if self._buffers is None else list(self._buffers)
         self._layout = Layout(chosen, buffers)
-        self._handles = [_hook(p, self._gradient_ready) for p in self._layout.hooked()]
+        self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         if self._reduction is not None:
@@ -112,7 +118,9 @@ class GradientReducer:
             return
         if not self._layout.double_buffered:
             self._layout.own_gradients()
-        self._reduction = Reduction(self._layout, self._session, self._weights)
+        self._reduction = Reduction(
+            self._layout, self._session, self._weights, fraction=self.fraction, pieces=self.pieces
+        )
         if self._session.world_size > 1:
             self._reduction.start()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.gradients.buckets import NUM_FIXED_FLAGS, Bucket, Layout, is_copied_early
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Group, Pending
@@ -21,7 +22,9 @@ Weights = Callable[[View], Sequence[float]]
 class Reduction:
     """One gradient reduction: an operation of the session. See the package for what it keeps and when."""
 
-    def __init__(self, layout: Layout, session: Session, weights: Weights) -> None:
+    def __init__(
+        self, layout: Layout, session: Session, weights: Weights, *, fraction: float = 1.0, pieces: Pieces | None = None
+    ) -> None:
         self.layout = layout
         self.stale = False
         self.skipped = False
@@ -35,7 +38,10 @@ class Reduction:
         self._missing = [len(bucket.sources) for bucket in layout.buckets]
         self._fired: set[int] = set()
         self._copied: set[int] = set()
+        self._fraction = fraction
+        self._pieces = pieces
         self._weight = 1.0
+        self._lacking = 0.0
         self._rank = 0
         for bucket in layout.buckets:
             bucket.next_turn()
@@ -45,6 +51,8 @@ class Reduction:
 
     def start(self) -> None:
         """Begin to reduce on the session's group what is ready: the module's buffers."""
+        if self._pieces is not None and self._session.view.ids != self._pieces.window.members:
+            return  # somebody is lost: what it had is to be made up for first
         self._bind(self._session.group, self._session.view)
         self._try_issue(self.layout.num_value_buckets)
 
@@ -78,6 +86,8 @@ class Reduction:
 
     def run(self, group: Group, view: View) -> None:
         """Reduce everything with the members of `view`; see :class:`~ef_common.session.Operation`."""
+        if self._pieces is not None:
+            self._pieces.settle(group, view)
         if isinstance(group, LoneGroup):
             self._write_flags()
             return
@@ -101,7 +111,9 @@ class Reduction:
     def _bind(self, group: Group, view: View) -> None:
         self._group = group
         self._rank = view.rank_of(self._session.worker.id) or 0
-        self._weight = self._weights(view)[self._rank]
+        share = self._weights(view)[self._rank]
+        self._lacking = share * (1.0 - self._fraction)  # not a sum of sizes: zero must come out as zero
+        self._weight = share - self._lacking
         self._pending = []
         self._copied = set()
 
@@ -112,6 +124,7 @@ class Reduction:
 
     def _write_flags(self) -> None:
         flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), float(self.wants_stop)]
+        flags.append(self._lacking)
         flags += [float(p.grad is not None) for p in self.layout.parameters]
         self.layout.buckets[-1].flags.copy_(torch.tensor(flags))
 
@@ -137,7 +150,7 @@ class Reduction:
     def read_flags(self) -> float:
         """Take in the members' flags. Returns how many know of a pending change."""
         self._flags = self.layout.buckets[-1].flags.tolist()
-        self.num_skipped, self.num_stops = self._flags[2:NUM_FIXED_FLAGS]
+        self.num_skipped, self.num_stops, self._lacking = self._flags[2:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 
     def apply(self) -> None:
@@ -151,6 +164,9 @@ class Reduction:
             else:
                 self.layout.retired += [source.grad for source in bucket.sources]
                 _lend_gradients(bucket, used)
+        if self._lacking:  # `param.grad` is a copy, or everybody has the bucket: nobody gets what is divided
+            gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
+            torch._foreach_div_(gradients, 1.0 - self._lacking)
 
 
 def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:

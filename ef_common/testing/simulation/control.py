@@ -11,6 +11,7 @@ from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.membership import Announce, Event, Finish, Install, Membership, Settings, Welcome
+from ef_common.core.place import Place
 from ef_common.core.view import Member, View
 from ef_common.errors import Evicted, JobFinished, Left, ProtocolError
 from ef_common.ports import Bootstrap
@@ -214,6 +215,13 @@ class Line:
     def bootstrap(self, generation: int) -> Bootstrap:
         """See the port."""
         return Values()
+
+    def tell_place(self, place: Place) -> None:
+        """See the port. Nobody here walks to a place."""
+
+    def job_place(self) -> Place | None:
+        """See the port."""
+        return None
 
     def stop(self) -> None:
         """See the port."""

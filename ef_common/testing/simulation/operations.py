@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
 from ef_common.core.sharding import Window
 from ef_common.core.view import View
@@ -62,6 +63,7 @@ class Reduction:
         windows: The windows that it makes final.
         total: Sum of the local gradients of the samples.
         count: Number of the samples.
+        pieces: The global batch that they are of, if they are of one.
         flag: Asked in each attempt: this worker knows of a pending change.
         mark: Called with the places that are passed.
         note: Counts what is worth it.
@@ -76,6 +78,7 @@ class Reduction:
         windows: Sequence[Window],
         total: int,
         count: int,
+        pieces: Pieces | None = None,
         flag: Callable[[], bool],
         mark: Note,
         note: Note,
@@ -87,7 +90,8 @@ class Reduction:
         self._later = buffers.later
         self._windows = tuple(windows)
         self._total = total
-        self._mean = total / count if count else 0.0
+        self._count = count
+        self._pieces = pieces
         self._group: Group | None = None
         self._pending: Pending | None = None
         self._weight = 0.0
@@ -95,18 +99,33 @@ class Reduction:
         self._mark = mark
         self._note = note
 
+    def add(self, total: int, count: int) -> None:
+        """So many more samples, made up for; the sum of their gradients."""
+        self._total += total
+        self._count += count
+
+    @property
+    def _mean(self) -> float:
+        return self._total / self._count if self._count else 0.0
+
     def weight(self, view: View) -> float:
         """Weight of the local mean among the members of a view."""
+        if self._pieces is not None:
+            return self._count / (self._pieces.window.stop - self._pieces.window.start)
         return sharding.weights(self._windows, view.ids)[view.ids.index(self._worker)]
 
     def start(self, group: Group, view: View) -> None:
         """Begin before the session runs it, as a backward pass does that has filled the first bucket."""
+        if self._pieces is not None and view.ids != self._pieces.window.members:
+            return
         with suppress(GroupBroken):
             self._bind(group, view)
 
     def run(self, group: Group, view: View) -> None:
         """See the port: the local gradient is kept, so it can be run again."""
         self.attempts.begin(view)
+        if self._pieces is not None:
+            self._pieces.settle(group, view)
         if self._group is not group or self._pending is None:
             self._bind(group, view)
         pending, self._pending = self._pending, None

@@ -39,6 +39,8 @@ class Job:
         batch_size: Positions per worker and window.
         epochs: Number of epochs.
         accumulate: Windows per gradient reduction.
+        global_batch: Positions of a window, if they do not depend on the number of workers; else 0.
+        piece: Positions of a piece of it.
         num_validation: Samples of an evaluation.
         overlap: Begin to reduce before the backward pass has ended.
         lends: The buckets of a reduction are changed once all have the result; else two sets of them alternate.
@@ -55,6 +57,8 @@ class Job:
     batch_size: int
     epochs: int
     accumulate: int = 1
+    global_batch: int = 0
+    piece: int = 1
     num_validation: int = 0
     overlap: bool = False
     lends: bool = False
@@ -116,12 +120,15 @@ def schedule_of(seed: int) -> Schedule:
 def _job(draw: random.Random) -> Job:
     num_workers = draw.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
     spares = draw.random() < 0.1
+    global_batch = draw.choice((0, 0, 0, draw.randint(2, 12)))
     return Job(
         num_workers=num_workers,
         length=draw.choice((1, 2, 3, 5, 7, 11, 17, 23, 29, 37, 53)),
         batch_size=draw.randint(1, 4),
         epochs=draw.choice((1, 1, 2, 2, 3)),
-        accumulate=draw.choice((1, 1, 1, 2, 3)),
+        accumulate=draw.choice((1, 1, 1, 2, 3)) if not global_batch else 1,
+        global_batch=global_batch,
+        piece=draw.choice((1, 1, 2, 3)),
         num_validation=draw.choice((0, 0, 1, 5, 8)),
         overlap=draw.random() < 0.5,
         lends=draw.random() < 0.5,

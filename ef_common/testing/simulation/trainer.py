@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
-from ef_common.core.sharding import Commit, EpochProgress, Window
+from ef_common.core.sharding import Commit, EpochProgress, GlobalBatch, Window
 from ef_common.core.view import View
 from ef_common.session import Barrier, Session
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
@@ -29,13 +31,27 @@ def gradient(epoch: int, position: int) -> int:
 
 
 def _progress(fields: dict[str, Any]) -> EpochProgress:
-    windows = tuple(Window(start, stop, tuple(ids), least) for start, stop, ids, least in fields["uncommitted"])
+    windows = tuple(Window(start, stop, tuple(ids), *rest) for start, stop, ids, *rest in fields["uncommitted"])
     return EpochProgress(**{**fields, "returned": tuple(fields["returned"]), "uncommitted": windows})
 
 
 def initial_weights(worker: str) -> int:
     """Every worker begins with other weights, until they are made equal."""
     return sum(worker.encode()) * 1_000_003
+
+
+def undisturbed(job: Job) -> int:
+    """The fingerprint of a training with a fixed global batch: the same for every history."""
+    fingerprint = 0
+    for epoch in range(job.epochs):
+        for start in range(0, job.length, job.global_batch):
+            batch = range(start, min(start + job.global_batch, job.length))
+            fingerprint = _next(fingerprint, sum(gradient(epoch, position) for position in batch))
+    return fingerprint
+
+
+def _next(fingerprint: int, update: int) -> int:
+    return (fingerprint * 1_000_003 + update + 1) % _MODULUS
 
 
 class Trainer:
@@ -84,6 +100,7 @@ class Trainer:
         self._buffers = [Buffers()] if job.lends else [Buffers(), Buffers()]
         self._total = 0
         self._count = 0
+        self._pieces: Pieces | None = None
         self._room: list[int] = []
 
     @property
@@ -117,6 +134,8 @@ class Trainer:
 
     def _result(self) -> Result:
         job = self.job
+        if job.global_batch and self.fingerprint != undisturbed(job):
+            raise Violation(f"{self.worker} has made other updates than one worker alone would have made")
         total = sum(gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length))
         return Result(self.worker, self.life, self.updates, self.weights, self.base + total, self.fingerprint)
 
@@ -146,12 +165,18 @@ class Trainer:
 
     def _step(self) -> None:
         job = self.job
-        self.progress, window = sharding.deal(self.progress, self.members, batch_size=job.batch_size)
+        global_batch = GlobalBatch(job.global_batch, job.piece) if job.global_batch else None
+        self.progress, window = sharding.deal(
+            self.progress, self.members, batch_size=job.batch_size, global_batch=global_batch
+        )
         self._mark("forward")
-        positions = self.progress.positions(window.slice_of(self.worker))
-        self._sleep(self._delay(job.step_s))
-        self._total += sum(gradient(self.epoch, position) for position in positions)
-        self._count += len(positions)
+        self._pieces = Pieces(window, self.worker, batch_size=job.batch_size) if global_batch else None
+        places = range(*window.slice_of(self.worker))
+        if self._pieces is not None:
+            places = self._pieces.places(self._pieces.mine)
+        total, count = self._forward(places)
+        self._total += total
+        self._count += count
         steps = self.progress.steps
         if steps % job.accumulate == 0 or not self.progress.remaining:
             self._reduce()
@@ -161,7 +186,24 @@ class Trainer:
             if any(value != self.fingerprint for value in values):
                 raise Violation(f"weights differ after step {steps} of epoch {self.epoch}: {values}")
 
+    def _forward(self, places: Sequence[int]) -> tuple[int, int]:
+        """The sum of the gradients at these places of the epoch, and their number."""
+        positions = self.progress.positions_at(places)
+        self._sleep(self._delay(self.job.step_s))
+        return sum(gradient(self.epoch, position) for position in positions), len(positions)
+
+    def _make_up(self, operation: Reduction, pieces: Pieces, some: Sequence[int]) -> None:
+        self._mark("make_up")
+        self._note("made up")
+        operation.add(*self._forward(pieces.places(some)))
+
     def _reduction(self) -> Reduction:
+        reduction = self._new_reduction()
+        if self._pieces is not None:
+            self._pieces.compute = partial(self._make_up, reduction, self._pieces)
+        return reduction
+
+    def _new_reduction(self) -> Reduction:
         return Reduction(
             self.worker,
             f"reduction {self.updates}",
@@ -169,6 +211,7 @@ class Trainer:
             windows=self.progress.uncommitted,
             total=self._total,
             count=self._count,
+            pieces=self._pieces,
             flag=lambda: self.session.change_pending,
             mark=self._mark,
             note=self._note,
@@ -220,7 +263,7 @@ class Trainer:
 
     def _update(self, operation: Reduction) -> None:
         self.weights += operation.sum
-        self.fingerprint = (self.fingerprint * 1_000_003 + operation.sum + 1) % _MODULUS
+        self.fingerprint = _next(self.fingerprint, operation.sum)
         if self.job.lends:
             self._buffers[0].spoil()
         self.updates += 1

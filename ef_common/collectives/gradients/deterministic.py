@@ -1,0 +1,165 @@
+"""Gradients and buffers of a torch module with the same bits for every number of workers.
+
+Each piece of a global batch has its own backward pass. It starts from the buffers that the step began with, and what
+comes out of it is kept apart from that of all others; see :mod:`ef_common.collectives.gradients.canonical`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ef_common.collectives.gradients.canonical import Array, CanonicalReduction, Room
+from ef_common.collectives.gradients.pieces import Pieces
+from ef_common.collectives.gradients.reducer import hook
+from ef_common.core.view import View
+from ef_common.session import Session
+
+_NUM_FIXED_FLAGS = 2  # change pending, wants to stop
+
+
+class DeterministicReducer:
+    """Sums the gradients of a module, and averages its buffers, over the pieces of global batches.
+
+    The backward pass adds gradients where they are summed: `param.grad` is a part of the memory of the piece.
+
+    Args:
+        session: The worker's session.
+        module: Its parameters that require a gradient when a step begins are reduced.
+
+    Attributes:
+        wants_stop: This worker wants to stop after the next reduction.
+        num_stops: Members that wanted to stop at the newest one.
+    """
+
+    def __init__(self, session: Session, module: Module) -> None:
+        self._session = session
+        self._module = module
+        self.wants_stop = False
+        self.num_stops = 0.0
+        self._parameters: list[Parameter] = []
+        self._buffers: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._room: Room | None = None
+        self._parts: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of arrays that live as long as the room
+        self._gradients = torch.zeros(0)
+        self._starts: list[Tensor] = []
+        self._used: set[int] = set()
+        self._handles: list[Any] = []
+        self._array: Array | None = None
+        self._reduction: CanonicalReduction | None = None
+
+    def begin(self, pieces: Pieces) -> None:
+        """A step on this global batch begins."""
+        room = self._prepare()
+        self._starts = [buffer.detach().clone() for buffer in self._buffers]
+        self._used = set()
+        self._reduction = CanonicalReduction(room, self._session, pieces, self._flags)
+
+    def before_pass(self) -> None:
+        """Before the forward pass of a piece: buffers are as they were when the step began."""
+        with torch.no_grad():
+            for buffer, start in zip(self._buffers, self._starts, strict=True):
+                buffer.copy_(start)
+
+    def before_backward(self) -> None:
+        """Before the backward pass of a piece, whose loss is its part of the batch's."""
+        if self._room is None:
+            return
+        self._array = self._room.take()
+        self._array.fill(0)
+        for source, view in self._split(self._array):
+            if isinstance(source, Parameter):
+                source.grad = view if _fits(source, view) else None
+
+    def after_pass(self, piece: int, share: float) -> None:
+        """After it: the gradients are those of this piece, which is so much of the batch."""
+        array, self._array = self._array, None
+        if array is None or self._reduction is None:
+            return
+        with torch.no_grad():
+            for source, view in self._split(array):
+                if not isinstance(source, Parameter):
+                    torch.mul(source, share, out=view) if _fits(source, view) else view.copy_(source).mul_(share)
+                elif source.grad is not None and not _fits(source, view):
+                    view.copy_(source.grad)
+        self.drop()
+        self._reduction.insert(piece, array)
+
+    def drop(self) -> None:
+        """Whatever the gradients are, they are not to be used."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def finish(self) -> View:
+        """Reduce. Gradients are then the mean over the batch, and buffers the mean over its pieces.
+
+        Returns:
+            The view whose members contributed.
+        """
+        reduction = self._reduction
+        if reduction is None:
+            return self._session.completed_in
+        contributors = self._session.run(reduction)
+        changes, self.num_stops, *used = reduction.flags.tolist()
+        self._session.agree(changes)
+        with torch.no_grad():
+            # The sum must stay as it is, for one that lacks it; what is done to gradients now is the user's.
+            self._gradients.copy_(torch.from_numpy(reduction.total))
+            for index, (target, view) in enumerate(self._split(self._gradients)):
+                if not isinstance(target, Parameter):
+                    target.copy_(view if target.is_floating_point() else view.round())
+                elif used[index]:
+                    target.grad = view if _fits(target, view) else view.to(target.device, target.dtype)
+        reduction.finish()
+        self._reduction = None
+        return contributors
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _flags(self) -> Sequence[float]:
+        used = [float(id(parameter) in self._used) for parameter in self._parameters]
+        return [float(self._session.change_pending), float(self.wants_stop), *used]
+
+    def _gradient_ready(self, parameter: Tensor) -> None:
+        self._used.add(id(parameter))
+
+    def _prepare(self) -> Room:
+        """Take stock of the module, if it has changed."""
+        parameters = [p for p in self._module.parameters() if p.requires_grad]
+        if self._room is None or [id(p) for p in parameters] != [id(p) for p in self._parameters]:
+            self.detach()
+            self._parts = {}
+            self._parameters = parameters
+            self._buffers = list(self._module.buffers())
+            self._handles = [hook(parameter, self._gradient_ready) for parameter in parameters]
+            self._sizes = [tensor.numel() for tensor in (*self._parameters, *self._buffers)]
+            is_double = any(tensor.dtype == torch.float64 for tensor in (*self._parameters, *self._buffers))
+            dtype = torch.float64 if is_double else torch.float32
+            self._gradients = torch.zeros(sum(self._sizes), dtype=dtype)
+            num_flags = _NUM_FIXED_FLAGS + len(parameters)
+            self._room = Room(sum(self._sizes), num_flags=num_flags, dtype=self._gradients.numpy().dtype)
+        return self._room
+
+    def _split(self, flat: Tensor | Array) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter and buffer, and its part of a flat array. The arrays are few, and used again and again."""
+        found = self._parts.get(id(flat))
+        if found is None:
+            sources = (*self._parameters, *self._buffers)
+            parts = torch.split(torch.as_tensor(flat), self._sizes)
+            found = [(source, part.view(source.shape)) for source, part in zip(sources, parts, strict=True)]
+            self._parts[id(flat)] = found
+        return found
+
+
+def _fits(tensor: Tensor, view: Tensor) -> bool:
+    """Whether a part of the memory can stand for it, or for its gradient."""
+    return tensor.dtype == view.dtype and tensor.device == view.device

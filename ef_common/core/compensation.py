@@ -1,0 +1,228 @@
+"""Compensation: how an optimizer's settings follow the global batch, as pure functions of their ratio.
+
+The user chooses the settings for a *reference batch*. If the global batch is k times as large, k is the *ratio*, and
+an update stands for k of theirs. Each setting then is an affine function of what the user, or a schedule, says: it
+is computed anew for each update and never multiplied in place. So a schedule does not see it, and W₀ → W₁ → W₂ ends
+where W₂ alone does.
+
+**The ramp.** After a change the ratio goes from the old one to the new one over T updates (Lin et al. 2019, "Dynamic
+Mini-batch SGD for Elastic Distributed Training"):
+
+    γ_t = γ_old + (γ_new − γ_old) · min(1, (t − t₀) / T)
+
+where t₀ is the last update before the change. A change in the middle of a ramp starts from the ratio of the moment.
+The first ratio of a run is taken at once.
+
+**Linear rule** (SGD): η → kη. The form `u ← μu + g; w ← w − γηu` (torch, also with nesterov and dampening) rescales
+the old momentum by construction. The form `v ← μv − γηg; w ← w + v` (Keras) has the rate in its momentum, which must
+be multiplied by γ_t / γ_{t−1} (`momentum_factor`) to give the same weights.
+
+**Square-root rule** (Adam, RMSprop; Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
+Algorithms"): η → √k·η, β → 1 − k(1−β) for all moving averages, ε → ε/√k. The averages then reach back over as many
+samples as before, and the noise in an update is that of k updates. It cannot hold for k(1−β) > 1; β is 0 then. The
+corrections 1 − β^t of the optimizers take the β of the moment for all t. The heavy-ball momentum of RMSprop is left
+as it is, as in the linear rule: nothing damps its input by 1 − μ, so another μ would be another rate.
+
+**Weight decay.** Decoupled (AdamW: w ← w − ηλw) it shall take as much per sample as before, so ηλ → kηλ: the linear
+rule does that by η alone; under the square-root rule λ → √k·λ. As L2 in the gradient it needs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ef_common.errors import UsageError
+
+Rule = str | Callable[[float], float]
+"""A name, or a function of the ratio that gives the factor of the learning rate."""
+
+RULES = ("auto", "linear", "sqrt", "none")
+AUTO = {"SGD": "linear", "Adam": "sqrt", "AdamW": "sqrt", "NAdam": "sqrt", "RMSprop": "sqrt"}
+"""What `auto` chooses for the kinds of optimizers that it knows."""
+
+
+class Ramp(NamedTuple):
+    """A ratio on its way.
+
+    Args:
+        start: Ratio of the last update before the change.
+        goal: Ratio of the global batch and the reference batch now.
+        updates: Updates since the change.
+    """
+
+    start: float
+    goal: float
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """How to compensate for a global batch that grows and shrinks.
+
+    Args:
+        rule: "linear", "sqrt", "none", or a function of the ratio that gives the factor of the learning rate;
+            "auto" takes the one of the optimizer (see `AUTO`).
+        reference_batch_size: Samples of an update that the optimizer's settings are meant for. By default those of
+            one worker.
+        ramp_steps: Updates after a change until it has its whole effect.
+
+    Raises:
+        UsageError: An argument that none of this is.
+
+    >>> settings = Compensation(ramp_steps=4)
+    >>> ramps = [settings.advance(None, 1.0)]
+    >>> for goal in (3, 3, 1, 1, 1, 1):
+    ...     ramps.append(settings.advance(ramps[-1], goal))
+    >>> [settings.ratio(ramp) for ramp in ramps]
+    [1.0, 1.5, 2.0, 1.75, 1.5, 1.25, 1]
+    """
+
+    rule: Rule = "auto"
+    reference_batch_size: int | None = None
+    ramp_steps: int = 8
+
+    def __post_init__(self) -> None:
+        if not callable(self.rule) and self.rule not in RULES:
+            raise UsageError(
+                f"unknown rule of compensation. Expected one of {RULES}, or a function of the ratio. "
+                f"Received: rule={self.rule!r}"
+            )
+        reference, steps = self.reference_batch_size, self.ramp_steps
+        if reference is not None and not (_is_int(reference) and reference > 0):
+            raise UsageError(
+                "the reference batch is a number of samples, at least 1, or None for one worker's batch. "
+                f"Received: reference_batch_size={reference!r}"
+            )
+        if not (_is_int(steps) and steps >= 0):
+            raise UsageError(f"a ramp has a number of updates, at least 0. Received: ramp_steps={steps!r}")
+        if callable(self.rule) and not math.isclose(lr_scale(self.rule, 1.0), 1.0):
+            raise UsageError(
+                "at a ratio of 1 the settings are right as they are, so a function of compensation gives 1 for it. "
+                f"Received: {self.rule(1.0)!r} from {self.rule_name}"
+            )
+
+    @classmethod
+    def of(cls, value: Compensation | Rule) -> Compensation:
+        """The settings themselves, or those with a rule and the defaults."""
+        return value if isinstance(value, Compensation) else cls(value)
+
+    @property
+    def rule_name(self) -> str:
+        """The rule, for people."""
+        return self.rule if isinstance(self.rule, str) else getattr(self.rule, "__name__", "function")
+
+    def rule_for(self, kind: str | None, *, optimizer: str) -> Rule:
+        """The rule of an optimizer, which is not `auto` any more.
+
+        Args:
+            kind: Which of those in `AUTO` it is; None for any other.
+            optimizer: Its name, for the message.
+
+        Raises:
+            UsageError: `auto` does not know it.
+        """
+        if self.rule != "auto":
+            return self.rule
+        if kind is None:
+            raise UsageError(
+                f"compensation='auto' does not know how the settings of {optimizer} follow the global batch. Choose "
+                "'linear' (its learning rate grows with the batch), 'sqrt' (with the square root, and betas and eps "
+                "with it), 'none', or a function of the ratio that gives the factor of the learning rate. "
+                f"Known: {', '.join(AUTO)}, and subclasses that leave their steps as they are. Received: {optimizer}"
+            )
+        return AUTO[kind]
+
+    def advance(self, ramp: Ramp | None, goal: float) -> Ramp:
+        """The ramp at the next update, whose ratio will in the end be `goal`."""
+        if ramp is None:
+            return Ramp(goal, goal, self.ramp_steps)
+        if goal != ramp.goal:
+            return Ramp(self.ratio(ramp), goal, 1)
+        return ramp if self.is_over(ramp) else ramp._replace(updates=ramp.updates + 1)
+
+    def is_over(self, ramp: Ramp) -> bool:
+        """Whether a change has its whole effect."""
+        return ramp.updates >= self.ramp_steps
+
+    def ratio(self, ramp: Ramp) -> float:
+        """γ_t: exactly the goal when the ramp is over."""
+        start, goal, updates = ramp
+        return goal if self.is_over(ramp) else start + (goal - start) * updates / self.ramp_steps
+
+
+# ---------------------------------------------------------------- rules
+
+
+class Affine(NamedTuple):
+    """x → max(least, scale · x + shift).
+
+    >>> Affine(2.0, -1.0)(0.75), Affine(2.0, -1.0, least=0.0)(0.25)
+    (0.5, 0.0)
+    """
+
+    scale: float
+    shift: float = 0.0
+    least: float = -math.inf
+
+    def __call__(self, value: float) -> float:
+        scale, shift, least = self
+        return max(least, scale * value + shift)
+
+
+def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
+    """What becomes of an optimizer's settings at a ratio.
+
+    Args:
+        rule: Any but "auto".
+        ratio: γ_t.
+
+    Returns:
+        By kind of setting: "lr" (learning rate), "beta" (decay of a moving average of gradients or their squares),
+        "eps", "weight_decay" (if decoupled). What is not named stays as it is.
+    """
+    scale = lr_scale(rule, ratio)
+    if rule == "none":
+        return {}
+    if rule != "sqrt":
+        return {"lr": Affine(scale)}
+    return {
+        "lr": Affine(scale),
+        "beta": Affine(ratio, 1.0 - ratio, least=0.0),
+        "eps": Affine(1.0 / scale),
+        "weight_decay": Affine(scale),
+    }
+
+
+def lr_scale(rule: Rule, ratio: float) -> float:
+    """Factor of the learning rate.
+
+    Raises:
+        UsageError: The user's function gives none.
+    """
+    if isinstance(rule, str):
+        return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+    scale: object = rule(ratio)
+    if not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale > 0):
+        raise UsageError(
+            "a function of compensation gives the factor of the learning rate, a number above 0. "
+            f"Received: {scale!r} for the ratio {ratio:g}"
+        )
+    return float(scale)
+
+
+def momentum_factor(rule: Rule, before: float, ratio: float) -> float:
+    """What a momentum that has the learning rate in it is multiplied by, before an update.
+
+    Args:
+        rule: Any but "auto".
+        before: γ_{t−1}.
+        ratio: γ_t.
+    """
+    return lr_scale(rule, ratio) / lr_scale(rule, before)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

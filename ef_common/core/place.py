@@ -1,0 +1,19 @@
+"""The place of a training: how far it has come for sure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Everything before it is committed for good, but for what was returned.
+
+    Args:
+        epoch: Index of the epoch; all before it are over.
+        cursor: Places of its sequence that have been dealt, and their updates made.
+        returned: Positions before the cursor that were dealt in vain; see :mod:`ef_common.core.sharding`.
+    """
+
+    epoch: int
+    cursor: int
+    returned: tuple[int, ...] = ()

@@ -1,0 +1,267 @@
+"""Compensated settings in torch's parameter groups: there for the update, and nobody else sees them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ef_common.core.compensation import Affine, Compensation, Rule, adjustments, lr_scale
+from ef_common.core.view import View
+from ef_common.data.compensator import Compensator
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.train_loader import ElasticLoader
+
+logger = logging.getLogger(__name__)
+_NOTHING = object()
+
+# What torch's optimizers call each kind of setting.
+_KINDS = {"lr": "lr", "betas": "beta", "alpha": "beta", "eps": "eps", "weight_decay": "weight_decay"}
+_KNOWN = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.SGD)
+
+
+def kind_of(cls: type[Optimizer]) -> str | None:
+    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do."""
+    known = next((known for known in _KNOWN if issubclass(cls, known)), None)
+    if known is None or inspect.unwrap(cls.step) is not inspect.unwrap(known.step):
+        return None
+    return known.__name__
+
+
+class TrainerCompensation:
+    """Compensates the optimizers of one Trainer.
+
+    The ratio moves on with the first reduction of each batch, so several optimizers, or several steps of one, that
+    are made from a batch have the same.
+
+    Args:
+        settings: How to compensate.
+        trainer: The Trainer, with its optimizers.
+        session: The worker's session.
+        log: Event log.
+        global_batch_size: Samples of an update, if that is fixed.
+
+    Raises:
+        UsageError: An optimizer that `auto` does not know.
+    """
+
+    def __init__(
+        self,
+        settings: Compensation,
+        trainer: Any,
+        session: Session,
+        *,
+        log: EventLog,
+        global_batch_size: int | None = None,
+    ) -> None:
+        self.compensator = Compensator(settings, session, log=log, global_batch_size=global_batch_size)
+        self._settings = settings
+        self._trainer = trainer
+        # As the user has set it. What a callback makes of it later is another batch by the user's own will, not by
+        # a change of the world.
+        self._accumulation = int(trainer.accumulate_grad_batches)
+        self._scaled: dict[int, ScaledSettings] = {}
+        self._settled: tuple[View, ElasticLoader] | None = None
+        self._ratio = 1.0
+        self._batch_size = 0
+        self._has_loggers = bool(trainer.loggers)
+        self._logged_step = -1
+        self._warned = False
+        for optimizer in trainer.optimizers:
+            self._scaled_of(optimizer)
+
+    def _scaled_of(self, optimizer: Optimizer) -> ScaledSettings:
+        found = self._scaled.get(id(optimizer))
+        if found is None:
+            cls = type(optimizer)
+            rule = self._settings.rule_for(kind_of(cls), optimizer=f"{cls.__module__}.{cls.__qualname__}")
+            found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, rule)
+        return found
+
+    # ------------------------------------------------------------ the step
+
+    def commit(self, contributors: View, loader: ElasticLoader) -> None:
+        """A reduction with these contributors has completed, and the loader has not been told yet."""
+        settled = self._settled
+        if settled is not None and contributors is settled[0] and loader is settled[1]:
+            return  # as in nearly all steps: a step of a small model takes a millisecond
+        if loader.progress.uncommitted:
+            self.compensator.commit(contributors, self._share(loader), step=loader.dealer.num_updates + 1)
+            self._ratio = self.compensator.ratio or 1.0
+            self._batch_size = contributors.world_size * loader.dealer.batch_size
+            self._settled = (contributors, loader) if self.compensator.settled else None
+
+    def _share(self, loader: ElasticLoader) -> int:
+        """Samples of an update that come from one worker."""
+        return loader.dealer.batch_size * self._accumulation
+
+    def step(
+        self, update: Callable[..., Any], optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Make an optimizer's step with compensated settings.
+
+        The closure computes and reduces the gradients, so the ratio is known at its end. Before, and when the step
+        is over, the settings are those of the user and the schedulers.
+
+        Args:
+            update: Lightning's `optimizer_step`.
+            optimizer: Its first argument.
+            closure: Its second one.
+            args: The others.
+            kwargs: The others.
+        """
+        scaled = self._scaled_of(optimizer)
+
+        def compensated() -> Any:
+            if scaled.applied:  # the step calls it again
+                scaled.restore()
+            result = closure()
+            if self._ratio != 1.0:
+                scaled.apply(self._ratio)
+            return result
+
+        try:
+            result = update(optimizer, compensated, *args, **kwargs)
+        finally:
+            if scaled.applied:
+                scaled.restore()
+        if scaled.clamped:
+            self._warn(scaled)
+        if self._has_loggers:
+            self._log_scale()
+        return result
+
+    @contextmanager
+    def shown(self, loader: ElasticLoader) -> Iterator[None]:
+        """Have the settings of the next step in all parameter groups, for somebody who looks."""
+        ratio = self.compensator.upcoming(self._share(loader))
+        all_scaled = [self._scaled_of(optimizer) for optimizer in self._trainer.optimizers]
+        try:
+            for scaled in all_scaled:
+                scaled.apply(ratio)
+            yield
+        finally:
+            for scaled in all_scaled:
+                scaled.restore()
+
+    def _warn(self, scaled: ScaledSettings) -> None:
+        scaled.clamped = False
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "a global batch of %g times the reference batch is too large for a moving average of the optimizer: "
+                "its decay (beta, or alpha) is taken as 0. The square-root rule holds while ratio · (1 − decay) is "
+                "below 1: choose a larger decay, a larger reference_batch_size, or another rule of compensation",
+                self._ratio,
+            )
+
+    # ------------------------------------------------------------ loggers
+
+    def _log_scale(self) -> None:
+        """Write the scale into the loggers, once for each batch that Lightning logs."""
+        step = hooks.step_to_log(self._trainer)
+        if step is None or step == self._logged_step or not self._batch_size:
+            return
+        self._logged_step = step
+        rules = {type(optimizer).__name__: self._scaled_of(optimizer).rule for optimizer in self._trainer.optimizers}
+        alike = self._settings.rule != "auto" or len(set(rules.values())) == 1
+        names = {name: "lr_scale" if alike else f"lr_scale/{name}" for name in rules}
+        scalars = {names[name]: lr_scale(rule, self._ratio) for name, rule in rules.items()}
+        batch_size = self.compensator.global_batch_size or self._batch_size * self._trainer.accumulate_grad_batches
+        scalars["global_batch_size"] = float(batch_size)
+        for writer in self._trainer.loggers:
+            writer.log_metrics(scalars, step=step)
+
+
+class ScaledSettings:
+    """The settings of an optimizer, which can be scaled and restored.
+
+    A setting that is a tensor (the learning rate of a capturable optimizer, say) is changed in place: whoever holds
+    it, a CUDA graph for instance, sees the change.
+
+    Args:
+        optimizer: The optimizer.
+        rule: How its settings follow the ratio.
+
+    Attributes:
+        applied: They are scaled.
+        clamped: A moving average has been taken as 0.
+    """
+
+    def __init__(self, optimizer: Optimizer, rule: Rule) -> None:
+        self.rule = rule
+        self.applied = False
+        self.clamped = False
+        self._optimizer = optimizer
+        self._ratio = 1.0
+        self._groups: list[dict[str, Any]] = []
+        # Group, name, change, and the value with what has been made of it: mostly it is the same in the next step.
+        self._numbers: list[list[Any]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+
+    def apply(self, ratio: float) -> None:
+        """Scale them."""
+        groups = self._optimizer.param_groups
+        if ratio != self._ratio or len(groups) != len(self._groups) or not all(map(is_, groups, self._groups)):
+            self._plan(ratio)
+        self.applied = True
+        for number in self._numbers:
+            group, name, change, old, new = number
+            value = group[name]
+            if value is not old or isinstance(value, list):
+                new = self._changed(value, change)
+                if new is value:
+                    continue  # there is a tensor in it, which has been changed
+                number[3:] = value, new
+            group[name] = new
+
+    def restore(self) -> None:
+        """Undo it; a number that somebody else has set meanwhile stays."""
+        self.applied = False
+        for group, name, _, old, new in self._numbers:
+            if group[name] is new:
+                group[name] = old
+        for tensor, value in self._tensors:
+            tensor.copy_(value)
+        self._tensors.clear()
+
+    def _plan(self, ratio: float) -> None:
+        changes = adjustments(self.rule, ratio)
+        self._ratio, self._groups = ratio, list(self._optimizer.param_groups)
+        self._numbers = [
+            [group, name, changes[kind], _NOTHING, _NOTHING]
+            for group in self._groups
+            for name, kind in _KINDS.items()
+            if name in group and kind in changes and (name != "weight_decay" or self._is_decoupled(group))
+        ]
+
+    def _is_decoupled(self, group: dict[str, Any]) -> bool:
+        """Whether weights decay by themselves, and not by a part of the gradient."""
+        return bool(group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)))
+
+    def _changed(self, value: Any, change: Affine) -> Any:
+        """What becomes of a setting; the same object if it is a tensor, or nothing that we know."""
+        if isinstance(value, (float, int)):
+            new = change(value)
+            self.clamped |= new == 0.0 != value
+            return new
+        if isinstance(value, Tensor):
+            self._change_in_place(value.detach(), change)
+        elif isinstance(value, (tuple, list)) and change.shift:  # betas
+            several = tuple([self._changed(item, change) for item in value])
+            return value if all(map(is_, several, value)) else several
+        return value
+
+    def _change_in_place(self, tensor: Tensor, change: Affine) -> None:
+        if not any(tensor.data_ptr() == known.data_ptr() for known, _ in self._tensors):  # groups may share it
+            self._tensors.append((tensor, tensor.clone()))
+            tensor.mul_(change.scale).add_(change.shift).clamp_(min=change.least)

@@ -1,0 +1,27 @@
+"""What makes one process compute the same bits as another."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Determinism:
+    """Puts torch's settings in place; `undo` brings back what was there.
+
+    Sums within one operation depend on the number of threads, so each worker computes in one; give each core a worker.
+    On a GPU, an operation without a deterministic kernel raises torch's own error, which names it.
+    """
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._algorithms = torch.are_deterministic_algorithms_enabled()
+        self._benchmark = torch.backends.cudnn.benchmark
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+    def undo(self) -> None:
+        """Bring back what was there."""
+        torch.set_num_threads(self._threads)
+        torch.use_deterministic_algorithms(self._algorithms)
+        torch.backends.cudnn.benchmark = self._benchmark

@@ -1,0 +1,131 @@
+"""Bitwise elastic training: the weights are those of an undisturbed run of one worker, whatever happens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import WorkerProcess
+from tests.faults.conftest import TrainingJob, struck
+from tests.faults.test_kill import start_with_fault, view_sizes
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+Finish = Callable[..., list[dict[str, Any]]]
+# 8 pieces in a global batch, and a last one of 11 samples in an epoch, whose last piece would be a single sample.
+OPTIONS = {"global_batch": 40, "batch_size": 5, "length": 211, "deterministic": True, "random": True, "epochs": 2}
+NUM_STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, host: Any) -> Callable[[dict[str, Any]], str]:
+    """Hash of the weights of one worker that trains to the end."""
+
+    @functools.cache
+    def run(options: tuple[tuple[str, Any], ...]) -> str:
+        with TrainingJob(tmp_path_factory.mktemp("alone") / "run", host) as job:
+            (worker,) = job.start_world(1, job.train, dict(options))
+            weights: str = worker.result()["weights"]
+            return weights
+
+    return lambda options: run(tuple(options.items()))
+
+
+def assert_same(results: list[dict[str, Any]], expected: str) -> None:
+    assert {result["weights"] for result in results} == {expected}
+    assert {result["step"] for result in results} == {NUM_STEPS}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_same_bits_for_every_world_size(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], world_size: int
+) -> None:
+    assert_same(finish(job.start_world(world_size, job.train, OPTIONS)), undisturbed(OPTIONS))
+
+
+def test_other_random_numbers_give_other_bits(undisturbed: Callable[..., str]) -> None:
+    """Else the tests around this one would prove nothing."""
+    assert undisturbed(OPTIONS) != undisturbed({**OPTIONS, "random": False})
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_same_bits_when_a_worker_is_killed_within_a_step(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], where: str, index: int
+) -> None:
+    victim, others = start_with_fault(
+        job, OPTIONS, {"where": where, "step": 3, "index": index if where == "forward" else 0}
+    )
+    assert_same(finish(others), undisturbed(OPTIONS))
+    victim.wait()
+    struck(job, where)
+    assert view_sizes(job) == [3, 2]
+
+
+@pytest.mark.parametrize("place", ["send", "receive"])
+@pytest.mark.parametrize("index", range(4))
+def test_same_bits_when_a_worker_is_killed_within_the_exchange(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: str, index: int
+) -> None:
+    victim, others = start_with_fault(job, OPTIONS, {"where": "exchange", "step": 3, "index": index, "moment": place})
+    assert_same(finish(others), undisturbed(OPTIONS))
+    victim.wait()
+    struck(job, "exchange")
+    assert view_sizes(job) == [3, 2]
+
+
+def test_same_bits_when_workers_join(job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]) -> None:
+    options = {**OPTIONS, "step_sleep_s": 0.05}
+    workers = job.start_world(1, job.train, options)
+    job.wait_for_step(1)
+    workers.append(job.start(job.train, options, node="second"))
+    job.view(2)
+    workers.append(job.start(job.train, options, node="third"))
+    job.view(3)
+    assert_same(finish(workers), undisturbed(OPTIONS))
+
+
+def test_same_bits_with_data_workers_and_a_kill(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]
+) -> None:
+    options = {**OPTIONS, "num_workers": 2}
+    victim, others = start_with_fault(job, options, {"where": "backward", "step": 3})
+    assert_same(finish(others), undisturbed(OPTIONS))
+    victim.wait()
+
+
+def test_all_but_one_are_killed_in_one_step(job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]) -> None:
+    fault = {"where": "backward", "step": 2}
+    founder = {"LOCAL_WORLD_SIZE": "4"}
+    workers: list[WorkerProcess] = [
+        job.start(
+            job.train,
+            OPTIONS,
+            *([fault] if rank else []),
+            node="founders",
+            environ={**founder, "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(4)
+    ]
+    job.view(4)
+    assert_same(finish(workers[:1]), undisturbed(OPTIONS))
+    for worker in workers[1:]:
+        worker.wait()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_fixed_global_batch_has_the_same_steps_for_every_history(
+    job: TrainingJob, finish: Finish, world_size: int
+) -> None:
+    """Without the same bits: shares are finer, and a loss in a step is made up for too."""
+    options = {**OPTIONS, "deterministic": False, "random": False}
+    victim, others = start_with_fault(job, options, {"where": "backward", "step": 3}, world_size=world_size + 1)
+    results = finish(others)
+    victim.wait()
+    assert {result["step"] for result in results} == {NUM_STEPS}
+    assert all(not event["returned"] for event in job.events("step"))
+    sizes = {event["step"]: sum(stop - start for start, stop in event["committed"]) for event in job.events("step")}
+    assert list(sizes.values()) == [40, 40, 40, 40, 40, 11] * 2

@@ -1,0 +1,173 @@
+"""A fixed global batch in one process: what training sees, and what is refused before it begins."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ef_common.errors import UnsupportedError, UsageError
+from ef_lightning import Compensation, strategy_for
+from ef_lightning.data_workers import PlannedLoader, Sample
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
+
+pl = importlib.import_module(HOSTS[0])
+Regression = training.regression(pl)
+strategy = strategy_for(HOSTS[0])
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Watched(Regression):  # type: ignore[misc, valid-type]
+    """Notes the size of each forward pass, and logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.batches: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.sizes.append(len(batch[0]))
+        self.batches.append(batch_idx)
+        loss = self.loss(batch)
+        self.log("seen", float(len(batch[0])), on_epoch=True, on_step=False, reduce_fx="sum")
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_no_forward_pass_is_larger_than_a_batch_of_the_loader(deterministic: bool) -> None:
+    module = Watched()
+    trainer = training.trainer(pl, strategy(global_batch_size=12, deterministic=deterministic), max_epochs=1)
+    trainer.fit(module, training.loader(29, 4))
+    assert module.sizes == [4, 4, 4, 4, 4, 4, 3, 2]  # no single sample is left: BatchNorm could not be trained on it
+    assert sum(module.sizes) == 29
+    assert module.batches == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert (trainer.global_step, trainer.num_training_batches) == (3, 3)
+
+
+def test_what_is_logged_is_that_of_the_whole_batch() -> None:
+    module, plain = Watched(), Watched()
+    ours = training.trainer(pl, strategy(global_batch_size=12), max_epochs=1)
+    ours.fit(module, training.loader(29, 4))
+    theirs = training.trainer(pl, "auto", max_epochs=1)
+    theirs.fit(plain, training.loader(29, 12))
+    assert ours.callback_metrics["seen"] == 29
+    torch.testing.assert_close(ours.callback_metrics["loss_epoch"], theirs.callback_metrics["loss_epoch"])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_settings_of_torch_are_as_before_afterwards(num_threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        trainer = training.trainer(pl, strategy(global_batch_size=8, deterministic=True), max_epochs=1)
+        trainer.fit(Regression(), training.loader())
+        assert torch.get_num_threads() == num_threads
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_process_with_fewer_samples_in_a_batch_has_other_bits() -> None:
+    """The bits are a function of the micro-batches too, as they must be."""
+    found = []
+    for batch_size in (2, 4, 4):
+        module = Regression()
+        trainer = training.trainer(pl, strategy(global_batch_size=8, deterministic=True))
+        trainer.fit(module, training.loader(29, batch_size))
+        found.append(training.weights(module))
+    assert found[1] == found[2]
+    assert found[0] != found[1]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+
+def test_a_reference_batch_scales_the_rate_of_a_global_batch() -> None:
+    settings = Compensation("linear", reference_batch_size=4)
+    module, plain = Regression(), Regression()
+    training.trainer(pl, strategy(global_batch_size=8, compensation=settings)).fit(module, training.loader())
+    plain.configure_optimizers = lambda: torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    training.trainer(pl, "auto").fit(plain, training.loader(29, 8))
+    np.testing.assert_allclose(training.weights(module), training.weights(plain), rtol=1e-4)
+
+
+class Noise(Dataset[float]):
+    """Samples of random numbers, from everywhere."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_random_numbers_in_a_sample_are_a_function_of_its_key(num_workers: int) -> None:
+    planned = PlannedLoader(DataLoader(Noise(), 2, num_workers=num_workers), seeded=True)
+    samples = [Sample(index, (7, 0, index)) for index in range(4)]
+    try:
+        planned.read(lambda start: iter([samples[:2], samples[2:]]))
+        first, second = planned.next(), planned.next()
+        planned.read(lambda start: iter([samples[1:3], [samples[0]._replace(key=(7, 1, 0))]]))
+        between, other_epoch = planned.next(), planned.next()
+    finally:
+        planned.close()
+    assert torch.equal(between, torch.stack([first[1], second[0]]))
+    assert torch.equal(planned.fetch([samples[3]]), second[1:])
+    assert not torch.isclose(other_epoch[0], first[0]).any()
+
+
+# ---------------------------------------------------------------- refusals
+
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "zero": ({"global_batch_size": 0}, "positive number of samples. Received: global_batch_size=0"),
+    "fraction": ({"global_batch_size": 1.5}, "Received: global_batch_size=1.5"),
+    "deterministic_alone": ({"deterministic": True}, "Set global_batch_size="),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_contradict_each_other_raise(name: str) -> None:
+    settings, hint = SETTINGS[name]
+    with pytest.raises(UsageError, match=hint):
+        strategy(**settings)
+
+
+class ByHand(Regression):  # type: ignore[misc, valid-type]
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Gathering(Regression):  # type: ignore[misc, valid-type]
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.all_gather(torch.zeros(1))
+        return self.loss(batch)
+
+
+TRAINERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Any], type[Exception], str]] = {
+    "by_hand": ({}, {}, ByHand, UnsupportedError, "automatic optimization"),
+    "accumulation": ({}, {"accumulate_grad_batches": 2}, Regression, UsageError, "Leave out accumulate_grad_batches"),
+    "does_not_divide": ({"deterministic": True, "global_batch_size": 10}, {}, Regression, UsageError, "batch_size=4"),
+    "gathering": ({}, {}, Gathering, UnsupportedError, "on_train_batch_end"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainer_that_leaves_no_room_for_a_global_batch_raises(name: str) -> None:
+    settings, options, module, error, hint = TRAINERS[name]
+    trainer = training.trainer(pl, strategy(**{"global_batch_size": 8, **settings}), **options)
+    with pytest.raises(error, match=hint):
+        trainer.fit(module(), training.loader())
+    assert trainer.global_step == 0
