@@ -1,6 +1,7 @@
 """ElasticFlow for Keras 3: `model.fit(x, y, callbacks=ef_keras.callbacks())`."""
 
+from ef_common.core.compensation import Compensation
 from ef_keras.callbacks import callbacks
 from ef_keras.dataset import dataset
 
-__all__ = ["callbacks", "dataset"]
+__all__ = ["callbacks", "Compensation", "dataset"]

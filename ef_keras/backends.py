@@ -8,10 +8,12 @@ from typing import Any
 
 import keras
 
+from ef_common.core.compensation import Rule
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras.reducer import Reducer
+from ef_keras.scaled_optimizer import ScaledNumbers, ScaledOptimizer
 
 BACKENDS = ("gloo", "horovod")
 
@@ -71,3 +73,12 @@ def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence
     from ef_keras.gradients_tensorflow import TensorFlowReducer
 
     return TensorFlowReducer(session, model, weights)
+
+
+def scaled_for(optimizer: Any, rule: Rule) -> ScaledOptimizer:
+    """What compensates an optimizer under the backend in use."""
+    if check_backend() == "torch":
+        return ScaledNumbers(optimizer, rule)
+    from ef_keras.scaled_tensorflow import ScaledTensors
+
+    return ScaledTensors(optimizer, rule)

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from ef_common.core.compensation import Compensation, Rule
 from ef_common.errors import JobFinished
 from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
@@ -22,7 +23,9 @@ from ef_keras.rank_zero import only_on_rank_zero
 from ef_keras.sources import source_of
 
 
-def callbacks(*, backend: str | None = None) -> list[keras.callbacks.Callback]:
+def callbacks(
+    *, compensation: Compensation | Rule = "auto", backend: str | None = None
+) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
     Example::
@@ -31,13 +34,16 @@ def callbacks(*, backend: str | None = None) -> list[keras.callbacks.Callback]:
         model.fit(x, y, epochs=10, callbacks=[EarlyStopping(), *ef_keras.callbacks()])
 
     Args:
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world: a
+            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
+            nothing to compensate, unless a reference batch is named.
         backend: How the workers' gradients are summed: "gloo" or "horovod"; by default what fits Keras's backend.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
-        UsageError: Unknown backend, or none can be had.
+        UsageError: Unknown backend, or none can be had; a compensation that is none.
     """
-    return [Elastic(engine(backend))]
+    return [Elastic(engine(backend), Compensation.of(compensation))]
 
 
 class Elastic(keras.callbacks.Callback):
@@ -45,11 +51,13 @@ class Elastic(keras.callbacks.Callback):
 
     Args:
         engine: Of the data plane; see `ef_common.collectives.engines`.
+        compensation: How the optimizers follow the global batch.
     """
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, compensation: Compensation) -> None:
         super().__init__()
         self._engine = engine
+        self._compensation = compensation
         self._worker: Worker | None = None
         self._fit: Fit | None = None
 
@@ -62,7 +70,8 @@ class Elastic(keras.callbacks.Callback):
             except JobFinished:
                 exit_cleanly("the job has finished already; nothing to join")
         worker = self._worker
-        if worker is None or not (worker.elastic or worker.log.enabled):
+        named = self._compensation.reference_batch_size is not None
+        if worker is None or not (worker.elastic or worker.log.enabled or named):
             return
         others = hooks.callback_list(self)
         only_on_rank_zero(others, worker.session)
@@ -74,7 +83,8 @@ class Elastic(keras.callbacks.Callback):
         """All callbacks have begun: take hold of the `fit`, and join the others."""
         if self._worker is None:
             return
-        self._fit = Fit(self._worker, self.model, others, hooks.epoch_iterator(self.model))
+        iterator = hooks.epoch_iterator(self.model)
+        self._fit = Fit(self._worker, self.model, others, iterator, compensation=self._compensation)
         with leaving_cleanly():
             self._fit.begin()
 

@@ -12,14 +12,17 @@ import keras
 import numpy as np
 
 from ef_common.collectives import operations
+from ef_common.core.compensation import Compensation
+from ef_common.core.view import View
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
 from ef_keras.backends import reducer_for
+from ef_keras.compensation import FitCompensation
 from ef_keras.rank_zero import unwrapped
 from ef_keras.sources import source_of
 from ef_keras.state import FitState
-from ef_keras.training_data import TrainingData, first_batch
+from ef_keras.training_data import TrainingData, first_batch, num_samples
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +35,15 @@ class Fit:
         model: The model.
         callbacks: Keras's list of callbacks.
         iterator: Keras's iterator over epochs.
+        compensation: How the optimizers follow the global batch.
+
+    Raises:
+        UsageError: An optimizer that `compensation` does not know.
     """
 
-    def __init__(self, worker: Worker, model: Any, callbacks: Any, iterator: Any) -> None:
+    def __init__(
+        self, worker: Worker, model: Any, callbacks: Any, iterator: Any, *, compensation: Compensation
+    ) -> None:
         self._worker = worker
         self._session = worker.session
         self._model = model
@@ -49,9 +58,14 @@ class Fit:
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics
         self.data.on_padding = self._pad
-        self.data.on_boundary = self.log_weights
+        self.data.on_boundary = self._between_steps
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
+        self.compensation: FitCompensation | None = None
+        if compensation.rule != "none" and (worker.elastic or compensation.reference_batch_size is not None):
+            self.compensation = FitCompensation(
+                compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
+            )
 
     # ------------------------------------------------------------ begin and end
 
@@ -62,20 +76,25 @@ class Fit:
             logger.warning("XLA is switched off for this model: its compiled steps cannot wait for other workers")
             model.jit_compile = False
         batch = first_batch(self.data.source)
+        self.data.full_batch = num_samples(batch)
         hooks.build(model, batch)
         self._reducer = reducer_for(session, model, self.data.dealer.weights)
-        self._reducer.on_update = self.data.dealer.commit
+        self._reducer.fraction = lambda: self.data.fraction
+        self._reducer.on_update = self._commit
+        if self.compensation is not None:
+            self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
         self._reducer.attach()
         hooks.renew_train_function(model)
         self._step = model.train_function
         model.train_function = self._run_step
         self._state = FitState(
-            model, lambda: self._callbacks.callbacks, progress=self.data.state, load_progress=self.data.load_state
+            model, lambda: self._callbacks.callbacks, progress=self._progress, load_progress=self._load_progress
         )
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
             self._warm_up(batch)
+            self.data.catch_up()
             session.state = self._state
             session.join()
             logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
@@ -95,15 +114,15 @@ class Fit:
         hooks.renew_train_function(self._model)
 
     def _agree_on_start(self) -> None:
-        """Rank 0's variables, its seed, and the epoch at which it begins, are everybody's."""
+        """Rank 0's variables, its seed, the size of its first batch and where it begins, are everybody's."""
         variables = self._state.variables()
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
         start = hooks.start_of(self._model)
-        decided = np.array([random.getrandbits(31), -1 if start is None else start])
+        decided = np.array([random.getrandbits(31), self.data.full_batch, -1 if start is None else start])
         first = operations.FirstRankArrays([decided, *values], self._session)
         self._session.run(first)
-        (seed, start), *values = first.apply()
-        self.data.seed = int(seed)
+        (seed, full_batch, start), *values = first.apply()
+        self.data.seed, self.data.full_batch = int(seed), int(full_batch)
         hooks.start_at(self._model, None if start < 0 else int(start))
         if self._session.completed_in.world_size > 1:
             for variable, value in zip(variables, values, strict=True):
@@ -118,6 +137,17 @@ class Fit:
         self._reducer.on_update = on_update
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
+
+    def _progress(self) -> dict[str, Any]:
+        """What a newcomer needs besides variables and memories."""
+        compensation = None if self.compensation is None else self.compensation.state()
+        return {**self.data.state(), "compensation": compensation}
+
+    def _load_progress(self, state: dict[str, Any]) -> None:
+        """Go on where the others are."""
+        self.data.load_state(state)
+        if self.compensation is not None and state["compensation"] is not None:
+            self.compensation.load_state(state["compensation"])
 
     def _set_length(self, num_steps: int) -> None:
         everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]
@@ -137,6 +167,21 @@ class Fit:
             if error is not None:
                 raise error from None
             raise
+
+    def _commit(self, contributors: View, loss: float | None) -> None:
+        """An update is about to be made of these contributors' gradients."""
+        dealer = self.data.dealer
+        if self.compensation is not None and dealer.progress.uncommitted:
+            self.compensation.commit(contributors, step=dealer.num_updates + 1)
+        dealer.commit(contributors, loss)
+
+    def _between_steps(self) -> None:
+        """No step is running."""
+        if self.compensation is not None:
+            self.compensation.before_step()
+            if not self.data.dealer.progress.remaining:
+                self.compensation.settle()
+        self.log_weights()
 
     def _pad(self, begins: bool) -> None:
         """What a batch that only keeps step does to the metrics does not count."""
@@ -176,6 +221,9 @@ class Fit:
             values = [theirs[name] for theirs in everybody if name in theirs]
             if len(set(values)) > 1 and not np.isnan(values).all():
                 logs[name] = float(np.mean(values))
+        if self.compensation is not None:
+            self.compensation.settle()  # an epoch that was stopped
+            self.compensation.show(logs)
 
     def agree_on_end(self) -> None:
         """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""

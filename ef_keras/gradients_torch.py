@@ -34,13 +34,17 @@ class TorchReducer(Reducer):
     def see_loss(self, loss: Any) -> None:
         """The backward pass is about to begin."""
         super().see_loss(loss)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._gradients.fraction = self.fraction()
         self._gradients.before_backward()
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The members' mean gradients, which then are those of the parameters too."""
         loss = self.take_loss()
         if loss is None:  # a `train_step` of the user's that does not scale its loss, or a second optimizer
-            self._gradients.before_backward()
+            self._begin()
         self._gradients.wants_stop = self.wants_stop
         with leaving_cleanly():
             contributors = self._gradients.after_backward() or self.session.completed_in

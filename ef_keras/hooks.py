@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -121,6 +122,52 @@ def optimizers(model: Any) -> list[Any]:
         if isinstance(value, keras.optimizers.Optimizer):
             found[id(value)] = value
     return list(found.values())
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that makes the updates: what scales a loss has it within."""
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def accumulation(optimizer: Any) -> int:
+    """Batches whose gradients an optimizer accumulates for an update."""
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+
+
+def num_applied(optimizer: Any) -> int:
+    """How often an optimizer was given gradients."""
+    return int(keras.ops.convert_to_numpy(optimizer._iterations))
+
+
+def momenta_with_rate(optimizer: Any) -> list[Any]:
+    """Variables of an optimizer that sum up gradients that have been multiplied by the learning rate."""
+    found: list[Any] = []
+    if isinstance(optimizer, keras.optimizers.SGD):
+        found = getattr(optimizer, "momentums", [])
+    elif isinstance(optimizer, keras.optimizers.RMSprop):
+        found = getattr(optimizer, "_momentums", [])
+    return [momentum for momentum in found if momentum is not None]
+
+
+@contextmanager
+def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[str, Any]) -> Iterator[None]:
+    """Have other settings in an optimizer. What is set otherwise, Keras would track and save.
+
+    Args:
+        optimizer: The optimizer.
+        scaled: Makes of a learning rate the one that is in use.
+        settings: The others.
+    """
+    own, rate = vars(optimizer), optimizer._get_current_learning_rate
+    before = {name: own[name] for name in settings}
+    own.update(settings, _get_current_learning_rate=lambda: scaled(rate()))
+    try:
+        yield
+    finally:
+        del own["_get_current_learning_rate"]
+        own.update(before)
 
 
 def start_of(model: Any) -> int | None:

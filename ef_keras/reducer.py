@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
@@ -26,6 +27,8 @@ class Reducer(ABC):
     Attributes:
         on_update: Called with (contributors, loss) when a reduction has completed, before the update is made.
         on_wait: Called when there is nothing more to do than to wait for the other members.
+        applied: What an optimizer makes its update within; called with it and the reduced gradients.
+        fraction: Size of this worker's batch, as a part of a full one.
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
         error: What ended a step within the framework's own code, which may not let it through.
@@ -37,6 +40,8 @@ class Reducer(ABC):
         self.weights = weights
         self.on_update: Callable[[View, float | None], None] = lambda contributors, loss: None
         self.on_wait: Callable[[], None] = lambda: None
+        self.applied: Callable[[Any, Sequence[Any]], AbstractContextManager[None]] = lambda *_: nullcontext()
+        self.fraction: Callable[[], float] = lambda: 1.0
         self.wants_stop = False
         self.stop_agreed = False
         self.error: BaseException | None = None
@@ -72,7 +77,9 @@ class Reducer(ABC):
 
     def begin(self, buckets: ArrayBuckets) -> ArrayReduction:
         """A new reduction."""
-        reduction = ArrayReduction(buckets, self.session, self.weights, wants_stop=self.wants_stop)
+        reduction = ArrayReduction(
+            buckets, self.session, self.weights, fraction=self.fraction(), wants_stop=self.wants_stop
+        )
         reduction.on_wait = self.on_wait
         return reduction
 
@@ -107,6 +114,8 @@ class _Apply:
         if any(gradient is not None for gradient in grads):
             variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
             grads = self._reducer.reduce(self._optimizer, grads, list(variables))
+            with self._reducer.applied(self._optimizer, grads):
+                return self._original(grads, trainable_variables)
         return self._original(grads, trainable_variables)
 
 

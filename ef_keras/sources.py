@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from ef_common.core import sharding
+from ef_common.core.place import Place
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.errors import UnsupportedError
 from ef_keras import hooks
@@ -24,13 +25,15 @@ class Source(Protocol):
     Attributes:
         length: Positions of an epoch: samples where they can be had one by one, else batches.
         batch_size: Positions of a full batch.
+        whole_batches: A position is a batch, of whatever size; else it is a sample.
     """
 
     length: int
     batch_size: int
+    whole_batches: bool
 
-    def begin(self, epoch: int, *, seed: int) -> None:
-        """Begin an epoch. The order of its positions is a function of the arguments."""
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
+        """Begin an epoch, of which so many places have been dealt. Its order is a function of epoch and seed."""
 
     def batch(self, positions: Sequence[int]) -> Any:
         """The batch of these positions, at most `batch_size` of them, in the structure that a step takes."""
@@ -45,13 +48,15 @@ class Source(Protocol):
 class ArraySource:
     """Arrays: each worker picks its samples."""
 
+    whole_batches = False
+
     def __init__(self, arrays: hooks.Arrays, steps_per_epoch: int | None = None) -> None:
         self._arrays = arrays
         self.batch_size = arrays.batch_size
         self.length = arrays.num_samples if steps_per_epoch is None else steps_per_epoch * arrays.batch_size
         self._order = np.arange(0)
 
-    def begin(self, epoch: int, *, seed: int) -> None:
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol. With `steps_per_epoch`, an epoch begins where the one before has ended."""
         num = self._arrays.num_samples
         first, last = epoch * self.length, (epoch + 1) * self.length
@@ -85,13 +90,15 @@ class ArraySource:
 class SampleSource:
     """An `ef_keras.dataset`: each worker reads its samples."""
 
+    whole_batches = False
+
     def __init__(self, data: SampleDataset) -> None:
         self._data = data
         self.length = data.num_samples
         self.batch_size = data.sample_batch_size
         self._order = np.arange(self.length)
 
-    def begin(self, epoch: int, *, seed: int) -> None:
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol."""
         if self._data.shuffle:
             self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
@@ -112,6 +119,7 @@ class IndexedSource:
     """A `PyDataset`: each worker asks for its batches."""
 
     batch_size = 1
+    whole_batches = True
 
     def __init__(self, data: hooks.Indexed) -> None:
         self._data = data
@@ -119,7 +127,7 @@ class IndexedSource:
         self._order = np.arange(self.length)
         self._begun = False
 
-    def begin(self, epoch: int, *, seed: int) -> None:
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol."""
         if self._begun:
             self._data.end_epoch()
@@ -143,31 +151,65 @@ class StreamSource:
     """Anything else of known length: each worker walks the whole of it, and keeps what may be asked for.
 
     A shuffled data set has another order each time that an iterator over it is made. So iterators are counted: that of
-    epoch `n` is the one after `n` others, in every worker.
+    epoch `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
+
+    Whoever has been admitted keeps the newest window and all that was returned. A newcomer goes ahead of its admission,
+    but never beyond a :class:`~ef_common.core.place.Place`, and keeps what the place says was returned. Nothing else
+    before that place can ever be asked for: it is committed, and the commits are confirmed. What is returned later was
+    dealt later; it lies behind the place, where the newcomer has not been yet.
+
+    Attributes:
+        epoch: The newest that has been begun; -1 before the first.
+        cursor: Batches of it that have been read.
     """
 
     batch_size = 1
+    whole_batches = True
 
     def __init__(self, iterator: Any, length: int) -> None:
         self._batches = hooks.own_batches(iterator)
         self._endless = iterator.steps_per_epoch is not None
         self.length = length
         self._iterator: Iterator[Any] | None = None
-        self._epoch = -1
-        self._next = 0
+        self.epoch = -1
+        self.cursor = 0
         self._kept: dict[int, Any] = {}
 
-    def begin(self, epoch: int, *, seed: int) -> None:
-        """See the protocol. To begin the newest epoch again changes nothing."""
-        while self._epoch < epoch:
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
+        """See the protocol. To begin the newest epoch again changes nothing.
+
+        If it has passed what is to come, it had gone ahead, and then all members were lost: it walks from the first
+        batch again. If the data have another order each time, the workers' first comparison tells.
+        """
+        lacks = any(position not in self._kept for position in range(cursor, self.cursor))
+        if epoch < self.epoch or (epoch == self.epoch and lacks):
+            self.epoch, self._iterator = -1, None
+        while self.epoch < epoch:
             if self._endless and self._iterator is not None:  # Keras goes on where the epoch before has ended
                 self._walk(self.length, keep_from=self.length)
             else:
                 self._iterator = iter(self._batches)
-                if self._epoch + 1 < epoch:
+                if self.epoch + 1 < epoch and not self._endless:
                     next(self._iterator, None)
-            self._epoch += 1
-            self._next, self._kept = 0, {}
+            self.epoch += 1
+            self.cursor, self._kept = 0, {}
+
+    def lag(self, place: Place) -> int:
+        """Batches from here to a place; none if it lies behind."""
+        if place.epoch < self.epoch:
+            return 0
+        cursor, epochs = min(place.cursor, self.length), place.epoch - self.epoch
+        if self._endless or not epochs:
+            return max(0, epochs * self.length + cursor - self.cursor)
+        return 1 + cursor  # the epoch has to be begun at least
+
+    def approach(self, place: Place) -> None:
+        """Go one batch (or the beginning of an epoch) towards a place that lies ahead."""
+        if self.epoch < place.epoch and not (self._endless and self.cursor < self.length):
+            self.begin(self.epoch + 1 if self._endless else place.epoch, seed=0)
+        else:
+            wanted = self.epoch == place.epoch and self.cursor in place.returned
+            self._walk(self.cursor + 1, keep_from=self.cursor if wanted else self.length)
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
@@ -178,7 +220,7 @@ class StreamSource:
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
         wanted = {*progress.returned, *progress.positions((window.start, window.stop))}
-        for position in range(self._next, min(window.stop, self.length)):
+        for position in range(self.cursor, min(window.stop, self.length)):
             self._walk(position + 1, keep_from=position if position in wanted else self.length)
         self._kept = {position: batch for position, batch in self._kept.items() if position in wanted}
 
@@ -193,16 +235,16 @@ class StreamSource:
         return found
 
     def _walk(self, upto: int, *, keep_from: int) -> None:
-        while self._next < upto:
+        while self.cursor < upto:
             batch = next(self._iterator, None) if self._iterator is not None else None
             if batch is None:
                 raise UnsupportedError(
                     "the data have ended before the epoch has. Pass steps_per_epoch=… to fit(), or end the data set "
-                    f"with .repeat(). Expected: {self.length} batches. Received: {self._next}"
+                    f"with .repeat(). Expected: {self.length} batches. Received: {self.cursor}"
                 )
-            if self._next >= keep_from:
-                self._kept[self._next] = batch
-            self._next += 1
+            if self.cursor >= keep_from:
+                self._kept[self.cursor] = batch
+            self.cursor += 1
 
 
 def source_of(iterator: Any) -> Source:

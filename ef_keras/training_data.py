@@ -7,10 +7,14 @@ a change of membership happen, and where a newcomer is admitted.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from ef_common.collectives import operations
+from ef_common.core.place import Place
 from ef_common.core.sharding import Window
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UnsupportedError, UsageError
@@ -34,6 +38,8 @@ class TrainingData:
 
     Attributes:
         seed: Of the order of the samples; the same in all workers.
+        full_batch: Samples of a full batch; the same in all workers.
+        fraction: Samples of this worker's newest batch, as a part of a full one; 1 where samples are what is dealt.
         epoch: Of the `fit` that is running.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
@@ -47,6 +53,8 @@ class TrainingData:
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size)
         self.dealer.on_returned = self._announce_length
         self.seed = 0
+        self.full_batch = 1
+        self.fraction = 1.0
         self.epoch = 0
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
@@ -54,6 +62,7 @@ class TrainingData:
         self.on_padding: Callable[[bool], None] = lambda begins: None
         self.on_epoch_end: Callable[[], None] = lambda: None
         self._session = session
+        self._log = log
         self._steps_per_execution = steps_per_execution
         self._resumed = False
         self._ahead: tuple[Window, Any] | None = None
@@ -84,6 +93,7 @@ class TrainingData:
                 "self.optimizer.apply(…), in every step and in every worker: that is where gradients are reduced"
             )
         self.on_boundary()
+        self._tell_place()
         if dealer.progress.remaining == 0:
             return None
         with leaving_cleanly():
@@ -98,7 +108,10 @@ class TrainingData:
             self.on_padding(True)
             mine = dealer.progress.positions((window.start, window.start + 1))
         ahead, self._ahead = self._ahead, None
-        return ahead[1] if ahead is not None and ahead[0] == window else self.source.batch(mine)
+        batch = ahead[1] if ahead is not None and ahead[0] == window else self.source.batch(mine)
+        if self.source.whole_batches:
+            self.fraction = num_samples(batch) / self.full_batch
+        return batch
 
     def prefetch(self) -> None:
         """While the others' gradients are waited for: have the next batch ready, should nothing change."""
@@ -107,6 +120,33 @@ class TrainingData:
             _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
             mine = self.dealer.mine(window)
             self._ahead = (window, self.source.batch(mine)) if mine else None
+
+    def _tell_place(self) -> None:
+        """Newcomers walk a stream to where the members are. All other data they can have at any place."""
+        if isinstance(self.source, StreamSource):
+            progress = self.dealer.progress
+            self._session.tell_place(Place(progress.epoch, progress.cursor, progress.returned))
+
+    def catch_up(self) -> None:
+        """In a newcomer, before the others wait for it: walk a stream to where they are.
+
+        Each time that it comes to where they were, they have gone on. If they are not nearer than the last time, they
+        are as fast as this worker is, and the rest has to be walked while they wait.
+
+        Raises:
+            JobFinished: The job has ended meanwhile.
+        """
+        source = self.source
+        if not isinstance(source, StreamSource):
+            return
+        target, lag = None, math.inf
+        while (newest := self._session.job_place()) is not None:
+            if target is None or not source.lag(target) or newest.epoch > target.epoch:
+                target, before, lag = newest, lag, source.lag(newest)
+                if not 0 < lag < before:
+                    break
+            source.approach(target)
+        self._log.write("walked", epoch=source.epoch, cursor=source.cursor)
 
     def _announce_length(self) -> None:
         self.on_length(self.dealer.num_steps())
@@ -130,16 +170,24 @@ class TrainingData:
 
     def state(self) -> dict[str, Any]:
         """What a newcomer needs to go on with the others."""
-        return {**self.dealer.state(), "seed": self.seed}
+        return {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are, from the next call of `batches` on."""
-        self.seed = state["seed"]
+        self.seed, self.full_batch = state["seed"], state["full_batch"]
+        if state["epoch"] < 0:
+            return  # all who had begun are lost, and this worker begins with those who joined with it
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
-        self.source.begin(self.epoch, seed=self.seed)
+        self.source.begin(self.epoch, seed=self.seed, cursor=self.dealer.progress.cursor)
         self._resumed = True
         self.dealer.log_admission()
+
+
+def num_samples(batch: Any) -> int:
+    """Samples of a batch: the first dimension of its first part."""
+    shapes = (leaf.shape for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ()))
+    return int(next(shapes, (1,))[0])
 
 
 def first_batch(source: Source) -> Any:

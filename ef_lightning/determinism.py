@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 
@@ -19,6 +21,7 @@ class Determinism:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may choose among algorithms
 
     def undo(self) -> None:
         """Bring back what was there."""

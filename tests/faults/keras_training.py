@@ -36,6 +36,7 @@ class Options:
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
     data: str = "arrays"  # or "stream": a tf.data set that is shuffled anew in each epoch
+    read_s: float = 0.0  # how long a batch of the stream takes to come
     csv: bool = False  # the results of each epoch, in a file
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
@@ -175,13 +176,15 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     # The start must be equal all the same; the order of a stream need not be.
     keras.utils.set_random_seed(os.getpid() if chosen.data == "arrays" else 1)
     model = net(chosen, striker)
+    # By its name: `auto` does not know an optimizer with a step of its own.
+    elastic = ef_keras.callbacks(compensation="linear", backend=chosen.backend)
     stopping = keras.callbacks.EarlyStopping("loss", patience=1000, mode=chosen.best, restore_best_weights=True)
     history = model.fit(
         *_data(chosen),
         epochs=chosen.epochs,
         verbose=0,
         validation_data=images(chosen.val_length) if chosen.val_length else None,
-        callbacks=[Places(chosen, striker), *_writers(chosen), *ef_keras.callbacks(backend=chosen.backend), stopping],
+        callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping],
         **({"batch_size": chosen.batch_size} if chosen.data == "arrays" else {}),
     )
     worker = this_worker(engine(chosen.backend))
@@ -205,7 +208,20 @@ def _data(options: Options) -> Any:
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices(images(options.length))
-    return (data.shuffle(options.length, seed=5).batch(options.batch_size),)
+    data = data.shuffle(options.length, seed=5).batch(options.batch_size)
+    if options.read_s:
+        data = data.map(lambda x, y: (_slowly(x, options.read_s), y), num_parallel_calls=1)
+    return (data,)
+
+
+def _slowly(x: Any, seconds: float) -> Any:
+    import tensorflow as tf
+
+    def read(value: Any) -> Any:
+        time.sleep(seconds)
+        return value
+
+    return tf.ensure_shape(tf.py_function(read, [x], x.dtype), x.shape)
 
 
 def _writers(options: Options) -> list[Any]:

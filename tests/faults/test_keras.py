@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import TrainingJob, struck
+from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.hosts import hosted
 from tests.faults.test_kill import view_sizes
 
@@ -62,3 +62,48 @@ def test_stream_that_is_shuffled_anew_is_walked_alike_by_a_newcomer(job: Trainin
     finish([*workers[1:], joiner])
     assert admitted["epoch"] >= 1
     assert view_sizes(job)[:3] == [3, 2, 3]
+
+
+@hosted("keras-tensorflow")
+def test_newcomer_walks_a_stream_while_the_others_train_and_keeps_what_was_returned(
+    make_job: Callable[..., TrainingJob],
+) -> None:
+    job = make_job(heartbeat_timeout_s=4.0)
+    options = {"length": 8 * 1200, "epochs": 1, "data": "stream", "read_s": 0.003, "step_sleep_s": 0.02}
+    fault = {"where": "forward", "step": 40, "rank": 1, "generation": 1}
+    job.start_world(3, job.train, options, fault)
+    first, victim, third = job.view(3)
+    assert victim.wait() == -signal.SIGKILL
+    job.wait_for_step(240)
+    so_far = max(stop for step in job.events("step") for _, stop in step["committed"])
+    joiner = job.start(job.train, options)
+    job.view(3, after=2)
+    check_run(job, [first, third, joiner])
+    (walked,) = job.events("walked")
+    returned = [start for step in job.events("step") for start, _ in step["returned"]]
+    mine = [step for step in job.events("step") if step["worker"] == walked["worker"]]
+    admitted_at = mine[0]["committed"][0][0]
+    assert walked["epoch"] == mine[0]["epoch"] == 0
+    assert returned
+    assert max(returned) < walked["cursor"]  # it has passed what comes back at the end
+    assert walked["cursor"] >= so_far
+    assert 4 * (admitted_at - walked["cursor"]) < walked["cursor"]  # what the others waited for
+    (end, *_) = job.events("epoch_end")
+    assert end["exact"]
+
+
+@hosted("keras-tensorflow")
+def test_newcomer_that_walked_ahead_begins_anew_when_all_the_others_are_lost(
+    make_job: Callable[..., TrainingJob],
+) -> None:
+    job = make_job(heartbeat_timeout_s=4.0)
+    options = {"length": 8 * 150, "epochs": 2, "data": "stream", "step_sleep_s": 0.02}
+    (founder,) = job.start_world(1, job.train, {**options, "epochs": 1000}, {"where": "boundary"})
+    job.wait_for_step(100)
+    joiner = job.start(job.train, options)
+    assert founder.wait() == -signal.SIGKILL
+    check_run(job, [joiner])
+    assert struck(job, "boundary")
+    (walked,) = job.events("walked")
+    assert (walked["epoch"], walked["cursor"]) > (0, 1)
+    assert len(job.events("rollback")) == 1

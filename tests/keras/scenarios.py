@@ -134,7 +134,13 @@ def look_at_hooks() -> dict[str, Any]:
     model.layers[0].trainable = True
     x, y = data(40)
     model.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_data=(x, y), callbacks=[Looks(found)])
+    optimizer = model.optimizer
+    with hooks.other_settings(optimizer, lambda rate: rate * 2, {"momentum": 0.5}):
+        others = [round(float(optimizer.learning_rate), 3), optimizer.momentum]
     return {
+        "settings": [others, round(float(optimizer.learning_rate), 3), optimizer.momentum],
+        "applied": hooks.num_applied(hooks.inner_optimizer(optimizer)),
+        "momenta": [tuple(momentum.shape) for momentum in hooks.momenta_with_rate(optimizer)],
         "list": isinstance(found["list"], keras.callbacks.CallbackList),
         "iterators": found["fit"] is not found["evaluate"],
         "sizes": found["sizes"],

@@ -24,6 +24,9 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
     assert found["statistics"] == [[4], [4]]
     assert [shape for shape in found["state"] if shape == [12, 4]] == [[12, 4]]
     assert found["optimizers"] == 1
+    assert found["settings"] == [[0.2, 0.5], 0.1, 0.9]
+    assert found["applied"] == found["updates"]
+    assert found["momenta"] == [[12, 4], [4], [4], [4]]
     assert found["missing"] == []
 
 

@@ -20,12 +20,12 @@ from ef_keras.training_data import TrainingData  # noqa: E402
 class Positions:
     """A source whose batches are the positions themselves."""
 
-    length, batch_size = 23, 2
+    length, batch_size, whole_batches = 23, 2, False
 
     def __init__(self) -> None:
         self.num_batches = 0
 
-    def begin(self, epoch: int, *, seed: int) -> None: ...
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None: ...
 
     def batch(self, positions: Any) -> list[int]:
         self.num_batches += 1
@@ -135,6 +135,29 @@ def test_steps_per_execution_takes_so_many_batches_at_a_time() -> None:
             numbers[-1] = (begin, end, numbers[-1][2] + 1)
             data.dealer.commit(world.completed_in, None)
     assert numbers == [(0, 4, 5), (5, 9, 5), (10, 14, 1)]
+
+
+def test_state_of_one_who_has_not_begun_lets_all_begin_with_the_first_epoch() -> None:
+    world = World("a", "b")
+    newcomer = training(world)
+    newcomer.load_state({**training(world).state(), "seed": 7, "full_batch": 32})
+    assert (newcomer.epoch, newcomer.seed, newcomer.full_batch) == (0, 7, 32)
+    assert take(next(newcomer.batches())) == [0, 1]
+
+
+def test_batch_tells_its_size_as_a_part_of_a_full_one_where_batches_are_dealt() -> None:
+    world = World("a")
+    data = training(world)
+    data.full_batch = 4
+    data.source.batch = lambda positions: [SimpleNamespace(shape=(len(positions), 3))]  # type: ignore[method-assign]
+    fractions = []
+    for whole in (False, True):
+        data.source.whole_batches = whole
+        for step in data.batches():
+            take(step)
+            fractions.append(data.fraction)
+            data.dealer.commit(world.completed_in, None)
+    assert fractions == [1.0] * 11 + [0.5] * 10 + [0.75]
 
 
 def test_epoch_of_a_state_goes_on_where_it_stood() -> None:

@@ -1,0 +1,151 @@
+"""The optimizers of a `fit` follow its global batch: see `ef_common.core.compensation`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+from ef_common.core.compensation import Compensation, lr_scale
+from ef_common.core.view import View
+from ef_common.data.compensator import Compensator
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_keras import hooks
+from ef_keras.backends import scaled_for
+from ef_keras.scaled_optimizer import ScaledOptimizer
+
+logger = logging.getLogger(__name__)
+
+_KNOWN = {"AdamW": "AdamW", "Adam": "Adam", "Nadam": "NAdam", "RMSprop": "RMSprop", "SGD": "SGD"}
+"""Keras's names of the optimizers that `auto` knows, special ones first, and the core's."""
+_STEP = ("apply", "update_step", "_backend_update_step", "_backend_apply_gradients")
+
+
+def kind_of(cls: type) -> str | None:
+    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do."""
+    for name, kind in _KNOWN.items():
+        known = getattr(keras.optimizers, name)
+        if issubclass(cls, known):
+            special = cls.__mro__[: cls.__mro__.index(known)]
+            own = [part for part in special if not part.__module__.startswith("keras.src.backend.")]
+            return None if any(step in vars(part) for part in own for step in _STEP) else kind
+    return None
+
+
+class FitCompensation:
+    """Compensates the optimizers of one `fit`.
+
+    The ratio moves on with the first reduction of each batch, so several optimizers have the same; if Keras
+    accumulates gradients, with that of the batch in which the update is made.
+
+    Args:
+        settings: How to compensate; the rule is not "none".
+        model: The model, compiled.
+        session: The worker's session.
+        log: Event log.
+        batch_size: Tells the samples of one worker's full batch.
+
+    Raises:
+        UsageError: An optimizer that `auto` does not know.
+    """
+
+    def __init__(
+        self, settings: Compensation, model: Any, session: Session, *, log: EventLog, batch_size: Callable[[], int]
+    ) -> None:
+        self.compensator = Compensator(settings, session, log=log)
+        self._settings = settings
+        self._batch_size = batch_size
+        self._scaled = {id(optimizer): self._scaled_of(optimizer) for optimizer in hooks.optimizers(model)}
+        self._main = hooks.inner_optimizer(model.optimizer)
+        self._accumulation = hooks.accumulation(self._main)
+        self._num_applied = 0
+        self._settled: View | None = None
+        self._global_batch_size = 0
+        self._warned = False
+
+    def _scaled_of(self, optimizer: Any) -> ScaledOptimizer:
+        cls = type(hooks.inner_optimizer(optimizer))
+        module = "keras.optimizers" if cls.__module__.startswith("keras.") else cls.__module__
+        rule = self._settings.rule_for(kind_of(cls), optimizer=f"{module}.{cls.__qualname__}")
+        return scaled_for(optimizer, rule)
+
+    # ------------------------------------------------------------ the step
+
+    def before_step(self) -> None:
+        """No step is running."""
+        if self._accumulation > 1:
+            self._num_applied = hooks.num_applied(self._main)
+
+    def commit(self, contributors: View, *, step: int) -> None:
+        """A reduction with these contributors has completed, the first one of a batch.
+
+        Args:
+            contributors: Those of the reduction, as all of them know.
+            step: Number of the update.
+        """
+        self._num_applied += 1
+        if self._num_applied % self._accumulation or contributors is self._settled:
+            return  # settled, as in nearly all steps
+        share = self._batch_size() * self._accumulation
+        self.compensator.commit(contributors, share, step=step)
+        self._global_batch_size = contributors.world_size * share
+        self._settled = contributors if self.compensator.settled else None
+        self._set_ratio()
+        for scaled in self._scaled.values():
+            scaled.rescale_momentum(self._ratio)
+
+    def _set_ratio(self) -> None:
+        for scaled in self._scaled.values():
+            scaled.set_ratio(self._ratio)
+        if any(scaled.clamped for scaled in self._scaled.values()) and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a global batch of %g times the reference batch is too large for a moving average of the optimizer: "
+                "its decay (beta, or rho) is taken as 0. The square-root rule holds while ratio · (1 − decay) is "
+                "below 1: choose a larger decay, a larger reference_batch_size, or another rule of compensation",
+                self._ratio,
+            )
+
+    def applied(self, optimizer: Any, gradients: Sequence[Any]) -> AbstractContextManager[None]:
+        """Let an optimizer make an update with these reduced gradients."""
+        return self._scaled[id(optimizer)].applied(gradients)
+
+    def settle(self) -> None:
+        """The epoch is over: whoever saves the momentum now, or trains on without us, finds that of plain Keras."""
+        self._settled = None
+        for scaled in self._scaled.values():
+            scaled.rescale_momentum(1.0)
+
+    @property
+    def _ratio(self) -> float:
+        return self.compensator.ratio or 1.0
+
+    # ------------------------------------------------------------ what is shown, and handed on
+
+    def show(self, logs: dict[str, Any]) -> None:
+        """Add the scale of the learning rate, and the global batch, of the newest update."""
+        rules = {hooks.inner_optimizer(scaled.optimizer).name: scaled.rule for scaled in self._scaled.values()}
+        alike = self._settings.rule != "auto" or len(set(rules.values())) == 1
+        for name, rule in rules.items():
+            logs["lr_scale" if alike else f"lr_scale/{name}"] = lr_scale(rule, self._ratio)
+        logs["global_batch_size"] = float(self._global_batch_size)
+
+    def state(self) -> dict[str, Any]:
+        """For newcomers: plain numbers."""
+        return {
+            **self.compensator.state(),
+            "global_batch_size": self._global_batch_size,
+            "held": [scaled.held for scaled in self._scaled.values()],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on where the others are."""
+        self.compensator.load_state(state)
+        self._global_batch_size = state["global_batch_size"]
+        self._set_ratio()
+        for scaled, held in zip(self._scaled.values(), state["held"], strict=True):
+            scaled.held = held

@@ -1,0 +1,92 @@
+"""Compensated settings of a Keras optimizer: there while it makes an update, and nobody else sees them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+
+from ef_common.core.compensation import Affine, Rule, adjustments, lr_scale, momentum_factor
+from ef_keras import hooks
+
+# What Keras's optimizers call each kind of setting. All of them decay weights by themselves, not by the gradient.
+_KINDS = {"beta_1": "beta", "beta_2": "beta", "rho": "beta", "epsilon": "eps", "weight_decay": "weight_decay"}
+
+
+class ScaledOptimizer(ABC):
+    """The settings of an optimizer as a ratio makes them, and its momentum.
+
+    Where the rate is in the momentum (`v ← μv − γηg`: SGD, RMSprop), that is multiplied by γ_t / γ_{t−1} before an
+    update.
+
+    Args:
+        optimizer: The optimizer, or one that scales the loss around it.
+        rule: How its settings follow the ratio; not "auto".
+
+    Attributes:
+        held: The ratio whose rate the momentum has in it.
+        clamped: A moving average has been taken as 0.
+    """
+
+    def __init__(self, optimizer: Any, rule: Rule) -> None:
+        self.rule = rule
+        self.held = 1.0
+        self.clamped = False
+        self.optimizer = hooks.inner_optimizer(optimizer)
+        self._ratio = 1.0
+        kinds = adjustments(rule, 1.0)
+        self._names = [
+            name for name, kind in _KINDS.items() if kind in kinds and _is_number(vars(self.optimizer).get(name))
+        ]
+
+    @abstractmethod
+    def applied(self, gradients: Sequence[Any]) -> AbstractContextManager[None]:
+        """Let the optimizer make an update with these reduced gradients; to be built into a graph, if there is one."""
+
+    def set_ratio(self, ratio: float) -> None:
+        """The ratio of the updates from now on."""
+        self._ratio = ratio
+
+    def rescale_momentum(self, ratio: float) -> None:
+        """Have the momentum as if all its gradients had come at this ratio."""
+        if ratio != self.held:
+            factor = momentum_factor(self.rule, self.held, ratio)
+            for momentum in hooks.momenta_with_rate(self.optimizer):
+                momentum.assign(momentum.value * factor)
+            self.held = ratio
+
+    def _values(self) -> list[float]:
+        """The factor of the learning rate, and the values of the settings that are named."""
+        changes = adjustments(self.rule, self._ratio)
+        own = vars(self.optimizer)
+        return [lr_scale(self.rule, self._ratio), *(self._changed(name, own[name], changes) for name in self._names)]
+
+    def _changed(self, name: str, value: float, changes: Mapping[str, Affine]) -> float:
+        change = changes[_KINDS[name]]
+        new = change(value)
+        if name == "epsilon" and isinstance(self.optimizer, keras.optimizers.RMSprop):
+            new = change(new)  # under the root there, where it stands for its square
+        self.clamped |= new == 0.0 != value
+        return new
+
+
+class ScaledNumbers(ScaledOptimizer):
+    """Where each update is made by Python: settings are numbers."""
+
+    @contextmanager
+    def applied(self, gradients: Sequence[Any]) -> Iterator[None]:
+        """Let the optimizer make an update."""
+        if self._ratio == 1.0:
+            yield
+            return
+        scale, *values = self._values()
+        settings = dict(zip(self._names, values, strict=True))
+        with hooks.other_settings(self.optimizer, lambda rate: rate * scale, settings):
+            yield
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
