@@ -12,6 +12,7 @@ from ef_common.core.compensation import Rule
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
+from ef_keras.global_batch import Passes
 from ef_keras.reducer import Reducer
 from ef_keras.scaled_optimizer import ScaledNumbers, ScaledOptimizer
 
@@ -82,3 +83,26 @@ def scaled_for(optimizer: Any, rule: Rule) -> ScaledOptimizer:
     from ef_keras.scaled_tensorflow import ScaledTensors
 
     return ScaledTensors(optimizer, rule)
+
+
+def passes_for(model: Any) -> Passes:
+    """What the backend in use does for the passes of a global batch."""
+    if check_backend() == "torch":
+        from ef_keras.gradients_torch import TorchPasses
+
+        return TorchPasses()
+    from ef_keras.gradients_tensorflow import TensorFlowPasses
+
+    return TensorFlowPasses(model)
+
+
+def check_determinism() -> None:
+    """Refuse a process that cannot compute the same bits as another.
+
+    Raises:
+        UsageError: Naming what to set.
+    """
+    if check_backend() == "tensorflow":
+        from ef_keras.gradients_tensorflow import check_threads
+
+        check_threads()

@@ -6,25 +6,32 @@ away again. The model is the user's, and so is `fit`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import keras
 
 from ef_common.core.compensation import Compensation, Rule
-from ef_common.errors import JobFinished
+from ef_common.errors import JobFinished, UnsupportedError
 from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
-from ef_keras.backends import engine
+from ef_keras.backends import check_determinism, engine
+from ef_keras.checks import size_of
+from ef_keras.dataset import check_global_batch_size
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.rank_zero import only_on_rank_zero
-from ef_keras.sources import source_of
+from ef_keras.sources import global_batch_size_of, source_of
 
 
 def callbacks(
-    *, compensation: Compensation | Rule = "auto", backend: str | None = None
+    *,
+    compensation: Compensation | Rule = "auto",
+    backend: str | None = None,
+    global_batch_size: int | None = None,
+    deterministic: bool = False,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
@@ -38,26 +45,60 @@ def callbacks(
             :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
             nothing to compensate, unless a reference batch is named.
         backend: How the workers' gradients are summed: "gloo" or "horovod"; by default what fits Keras's backend.
+        global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
+            of at most the batch size of `fit`; `steps_per_epoch` counts updates. Without it, each worker adds a batch
+            of its own. Needs data that can be had sample by sample: arrays, or :func:`ef_keras.dataset`.
+        deterministic: The weights are bit for bit those of any other number of workers, whatever happens to them. The
+            global batch is cut into passes of exactly the batch size, which must divide it. The order of samples, the
+            random numbers in layers (a `keras.random.SeedGenerator`) and those in `ef_keras.dataset` are a function of
+            the seed of `keras.utils.set_random_seed`, which must be called before the model is made. An operation is
+            computed in one thread. What cannot be so raises, but for what ElasticFlow cannot see: random numbers of
+            TensorFlow's own in the function of a data set (use NumPy's or `keras.random`), and callbacks that decide by
+            metrics, which lack what a lost worker had seen.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
-        UsageError: Unknown backend, or none can be had; a compensation that is none.
+        UsageError: Unknown backend, or none can be had; a compensation that is none; or settings that contradict each
+            other.
     """
-    return [Elastic(engine(backend), Compensation.of(compensation))]
+    check_global_batch_size(global_batch_size)
+    if deterministic:
+        check_determinism()
+    return [
+        Elastic(
+            engine(backend),
+            Compensation.of(compensation),
+            global_batch_size=global_batch_size,
+            deterministic=deterministic,
+        )
+    ]
 
 
 class Elastic(keras.callbacks.Callback):
     """Makes the `fit` or `evaluate` that it is passed to elastic, if this process is a worker of a job.
 
+    A `fit` on global batches is taken hold of without a job, too: it is what others can be compared with.
+
     Args:
         engine: Of the data plane; see `ef_common.collectives.engines`.
         compensation: How the optimizers follow the global batch.
+        global_batch_size: See :func:`callbacks`.
+        deterministic: See :func:`callbacks`.
     """
 
-    def __init__(self, engine: str, compensation: Compensation) -> None:
+    def __init__(
+        self,
+        engine: str,
+        compensation: Compensation,
+        *,
+        global_batch_size: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
         super().__init__()
         self._engine = engine
         self._compensation = compensation
+        self._global_batch_size = global_batch_size
+        self._deterministic = deterministic
         self._worker: Worker | None = None
         self._fit: Fit | None = None
 
@@ -71,11 +112,19 @@ class Elastic(keras.callbacks.Callback):
                 exit_cleanly("the job has finished already; nothing to join")
         worker = self._worker
         named = self._compensation.reference_batch_size is not None
-        if worker is None or not (worker.elastic or worker.log.enabled or named):
+        if worker is None or not (worker.elastic or worker.log.enabled or named or self._is_global):
             return
         others = hooks.callback_list(self)
         only_on_rank_zero(others, worker.session)
         others.callbacks.append(_Last(self, others))
+
+    @property
+    def _is_global(self) -> bool:
+        if self._global_batch_size is not None or self._deterministic:
+            return True
+        with suppress(UnsupportedError):  # a list of callbacks that was made by hand
+            return global_batch_size_of(hooks.epoch_iterator(self.model)) is not None
+        return False
 
     # ------------------------------------------------------------ fit
 
@@ -84,7 +133,16 @@ class Elastic(keras.callbacks.Callback):
         if self._worker is None:
             return
         iterator = hooks.epoch_iterator(self.model)
-        self._fit = Fit(self._worker, self.model, others, iterator, compensation=self._compensation)
+        size = size_of(self._global_batch_size, global_batch_size_of(iterator), deterministic=self._deterministic)
+        self._fit = Fit(
+            self._worker,
+            self.model,
+            others,
+            iterator,
+            compensation=self._compensation,
+            global_batch_size=size,
+            deterministic=self._deterministic,
+        )
         with leaving_cleanly():
             self._fit.begin()
 

@@ -19,6 +19,7 @@ def dataset(
     map: Callable[..., Any] | None = None,
     shuffle: bool = True,
     seed: int = 0,
+    global_batch_size: int | None = None,
 ) -> SampleDataset:
     """Data for `fit` and `evaluate` whose samples are read one by one, by the worker that needs them.
 
@@ -34,11 +35,26 @@ def dataset(
         map: Makes of one sample what the model sees: called with its parts; returns the same structure for all.
         shuffle: Whether each epoch has an order of its own. Of the seed of the job in an elastic `fit`.
         seed: Of that order without a job.
+        global_batch_size: Samples of an update, however many workers share it; see :func:`ef_keras.callbacks`. A
+            worker then reads at most `batch_size` of them at a time.
 
     Raises:
-        UsageError: The samples cannot be had one by one, or are of different numbers.
+        UsageError: The samples cannot be had one by one, or are of different numbers; or a size is none.
     """
-    return SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
+    data = SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
+    check_global_batch_size(global_batch_size)
+    data.global_batch_size = global_batch_size
+    return data
+
+
+def check_global_batch_size(size: Any) -> None:
+    """Refuse what is no number of samples.
+
+    Raises:
+        UsageError: Naming it.
+    """
+    if size is not None and (type(size) is not int or size < 1):
+        raise UsageError(f"expected a positive number of samples. Received: global_batch_size={size!r}")
 
 
 class SampleDataset(keras.utils.PyDataset):
@@ -64,6 +80,7 @@ class SampleDataset(keras.utils.PyDataset):
         self._seed, self._epoch = seed, 0
         self.sample_batch_size = batch_size
         self.shuffle = shuffle
+        self.global_batch_size: int | None = None
         (self.num_samples,) = lengths
         self._order = self._make_order()
 
@@ -81,9 +98,13 @@ class SampleDataset(keras.utils.PyDataset):
         self._epoch += 1
         self._order = self._make_order()
 
-    def batch(self, indices: Sequence[int]) -> Any:
-        """The batch of these samples: their parts, stacked."""
-        return keras.tree.map_structure(lambda *parts: np.stack(parts), *[self._sample(index) for index in indices])
+    def batch(self, indices: Sequence[int], before: Callable[[int], None] = lambda number: None) -> Any:
+        """The batch of these samples: their parts, stacked. `before` is called with the number of each."""
+        samples = []
+        for number, index in enumerate(indices):
+            before(number)
+            samples.append(self._sample(index))
+        return keras.tree.map_structure(lambda *parts: np.stack(parts), *samples)
 
     def _sample(self, index: int) -> Any:
         parts = self._samples[index] if self._columns is None else tuple(column[index] for column in self._columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -14,13 +14,17 @@ import numpy as np
 from ef_common.collectives import operations
 from ef_common.core.compensation import Compensation
 from ef_common.core.view import View
+from ef_common.errors import UsageError
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
-from ef_keras.backends import reducer_for
+from ef_keras.backends import passes_for, reducer_for
+from ef_keras.checks import global_batch_for
 from ef_keras.compensation import FitCompensation
+from ef_keras.global_batch import GlobalReducer
 from ef_keras.rank_zero import unwrapped
-from ef_keras.sources import source_of
+from ef_keras.reducer import Reducer
+from ef_keras.sources import SampleSource, source_of
 from ef_keras.state import FitState
 from ef_keras.training_data import TrainingData, first_batch, num_samples
 
@@ -35,25 +39,44 @@ class Fit:
         model: The model.
         callbacks: Keras's list of callbacks.
         iterator: Keras's iterator over epochs.
-        compensation: How the optimizers follow the global batch.
+        compensation: How the optimizers follow the global batch, unless its size is fixed.
+        global_batch_size: Samples of an update, if that is fixed.
+        deterministic: The weights must not depend on the number of workers, bit for bit.
 
     Raises:
-        UsageError: An optimizer that `compensation` does not know.
+        UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
     """
 
     def __init__(
-        self, worker: Worker, model: Any, callbacks: Any, iterator: Any, *, compensation: Compensation
+        self,
+        worker: Worker,
+        model: Any,
+        callbacks: Any,
+        iterator: Any,
+        *,
+        compensation: Compensation,
+        global_batch_size: int | None = None,
+        deterministic: bool = False,
     ) -> None:
         self._worker = worker
         self._session = worker.session
         self._model = model
         self._callbacks = callbacks
         self._iterator = iterator
+        self._deterministic = deterministic
+        source, global_batch = source_of(iterator, step_size=global_batch_size), None
+        if global_batch_size is not None:
+            # A newcomer is admitted however many there are.
+            world_size = 1 if self._session.newcomer else self._session.world_size
+            global_batch = global_batch_for(
+                model, source, global_batch_size, world_size=world_size, deterministic=deterministic
+            )
         self.data = TrainingData(
-            source_of(iterator),
+            source,
             self._session,
             log=worker.log,
             steps_per_execution=hooks.steps_per_execution(iterator),
+            global_batch=global_batch,
         )
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics
@@ -62,10 +85,19 @@ class Fit:
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
-        if compensation.rule != "none" and (worker.elastic or compensation.reference_batch_size is not None):
+        named = compensation.reference_batch_size is not None
+        if global_batch_size is not None:
+            if named:
+                raise UsageError(
+                    "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
+                    f"Received: global_batch_size={global_batch_size}, "
+                    f"reference_batch_size={compensation.reference_batch_size}"
+                )
+        elif compensation.rule != "none" and (worker.elastic or named):
             self.compensation = FitCompensation(
                 compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
             )
+        self._global: GlobalReducer | None = None
 
     # ------------------------------------------------------------ begin and end
 
@@ -78,7 +110,7 @@ class Fit:
         batch = first_batch(self.data.source)
         self.data.full_batch = num_samples(batch)
         hooks.build(model, batch)
-        self._reducer = reducer_for(session, model, self.data.dealer.weights)
+        self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction
         self._reducer.on_update = self._commit
         if self.compensation is not None:
@@ -103,6 +135,21 @@ class Fit:
             self._agree_on_start()
             session.state = self._state
 
+    def _make_reducer(self) -> Reducer:
+        model, session, data = self._model, self._session, self.data
+        if data.dealer.global_batch is None:
+            return reducer_for(session, model, data.dealer.weights)
+        self._global = reducer = GlobalReducer(
+            session, model, data, passes_for(model), make_step=self._new_step, deterministic=self._deterministic
+        )
+        if self._deterministic and isinstance(data.source, SampleSource):
+            data.source.seed = reducer.seed_sample
+        return reducer
+
+    def _new_step(self) -> Callable[[Any], Any]:
+        step = hooks.new_train_function(self._model)
+        return lambda batch: step(self._batches_for_step(batch))
+
     def end(self) -> None:
         """Everybody has come to the end: from here on, nobody can join."""
         self.data.dealer.end()
@@ -118,10 +165,19 @@ class Fit:
         variables = self._state.variables()
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
         start = hooks.start_of(self._model)
-        decided = np.array([random.getrandbits(31), self.data.full_batch, -1 if start is None else start])
+        seed = random.getrandbits(31)
+        if self._deterministic:
+            seed = hooks.random_seed() or 0
+        mine = self.data.dealer.global_batch or (0, 0)
+        decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *mine])
         first = operations.FirstRankArrays([decided, *values], self._session)
         self._session.run(first)
-        (seed, full_batch, start), *values = first.apply()
+        (seed, full_batch, start, *theirs), *values = first.apply()
+        if list(mine) != theirs:
+            raise UsageError(
+                "the workers disagree on the global batch, or on deterministic. Set the same in all of them. "
+                f"Expected: {theirs} (samples of it, and of a piece), as the first worker. Received: {list(mine)}"
+            )
         self.data.seed, self.data.full_batch = int(seed), int(full_batch)
         hooks.start_at(self._model, None if start < 0 else int(start))
         if self._session.completed_in.world_size > 1:
@@ -133,7 +189,10 @@ class Fit:
         variables = [*self._state.variables(), *hooks.metric_variables(self._model)]
         values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
-        self._step(self._batches_for_step(batch))
+        if self._global is not None:
+            self._global.warm_up(batch)
+        else:
+            self._step(self._batches_for_step(batch))
         self._reducer.on_update = on_update
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
@@ -161,7 +220,7 @@ class Fit:
     def _run_step(self, batches: Iterator[Any]) -> Any:
         """Keras's `train_function`; an error of ours, which the framework has turned into its own, is ours again."""
         try:
-            return self._step(batches)
+            return self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
             error, self._reducer.error = self._reducer.error, None
             if error is not None:

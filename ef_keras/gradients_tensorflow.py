@@ -9,16 +9,19 @@ or not at all.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
 from ef_common.core.view import View
-from ef_common.errors import UnsupportedError
+from ef_common.data.seeds import seed_python
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.reducer import Reducer
@@ -109,6 +112,109 @@ class _Exit:
         self._reducer.complete(reduction, float(_array(loss)))
         gradients, values = reduction.reduced()
         return [_tensor(array) for array in (*gradients, *values)]
+
+
+_STATEFUL = frozenset(
+    (
+        *("Multinomial", "ParameterizedTruncatedNormal", "RandomCrop", "RandomGamma", "RandomPoisson"),
+        *("RandomPoissonV2", "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt"),
+        *("StatefulRandomBinomial", "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal"),
+        *("StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "TruncatedNormal"),
+    )
+)
+"""Operations whose random numbers depend on how often they were run before."""
+
+
+class TensorFlowPasses:
+    """See :class:`~ef_keras.global_batch.Passes`.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._updates: dict[Any, Callable[..., Any]] = {}
+        self._deterministic = False
+
+    def hand_out(
+        self,
+        gradients: Sequence[Any],
+        loss: Any,
+        *,
+        dtype: DTypeLike,
+        receive: Callable[[Sequence[np.ndarray], float | None], None],
+    ) -> None:
+        """See the protocol."""
+        if self._deterministic and not tf.executing_eagerly():
+            _check_random(tf.compat.v1.get_default_graph())
+        has_loss = loss is not None
+
+        def leave(loss: Any, *arrays: Any) -> int:
+            receive([_array(array) for array in arrays], float(_array(loss)) if has_loss else None)
+            return 0
+
+        loss = tf.cast(loss, tf.float32) if has_loss else tf.constant(np.nan, tf.float32)
+        tensors = [tf.cast(tf.convert_to_tensor(gradient), np.dtype(dtype).name) for gradient in gradients]
+        tf.py_function(leave, [loss, *tensors], tf.int32)
+
+    def apply(self, update: Callable[..., Any], gradients: Sequence[np.ndarray], variables: Sequence[Any]) -> None:
+        """See the protocol."""
+        tensors = [tf.cast(array, variable.dtype) for array, variable in zip(gradients, variables, strict=True)]
+        if self._model.run_eagerly:
+            update(tensors, variables)
+            return
+        key = tuple(map(id, variables))
+        if key not in self._updates:
+            self._updates[key] = tf.function(lambda tensors: update(tensors, variables), autograph=False)
+        self._updates[key](tensors)
+
+    def seed(self, key: Sequence[int]) -> None:
+        """See the protocol. In graphs, operations that this would concern are refused."""
+        number = seed_python(key)
+        if self._model.run_eagerly:
+            tf.random.set_seed(number >> 1)  # which makes TensorFlow forget all that it has compiled
+
+    def begin_determinism(self) -> None:
+        """See the protocol. TensorFlow has no way back."""
+        check_threads()
+        tf.config.experimental.enable_op_determinism()
+        self._deterministic = True
+
+    def end_determinism(self) -> None:
+        """See the protocol."""
+        self._deterministic = False
+
+
+def check_threads() -> None:
+    """Let an operation be computed in one thread: its sums depend on their number.
+
+    Raises:
+        UsageError: TensorFlow has begun with another number.
+    """
+    if tf.config.threading.get_intra_op_parallelism_threads() == 0 and os.environ.get("TF_NUM_INTRAOP_THREADS") == "1":
+        return
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise UsageError(
+            "deterministic training computes an operation in one thread, and TensorFlow has begun with more. Set the "
+            "environment variable TF_NUM_INTRAOP_THREADS=1, or write at the top of the program: "
+            "tf.config.threading.set_intra_op_parallelism_threads(1). Received: "
+            f"{tf.config.threading.get_intra_op_parallelism_threads()} (0 is one for each core)"
+        ) from error
+
+
+def _check_random(graph: Any) -> None:
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    found = sorted({node.op for node in nodes} & _STATEFUL)
+    if found:
+        raise UnsupportedError(
+            "the model draws random numbers that depend on how many were drawn before, so they cannot be the same for "
+            "every number of workers. Use keras.random or a layer of Keras's, with a keras.random.SeedGenerator, "
+            f"instead of tf.random. Received: {found}"
+        )
 
 
 def _packs(sizes: Sequence[int], indices: range) -> list[list[int]]:

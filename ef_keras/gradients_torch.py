@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
+from ef_common.data.torch_determinism import Determinism, seed_everything
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
@@ -51,3 +56,46 @@ class TorchReducer(Reducer):
         self.stop_agreed = self._gradients.num_stops > 0
         self.on_update(contributors, None if loss is None else float(loss.detach()))
         return [variable.value.grad for variable in variables]
+
+
+class TorchPasses:
+    """See :class:`~ef_keras.global_batch.Passes`."""
+
+    def __init__(self) -> None:
+        self._determinism: Determinism | None = None
+
+    def hand_out(
+        self,
+        gradients: Sequence[Any],
+        loss: Any,
+        *,
+        dtype: DTypeLike,
+        receive: Callable[[Sequence[np.ndarray], float | None], None],
+    ) -> None:
+        """See the protocol."""
+        arrays = [torch.as_tensor(gradient).detach().cpu() for gradient in gradients]
+        wanted = torch.float64 if np.dtype(dtype) == np.float64 else torch.float32
+        receive([array.to(wanted).numpy() for array in arrays], None if loss is None else float(loss.detach()))
+
+    def apply(self, update: Callable[..., Any], gradients: Sequence[np.ndarray], variables: Sequence[Any]) -> None:
+        """See the protocol."""
+        tensors = [
+            torch.from_numpy(gradient.copy()).to(variable.value.device, variable.value.dtype)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        with torch.no_grad():
+            update(tensors, variables)
+
+    def seed(self, key: Sequence[int]) -> None:
+        """See the protocol."""
+        seed_everything(key)
+
+    def begin_determinism(self) -> None:
+        """See the protocol."""
+        self._determinism = Determinism()
+
+    def end_determinism(self) -> None:
+        """See the protocol."""
+        if self._determinism is not None:
+            self._determinism.undo()
+            self._determinism = None

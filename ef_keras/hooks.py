@@ -115,6 +115,27 @@ def statistics(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def seed_states(model: Any) -> list[Any]:
+    """The variables of the model's random generators; the last is of the one that serves whoever names none."""
+    from keras.src.random import seed_generator
+
+    found = {}
+    for layer in model._flatten_layers():
+        for generator in layer._seed_generators:
+            found[id(generator.state)] = generator.state
+    everybodys = seed_generator.global_seed_generator().state
+    found.pop(id(everybodys), None)
+    return [*found.values(), everybodys]
+
+
+def random_seed() -> int | None:
+    """What `keras.utils.set_random_seed` was called with."""
+    from keras.src.utils import rng_utils
+
+    found = rng_utils.get_random_seed()
+    return None if found is None else int(found)
+
+
 def optimizers(model: Any) -> list[Any]:
     """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes."""
     found = {id(model.optimizer): model.optimizer} if model.optimizer is not None else {}
@@ -184,6 +205,15 @@ def start_at(model: Any, epoch: int | None) -> None:
 def renew_train_function(model: Any) -> None:
     """A graph that was traced before ElasticFlow came, or with it, must not be used after that has changed."""
     model.make_train_function(force=True)
+
+
+def new_train_function(model: Any) -> Callable[[Any], Any]:
+    """A train function that has not been traced; the model keeps its own."""
+    own = model.train_function
+    model.make_train_function(force=True)
+    new, model.train_function = model.train_function, own
+    found: Callable[[Any], Any] = new
+    return found
 
 
 def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int) -> None:

@@ -49,8 +49,8 @@ class Reducer(ABC):
         self._attached: list[Any] = []
 
     @abstractmethod
-    def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The members' mean of these gradients; also commits the samples that they are of."""
+    def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
+        """The members' mean of these gradients; also commits the samples that they are of. None: no update is due."""
 
     def attach(self) -> None:
         """Stand between the model and its optimizers."""
@@ -107,16 +107,18 @@ class _Apply:
     def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
         self._reducer = reducer
         self._optimizer = optimizer
-        self._original = original
+        self.original = original
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         grads = list(grads)
         if any(gradient is not None for gradient in grads):
             variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
-            grads = self._reducer.reduce(self._optimizer, grads, list(variables))
-            with self._reducer.applied(self._optimizer, grads):
-                return self._original(grads, trainable_variables)
-        return self._original(grads, trainable_variables)
+            reduced = self._reducer.reduce(self._optimizer, grads, list(variables))
+            if reduced is None:
+                return None
+            with self._reducer.applied(self._optimizer, reduced):
+                return self.original(reduced, trainable_variables)
+        return self.original(grads, trainable_variables)
 
 
 class _ScaleLoss:

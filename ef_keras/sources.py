@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -50,10 +50,13 @@ class ArraySource:
 
     whole_batches = False
 
-    def __init__(self, arrays: hooks.Arrays, steps_per_epoch: int | None = None) -> None:
+    def __init__(
+        self, arrays: hooks.Arrays, steps_per_epoch: int | None = None, *, step_size: int | None = None
+    ) -> None:
         self._arrays = arrays
         self.batch_size = arrays.batch_size
-        self.length = arrays.num_samples if steps_per_epoch is None else steps_per_epoch * arrays.batch_size
+        step_size = arrays.batch_size if step_size is None else step_size
+        self.length = arrays.num_samples if steps_per_epoch is None else steps_per_epoch * step_size
         self._order = np.arange(0)
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
@@ -88,24 +91,37 @@ class ArraySource:
 
 
 class SampleSource:
-    """An `ef_keras.dataset`: each worker reads its samples."""
+    """An `ef_keras.dataset`: each worker reads its samples.
+
+    Attributes:
+        seed: Called before each sample is read, with what the random numbers in it are to be a function of.
+    """
 
     whole_batches = False
 
     def __init__(self, data: SampleDataset) -> None:
         self._data = data
+        self._key: tuple[int, int] = (0, 0)
+        self.seed: Callable[[Sequence[int]], None] | None = None
         self.length = data.num_samples
         self.batch_size = data.sample_batch_size
         self._order = np.arange(self.length)
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol."""
+        self._key = (seed, epoch)
         if self._data.shuffle:
             self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
-        return hooks.as_batch(self._data.batch(self._order[positions].tolist()))
+        return hooks.as_batch(self._data.batch(self._order[positions].tolist(), self._before(positions)))
+
+    def _before(self, positions: Sequence[int]) -> Callable[[int], None]:
+        seed = self.seed
+        if seed is None:
+            return lambda number: None
+        return lambda number: seed([*self._key, positions[number]])
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
@@ -247,15 +263,25 @@ class StreamSource:
             self.cursor += 1
 
 
-def source_of(iterator: Any) -> Source:
+def global_batch_size_of(iterator: Any) -> int | None:
+    """What an `ef_keras.dataset` says of the size of an update."""
+    data = getattr(iterator.data_adapter, "py_dataset", None)
+    return data.global_batch_size if isinstance(data, SampleDataset) else None
+
+
+def source_of(iterator: Any, *, step_size: int | None = None) -> Source:
     """The source behind a `fit` or `evaluate`.
+
+    Args:
+        iterator: Keras's.
+        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch.
 
     Raises:
         UnsupportedError: The data cannot be dealt.
     """
     arrays = hooks.arrays_of(iterator)
     if arrays is not None:
-        return ArraySource(arrays, iterator.steps_per_epoch)
+        return ArraySource(arrays, iterator.steps_per_epoch, step_size=step_size)
     data = getattr(iterator.data_adapter, "py_dataset", None)
     if isinstance(data, SampleDataset) and iterator.steps_per_epoch is None:
         return SampleSource(data)

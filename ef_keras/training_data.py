@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from ef_common.collectives import operations
 from ef_common.core.place import Place
-from ef_common.core.sharding import Window
+from ef_common.core.sharding import MIN_SHARE, GlobalBatch, Window
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -35,6 +35,8 @@ class TrainingData:
         session: The worker's session.
         log: Event log.
         steps_per_execution: Batches that Keras takes at a time.
+        global_batch: What all workers share in a step, if that is fixed. What is handed to Keras is then the batch of
+            this worker's first pass.
 
     Attributes:
         seed: Of the order of the samples; the same in all workers.
@@ -48,9 +50,17 @@ class TrainingData:
         on_epoch_end: Called when the last step of an epoch is over.
     """
 
-    def __init__(self, source: Source, session: Session, *, log: EventLog, steps_per_execution: int = 1) -> None:
+    def __init__(
+        self,
+        source: Source,
+        session: Session,
+        *,
+        log: EventLog,
+        steps_per_execution: int = 1,
+        global_batch: GlobalBatch | None = None,
+    ) -> None:
         self.source = source
-        self.dealer = Dealer(session, log=log, batch_size=source.batch_size)
+        self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
         self.dealer.on_returned = self._announce_length
         self.seed = 0
         self.full_batch = 1
@@ -102,6 +112,10 @@ class TrainingData:
         window = dealer.deal()
         self.source.follow(dealer.progress, window)
         self._check(window)
+        if dealer.global_batch is not None:
+            passes = dealer.pieces.passes()
+            few = (window.start, min(window.stop, window.start + MIN_SHARE))
+            return self.fetch(passes[0]) if passes else self.source.batch(dealer.progress.positions(few))
         mine = dealer.mine(window)
         self.padding = not mine
         if self.padding:
@@ -112,6 +126,11 @@ class TrainingData:
         if self.source.whole_batches:
             self.fraction = num_samples(batch) / self.full_batch
         return batch
+
+    def fetch(self, pieces: Sequence[int]) -> Any:
+        """Read pieces of the global batch that was dealt last."""
+        dealer = self.dealer
+        return self.source.batch(dealer.progress.positions_at(dealer.pieces.places(pieces)))
 
     def prefetch(self) -> None:
         """While the others' gradients are waited for: have the next batch ready, should nothing change."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
+from ef_common.data.torch_determinism import seed_everything
 from ef_common.errors import UnsupportedError
 from ef_lightning import hooks
 
@@ -96,17 +95,6 @@ class SeededDataset(Dataset[Any]):
         """Read a sample."""
         seed_everything(sample.key)
         return self._dataset[sample.at]
-
-
-def seed_everything(key: Sequence[int]) -> None:
-    """Let the random numbers of torch, NumPy and Python be a function of the key from here on."""
-    first, second = np.random.SeedSequence(list(key)).generate_state(2).tolist()
-    # Not `torch.manual_seed`: where CUDA is not in use, it notes down a traceback each time, for when it will be.
-    torch.default_generator.manual_seed(first << 32 | second)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(first << 32 | second)
-    np.random.seed(first)
-    random.seed(second)
 
 
 class PlannedLoader:

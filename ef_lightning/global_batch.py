@@ -16,10 +16,10 @@ from ef_common.collectives.gradients.deterministic import DeterministicReducer
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
+from ef_common.data.torch_determinism import seed_everything
 from ef_common.errors import UnsupportedError
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.data_workers import seed_everything
 from ef_lightning.train_loader import ElasticLoader
 
 

@@ -24,6 +24,7 @@ from ef_common.core import sharding
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
+from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
@@ -39,7 +40,6 @@ from ef_lightning.checks import (
 )
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
-from ef_lightning.determinism import Determinism
 from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep

@@ -47,6 +47,7 @@ class Host:
         num_messages: All-reduces of a step of the wide net.
         patient: Options of a training that goes on until the test has seen what it waits for, where newcomers take
             long to start: graphs are traced first.
+        lingering: Options of a training of some steps in which newcomers have time to join.
     """
 
     name: str
@@ -54,12 +55,14 @@ class Host:
     preload: tuple[str, ...]
     num_messages: int
     patient: dict[str, Any] = field(default_factory=dict)
+    lingering: dict[str, Any] = field(default_factory=lambda: {"step_sleep_s": 0.05})
 
 
 _LIGHTNING = ("tests.faults.training", "torchmetrics")
 _HOROVOD = "ef_common.collectives.horovod_group"
 ENOUGH = "enough"
 _UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
+_LINGERING = {"step_sleep_s": 4.0, "hurry": ENOUGH}
 HOSTS = {
     host.name: host
     for host in (
@@ -67,25 +70,30 @@ HOSTS = {
         Host("lightning", train_lightning, _LIGHTNING, 5),
         Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5),
         # Two buckets, with BatchNorm's statistics in the last one.
-        Host("keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD),
+        Host(
+            "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING
+        ),
         # The statistics, two buckets of gradients, and a confirmation.
-        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",), 4, _UNTIL_TOLD),
+        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",), 4, _UNTIL_TOLD, _LINGERING),
     )
 }
 _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
 
 
-def _parameter(name: str) -> Any:
+def marks_of(name: str) -> Any:
+    """Of a test with this host."""
     framework = _NEEDS.get(name)
     if framework is None:
-        return name
+        return ()
     reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
-    return pytest.param(name, marks=pytest.mark.skipif(built_for(framework) is None, reason=reason))
+    return pytest.mark.skipif(built_for(framework) is None, reason=reason)
 
 
 def hosted(*names: str) -> Any:
     """Run a test with these hosts; without this, Lightning's."""
-    return pytest.mark.parametrize("host", [_parameter(name) for name in names], indirect=True, scope="module")
+    return pytest.mark.parametrize(
+        "host", [pytest.param(name, marks=marks_of(name)) for name in names], indirect=True, scope="module"
+    )
 
 
 everywhere = hosted(*HOSTS)
@@ -95,7 +103,7 @@ in_each_framework = hosted("lightning", "keras-tensorflow", "keras-torch")
 def each_message(*, more: int = 0) -> Any:
     """Run a test with each host and each `index` of a message in a step of its wide net; or with one that is not."""
     cases = [
-        pytest.param(name, index, marks=getattr(_parameter(name), "marks", ()))
+        pytest.param(name, index, marks=marks_of(name))
         for name, host in HOSTS.items()
         for index in (range(host.num_messages) if not more else [host.num_messages])
     ]

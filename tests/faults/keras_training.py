@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,11 +34,15 @@ class Options:
     checkpoints: bool = False
     wide: bool = False  # a larger model, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
+    hurry: str = ""  # another one: steps do not sleep any more
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
     data: str = "arrays"  # or "stream": a tf.data set that is shuffled anew in each epoch
     read_s: float = 0.0  # how long a batch of the stream takes to come
     csv: bool = False  # the results of each epoch, in a file
+    global_batch: int | None = None
+    deterministic: bool = False
+    random: bool = False  # dropout, and samples that are augmented
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -115,11 +120,19 @@ class Places(keras.callbacks.Callback):
         striker = self._striker
         striker.begin_forward(int(self.model.optimizer.iterations))
         striker.at("forward", step=striker.step, index=striker.num_forwards)
-        time.sleep(self._options.step_sleep_s)
+        self._linger()
         striker.begin_backward()
 
+    def _linger(self) -> None:
+        until = time.monotonic() + self._options.step_sleep_s
+        while (left := until - time.monotonic()) > 0 and not self._is_there(self._options.hurry):
+            time.sleep(min(left, 0.1))
+
+    def _is_there(self, name: str) -> bool:
+        return bool(name) and ((read_environment().run_dir or Path()) / name).exists()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._options.stop and ((read_environment().run_dir or Path()) / self._options.stop).exists():
+        if self._is_there(self._options.stop):
             self.model.stop_training = True
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -137,7 +150,7 @@ def images(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def net(options: Options, striker: Striker) -> Any:
-    """A net with the usual statistics, and no dropout."""
+    """A net with the usual statistics, and dropout only if it is asked for."""
     width = 5000 if options.wide else 16
     if options.wide:
         arrays.BUCKET_BYTES = 1 << 19
@@ -151,6 +164,7 @@ def net(options: Options, striker: Striker) -> Any:
             keras.layers.Flatten(),
             Struck(striker),
             keras.layers.Dense(width, activation="relu"),
+            *([keras.layers.Dropout(0.3)] if options.random else []),
             keras.layers.Dense(2),
         ]
     )
@@ -174,18 +188,32 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     use_faulty_ports(striker)
     _pass_the_end_of_validations(striker)
     # The start must be equal all the same; the order of a stream need not be.
-    keras.utils.set_random_seed(os.getpid() if chosen.data == "arrays" else 1)
+    keras.utils.set_random_seed(os.getpid() if chosen.data == "arrays" and chosen.global_batch is None else 1)
+    if chosen.deterministic and keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     model = net(chosen, striker)
     # By its name: `auto` does not know an optimizer with a step of its own.
-    elastic = ef_keras.callbacks(compensation="linear", backend=chosen.backend)
-    stopping = keras.callbacks.EarlyStopping("loss", patience=1000, mode=chosen.best, restore_best_weights=True)
+    elastic = ef_keras.callbacks(
+        compensation="linear",
+        backend=chosen.backend,
+        global_batch_size=chosen.global_batch,
+        deterministic=chosen.deterministic,
+    )
+    stopping = keras.callbacks.EarlyStopping(
+        "loss",
+        patience=1000,
+        mode=chosen.best,
+        restore_best_weights=not chosen.deterministic,  # metrics lack what the lost have seen
+    )
     history = model.fit(
         *_data(chosen),
         epochs=chosen.epochs,
         verbose=0,
         validation_data=images(chosen.val_length) if chosen.val_length else None,
         callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping],
-        **({"batch_size": chosen.batch_size} if chosen.data == "arrays" else {}),
+        **({"batch_size": chosen.batch_size} if chosen.data == "arrays" and not chosen.random else {}),
     )
     worker = this_worker(engine(chosen.backend))
     return {
@@ -202,7 +230,14 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     }
 
 
+def _augmented(image: Any, label: Any) -> Any:
+    noise = np.asarray(keras.ops.convert_to_numpy(keras.random.normal((8, 8, 1))))
+    return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
+
+
 def _data(options: Options) -> Any:
+    if options.random:
+        return (ef_keras.dataset(images(options.length), map=_augmented, batch_size=options.batch_size),)
     if options.data == "arrays":
         return images(options.length)
     import tensorflow as tf

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, struck
+from tests.faults.hosts import Host, in_each_framework, marks_of
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -39,46 +40,71 @@ def assert_same(results: list[dict[str, Any]], expected: str) -> None:
     assert {result["step"] for result in results} == {NUM_STEPS}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+def each(name: str, *, lightning: Sequence[Any], keras: Sequence[Any]) -> Any:
+    """Run a test with each host, and with as many cases as it is worth."""
+    cases = {"lightning": lightning, "keras-tensorflow": keras, "keras-torch": keras}
+    return pytest.mark.parametrize(
+        ("host", name),
+        [
+            pytest.param(host, value, marks=marks_of(host), id=f"{host}-{value}")
+            for host, values in cases.items()
+            for value in values
+        ],
+        indirect=["host"],
+        scope="module",
+    )
+
+
+@each("world_size", lightning=[2, 3, 4], keras=[2, 3])
 def test_same_bits_for_every_world_size(
     job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], world_size: int
 ) -> None:
     assert_same(finish(job.start_world(world_size, job.train, OPTIONS)), undisturbed(OPTIONS))
 
 
+@in_each_framework
 def test_other_random_numbers_give_other_bits(undisturbed: Callable[..., str]) -> None:
     """Else the tests around this one would prove nothing."""
     assert undisturbed(OPTIONS) != undisturbed({**OPTIONS, "random": False})
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-@pytest.mark.parametrize("index", [0, 1])
+@each(
+    "place",
+    lightning=[("forward", 0), ("forward", 1), ("backward", 0), ("optimizer", 0)],
+    keras=[("forward", 0), ("backward", 0), ("optimizer", 0)],
+)
 def test_same_bits_when_a_worker_is_killed_within_a_step(
-    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], where: str, index: int
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
 ) -> None:
-    victim, others = start_with_fault(
-        job, OPTIONS, {"where": where, "step": 3, "index": index if where == "forward" else 0}
-    )
+    where, index = place
+    victim, others = start_with_fault(job, OPTIONS, {"where": where, "step": 3, "index": index})
     assert_same(finish(others), undisturbed(OPTIONS))
     victim.wait()
     struck(job, where)
     assert view_sizes(job) == [3, 2]
 
 
-@pytest.mark.parametrize("place", ["send", "receive"])
-@pytest.mark.parametrize("index", range(4))
+@each(
+    "place",
+    lightning=[(moment, index) for moment in ("send", "receive") for index in range(4)],
+    keras=[("receive", 1)],
+)
 def test_same_bits_when_a_worker_is_killed_within_the_exchange(
-    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: str, index: int
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
 ) -> None:
-    victim, others = start_with_fault(job, OPTIONS, {"where": "exchange", "step": 3, "index": index, "moment": place})
+    moment, index = place
+    victim, others = start_with_fault(job, OPTIONS, {"where": "exchange", "step": 3, "index": index, "moment": moment})
     assert_same(finish(others), undisturbed(OPTIONS))
     victim.wait()
     struck(job, "exchange")
     assert view_sizes(job) == [3, 2]
 
 
-def test_same_bits_when_workers_join(job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]) -> None:
-    options = {**OPTIONS, "step_sleep_s": 0.05}
+@in_each_framework
+def test_same_bits_when_workers_join(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], host: Host
+) -> None:
+    options = {**OPTIONS, **host.lingering}
     workers = job.start_world(1, job.train, options)
     job.wait_for_step(1)
     workers.append(job.start(job.train, options, node="second"))
@@ -116,7 +142,7 @@ def test_all_but_one_are_killed_in_one_step(job: TrainingJob, finish: Finish, un
         worker.wait()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@each("world_size", lightning=[2, 3], keras=[2])
 def test_a_fixed_global_batch_has_the_same_steps_for_every_history(
     job: TrainingJob, finish: Finish, world_size: int
 ) -> None:

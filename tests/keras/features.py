@@ -47,11 +47,15 @@ class Run:
         """Of one process."""
         return BATCH_SIZE if self.elastic else BATCH_SIZE * self.world_size
 
-    def fit(self, model: Any, *args: Any, callbacks: Any = (), **kwargs: Any) -> dict[str, list[float]]:
+    def fit(
+        self, model: Any, *args: Any, callbacks: Any = (), global_batch_size: int | None = None, **kwargs: Any
+    ) -> dict[str, list[float]]:
         """Train. Returns the history."""
+        batch_size = self.batch_size if self.elastic else global_batch_size or self.batch_size
         if args and isinstance(args[0], np.ndarray | list | dict | tuple):
-            kwargs = {"batch_size": self.batch_size, **kwargs}
-        added = ef_keras.callbacks(compensation="none") if self.elastic else []
+            kwargs = {"batch_size": batch_size, **kwargs}
+        settings = {"compensation": "none", "global_batch_size": global_batch_size}
+        added = ef_keras.callbacks(**settings) if self.elastic else []
         kwargs = {"epochs": 2, "verbose": 0, "shuffle": False, **kwargs}
         return dict(model.fit(*args, callbacks=[*callbacks, *added], **kwargs).history)
 
@@ -436,6 +440,83 @@ class Stops(keras.callbacks.Callback):
 def stop_of_one_worker_in_mid_epoch(run: Run) -> Any:
     model = compiled(net())
     return model, run.fit(model, *data(), callbacks=[Stops(run)])
+
+
+# ---------------------------------------------------------------- a global batch
+# Of plain Keras it is the batch; the workers share it, in passes of at most 8 samples.
+
+
+@feature
+def global_batch(run: Run) -> Any:
+    model = compiled(net(), keras.optimizers.Adam(0.01, global_clipnorm=0.1))
+    return model, run.fit(model, *data(210), global_batch_size=32, epochs=3, validation_data=data(77))
+
+
+@feature
+def global_batch_that_the_workers_cannot_share_evenly(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), global_batch_size=29, class_weight={0: 1.0, 1: 3.0})
+
+
+@feature
+def global_batch_of_a_dataset(run: Run) -> Any:
+    model = compiled(net())
+    size = BATCH_SIZE if run.elastic else 24
+    made = ef_keras.dataset(data(210), batch_size=size, shuffle=False, global_batch_size=24)
+    return model, run.fit(model, made)
+
+
+@feature
+def global_batch_and_steps_per_epoch(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(320), global_batch_size=32, steps_per_epoch=5, epochs=4)
+
+
+@feature
+def global_batch_of_which_one_worker_has_none(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(99), global_batch_size=32, epochs=3)  # the last three are one's
+
+
+@feature
+def global_batch_and_a_custom_step(run: Run) -> Any:
+    model = CustomStep()
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    run.fit(model, *data(), global_batch_size=32)
+    return model, {}
+
+
+class AtMost(layers.Layer):
+    """Sees how many samples a pass has."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            assert (x.shape[0] or 0) <= self._limit
+        return x
+
+
+@feature
+def global_batch_in_passes_that_are_not_larger_than_a_batch(run: Run) -> Any:
+    model = net()
+    model.add(AtMost(BATCH_SIZE if run.elastic else 32))
+    return compiled(model, run_eagerly=True), run.fit(model, *data(), global_batch_size=32, epochs=1)
+
+
+@feature
+def global_batch_with_a_scaled_loss(run: Run) -> Any:
+    inner = keras.optimizers.SGD(0.1)
+    model = compiled(net(), keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=3))
+    return model, run.fit(model, *data(), global_batch_size=32)
+
+
+@feature
+def global_batch_and_a_stop_of_one_worker_in_mid_epoch(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, *data(), global_batch_size=16, callbacks=[Stops(run)])
 
 
 # ---------------------------------------------------------------- the worker

@@ -75,6 +75,72 @@ def refuse_data_that_ends_early() -> str:
     return _message(lambda: compiled(net()).fit(stream, steps_per_epoch=9, verbose=0, callbacks=ef_keras.callbacks()))
 
 
+def _refusal(
+    *fit: Any, deterministic: bool = False, size: Any = 32, model: Any = None, batch_size: int | None = 8, **kwargs: Any
+) -> str:
+    model = compiled(net()) if model is None else model
+    if batch_size is not None:
+        kwargs["batch_size"] = batch_size
+
+    def act() -> None:
+        callbacks = ef_keras.callbacks(global_batch_size=size, deterministic=deterministic)
+        model.fit(*fit, verbose=0, callbacks=callbacks, **kwargs)
+
+    return _message(act)
+
+
+class DrawsItself(keras.layers.Layer):
+    """Noise of TensorFlow's own."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        import tensorflow as tf
+
+        return x + tf.random.normal(tf.shape(x)) if training else x
+
+
+def refuse_global_batches() -> list[str]:
+    """Everything that cannot be done with a global batch."""
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.from_tensor_slices(data(64)).batch(8)
+    samples = ef_keras.dataset(data(64), batch_size=8, global_batch_size=16)
+    drawing = compiled(keras.Sequential([DrawsItself(), *net().layers]))
+    keras.utils.set_random_seed(1)
+    return [
+        _refusal(*data(), size=0),
+        _refusal(*data(), size=1),
+        _refusal(*data(), size=None, deterministic=True),
+        _refusal(*data(), size=20, deterministic=True),
+        _refusal(samples, batch_size=None),
+        _refusal(stream, batch_size=None),
+        _refusal(*data(), model=compiled(net(), keras.optimizers.SGD(gradient_accumulation_steps=2))),
+        _refusal(*data(), model=compiled(net(), steps_per_execution=2)),
+        _refusal(*data(), model=drawing, deterministic=True),
+    ]
+
+
+def refuse_threads() -> str:
+    keras.Variable(1.0)  # TensorFlow begins
+    return _message(lambda: ef_keras.callbacks(global_batch_size=32, deterministic=True))
+
+
+def train_global_alone() -> dict[str, Any]:
+    """A global batch without a job, as plain Keras trains with it."""
+    weights, steps = [], []
+    for size, callbacks in ((32, []), (8, ef_keras.callbacks(global_batch_size=32))):
+        keras.utils.set_random_seed(3)
+        model = compiled(net())
+        model.fit(*data(210), batch_size=size, shuffle=False, epochs=2, verbose=0, callbacks=callbacks)
+        weights.append(model.get_weights())
+        steps.append(int(model.optimizer.iterations))
+    clean = "apply" not in vars(model.optimizer)
+    return {
+        "off": max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)),
+        "steps": steps,
+        "clean": clean,
+    }
+
+
 class Fails(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == 2:
@@ -150,6 +216,9 @@ def look_at_hooks() -> dict[str, Any]:
         "statistics": [tuple(variable.shape) for variable in hooks.statistics(model)],
         "state": sorted(tuple(variable.shape) for variable in hooks.state_variables(model)),
         "optimizers": len(hooks.optimizers(model)),
+        "seeds": [tuple(state.shape) for state in hooks.seed_states(model)],
+        "seed": [hooks.random_seed(), keras.utils.set_random_seed(5), hooks.random_seed()],
+        "step": hooks.new_train_function(model) is not model.train_function,
         "missing": _missing_fields(),
     }
 

@@ -27,6 +27,9 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
     assert found["settings"] == [[0.2, 0.5], 0.1, 0.9]
     assert found["applied"] == found["updates"]
     assert found["momenta"] == [[12, 4], [4], [4], [4]]
+    assert found["seeds"] == [[2], [2]]  # of Dropout, and everybody's
+    assert found["seed"] == [None, None, 5]
+    assert found["step"]
     assert found["missing"] == []
 
 
@@ -49,3 +52,13 @@ def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) 
         assert found["clean"]
         assert found["saved"]
         job.audit()
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_global_batch_without_a_job_gives_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        worker = job.start(call, backend, "train_global_alone", False, environ={"ELASTICFLOW_RUN_DIR": ""})
+        found = worker.result()
+    assert found["off"] < 2e-5
+    assert found["steps"] == [14, 14]
+    assert found["clean"]

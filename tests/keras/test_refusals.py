@@ -31,6 +31,46 @@ def test_refused_by_all_workers_with_a_remedy(tmp_path: Path, case: str, problem
         assert remedy in message
 
 
+GLOBAL_BATCHES = [
+    ("UsageError: expected a positive number", "global_batch_size=0"),
+    ("UsageError: a global batch must have a sample for each worker", "2 workers"),
+    ("UsageError: the weights cannot be independent", "global_batch_size=…"),
+    ("UsageError: deterministic training cuts the global batch", "global_batch_size=20, batch_size=8"),
+    ("UsageError: the global batch has two sizes", "dataset(global_batch_size=16)"),
+    ("UnsupportedError: these data come in batches", "ef_keras.dataset"),
+    ("UnsupportedError: global_batch_size says", "Leave out gradient_accumulation_steps"),
+    ("UnsupportedError: a step on a batch that workers share is made of several passes", "steps_per_execution"),
+    ("UnsupportedError: the model draws random numbers", "keras.random"),
+]
+
+
+def test_global_batches_that_cannot_be_are_refused_by_all_workers(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=["tests.keras.on_tensorflow"]) as job:
+        environ = {"TF_NUM_INTRAOP_THREADS": "1"}
+        workers = [
+            job.start(
+                call,
+                "tensorflow",
+                "refuse_global_batches",
+                node="founders",
+                environ={"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank), **environ},
+            )
+            for rank in range(2)
+        ]
+        results = [worker.result() for worker in workers]
+    for messages in results:
+        for message, (problem, remedy) in zip(messages, GLOBAL_BATCHES, strict=True):
+            assert message.startswith(problem), message
+            assert remedy in message
+
+
+def test_deterministic_training_with_several_threads_is_refused_naming_the_setting(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=["tests.keras.on_tensorflow"]) as job:
+        message = job.start(call, "tensorflow", "refuse_threads", False).result()
+    assert message.startswith("UsageError: deterministic training computes an operation in one thread")
+    assert "TF_NUM_INTRAOP_THREADS=1" in message
+
+
 def test_backend_that_cannot_be_elastic_is_refused_naming_those_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     keras = pytest.importorskip("keras")
     from ef_common.errors import UnsupportedError

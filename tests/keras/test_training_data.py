@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.sharding import EpochProgress, GlobalBatch, Window
 from ef_common.core.view import Member, View
 from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
@@ -116,6 +116,21 @@ def test_worker_without_a_share_keeps_step_and_says_so() -> None:
         data.dealer.commit(world.completed_in, None)
     assert [padding for _, padding in shares] == [False] * 5 + [True]
     assert told == [True, False]
+
+
+def test_global_batches_are_the_same_for_every_history_and_read_in_passes_of_a_batch() -> None:
+    world = World("a", "b", "c")
+    data = TrainingData(Positions(), world, log=EventLog(None, "a"), global_batch=GlobalBatch(8))  # type: ignore[arg-type]
+    windows = []
+    for number, step in enumerate(data.batches()):
+        pieces = data.dealer.pieces
+        first, *others = pieces.passes()
+        assert take(step) == data.fetch(first)
+        assert all(len(data.fetch(some)) <= 2 for some in (first, *others))
+        windows.append((pieces.window.start, pieces.window.stop))
+        data.dealer.commit(world.completed_in, None)
+        world.next = view("a") if number == 0 else None
+    assert windows == [(0, 8), (8, 16), (16, 23)]
 
 
 def test_step_without_an_update_is_an_error() -> None:

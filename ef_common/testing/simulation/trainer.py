@@ -171,7 +171,7 @@ class Trainer:
         )
         self._mark("forward")
         self._pieces = Pieces(window, self.worker, batch_size=job.batch_size) if global_batch else None
-        places = range(*window.slice_of(self.worker))
+        places: Sequence[int] = range(*window.slice_of(self.worker))
         if self._pieces is not None:
             places = self._pieces.places(self._pieces.mine)
         total, count = self._forward(places)

@@ -1,10 +1,13 @@
-"""What makes one process compute the same bits as another."""
+"""What makes one process compute the same bits as another, with torch."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
+
+from ef_common.data.seeds import seed_python
 
 
 class Determinism:
@@ -28,3 +31,12 @@ class Determinism:
         torch.set_num_threads(self._threads)
         torch.use_deterministic_algorithms(self._algorithms)
         torch.backends.cudnn.benchmark = self._benchmark
+
+
+def seed_everything(key: Sequence[int]) -> None:
+    """Let the random numbers of torch, NumPy and Python be a function of the key from here on."""
+    seed = seed_python(key)
+    # Not `torch.manual_seed`: where CUDA is not in use, it notes down a traceback each time, for when it will be.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)

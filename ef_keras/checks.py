@@ -1,0 +1,83 @@
+"""What a fixed global batch leaves no room for: refused before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ef_common.core.sharding import GlobalBatch
+from ef_common.errors import UnsupportedError, UsageError
+from ef_keras import hooks
+from ef_keras.sources import Source
+
+
+def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: bool) -> int | None:
+    """The size of the global batch, from the two places where it can be set.
+
+    Raises:
+        UsageError: They differ; or there is none, and it is needed.
+    """
+    if None not in (of_callbacks, of_data) and of_callbacks != of_data:
+        raise UsageError(
+            "the global batch has two sizes. Set global_batch_size= in one of the two places. "
+            f"Received: callbacks(global_batch_size={of_callbacks}), dataset(global_batch_size={of_data})"
+        )
+    size = of_data if of_callbacks is None else of_callbacks
+    if deterministic and size is None:
+        raise UsageError(
+            "the weights cannot be independent of the number of workers if the batch is not. Set "
+            "global_batch_size=…, a multiple of the batch size of fit(). Received: deterministic=True alone"
+        )
+    return size
+
+
+def global_batch_for(model: Any, source: Source, size: int, *, world_size: int, deterministic: bool) -> GlobalBatch:
+    """The global batch of a `fit`.
+
+    Args:
+        model: The model.
+        source: Its data.
+        size: Samples of an update.
+        world_size: Number of workers now.
+        deterministic: Sums must not depend on who computed which part.
+
+    Raises:
+        UnsupportedError, UsageError: Naming what cannot be, and what to use instead.
+    """
+    if source.whole_batches:
+        raise UnsupportedError(
+            "these data come in batches, and a global batch is shared sample by sample. Pass arrays to fit(), or "
+            "ef_keras.dataset(…), which reads samples one by one; and leave out steps_per_epoch with the latter"
+        )
+    if size < world_size:
+        raise UsageError(
+            "a global batch must have a sample for each worker. "
+            f"Received: global_batch_size={size}, and {world_size} workers"
+        )
+    if deterministic and size % source.batch_size:
+        raise UsageError(
+            "deterministic training cuts the global batch into the batches of fit(), so their size must divide it. "
+            f"Received: global_batch_size={size}, batch_size={source.batch_size}"
+        )
+    _check_model(model)
+    return GlobalBatch(size, source.batch_size if deterministic else 1)
+
+
+def _check_model(model: Any) -> None:
+    optimizers = hooks.optimizers(model)
+    if len(optimizers) != 1:
+        raise UnsupportedError(
+            "a step on a batch that workers share ends in one update of one optimizer. Leave out global_batch_size. "
+            f"Received: {len(optimizers)} optimizers"
+        )
+    for optimizer in (optimizers[0], getattr(optimizers[0], "inner_optimizer", None)):
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        if steps:
+            raise UnsupportedError(
+                "global_batch_size says how many samples an update has, and workers accumulate as they need to. Leave "
+                f"out gradient_accumulation_steps. Received: {steps}"
+            )
+    if model.steps_per_execution != 1:
+        raise UnsupportedError(
+            "a step on a batch that workers share is made of several passes, one at a time. Leave out "
+            f"steps_per_execution. Received: {model.steps_per_execution}"
+        )
