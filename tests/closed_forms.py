@@ -29,7 +29,9 @@ class Regression:
     start: Vector
 
     def gradient(self, weights: Vector, samples: Sequence[int]) -> Vector:
-        """Of the mean over these samples."""
+        """Of the mean over these samples; of none, if those who had them are lost."""
+        if not len(samples):
+            return np.zeros_like(weights)
         inputs = np.column_stack([self.features[samples], np.ones(len(samples))]).astype(np.float64)
         errors = inputs @ weights - self.targets[samples].astype(np.float64)
         return 2 * inputs.T @ errors / len(samples)
