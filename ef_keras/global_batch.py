@@ -19,9 +19,9 @@ import keras
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ef_common.collectives.gradients.canonical import Array, CanonicalReduction, Room
+from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.shared import SharedReduction
+from ef_common.collectives.gradients.shared import Array, Room, SharedReduction
 from ef_common.core.sharding import Window
 from ef_common.data.seeds import numbers_of
 from ef_common.errors import UnsupportedError

@@ -105,6 +105,7 @@ class ElasticMixin(CollectivesMixin):
         self._trainer: Any = None
         self._reducer: GradientReducer | None = None
         self._global_step: GlobalStep | None = None
+        self._deterministic_reducer: DeterministicReducer | None = None
         self._determinism: Determinism | None = None
         self._compensation: TrainerCompensation | None = None
         self._saved_compensation: dict[str, Any] | None = None
@@ -249,6 +250,9 @@ class ElasticMixin(CollectivesMixin):
             self._determinism.undo()
             self._determinism = None
         self._global_step = None
+        if self._deterministic_reducer is not None:
+            self._deterministic_reducer.detach()
+            self._deterministic_reducer = None
         if self._reducer is not None:
             self._reducer.detach()
             self._reducer = None
@@ -338,9 +342,14 @@ class ElasticMixin(CollectivesMixin):
             seeded=self.deterministic,
         )
         if global_batch is not None:
-            summed = DeterministicReducer(self.session, self.lightning_module) if self.deterministic else None
+            if self.deterministic and self._deterministic_reducer is None:
+                self._deterministic_reducer = DeterministicReducer(self.session, self.lightning_module)
             self._global_step = GlobalStep(
-                self._trainer, self.session, loader, reducer=lambda: self._reducer, deterministic=summed
+                self._trainer,
+                self.session,
+                loader,
+                reducer=lambda: self._reducer,
+                deterministic=self._deterministic_reducer,
             )
         if self._here.audit:
             loader.on_boundary = self._log_weights

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ef_common.collectives.gradients.canonical import CanonicalReduction, Room
+from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
+from ef_common.collectives.gradients.shared import Room
 from ef_common.core.sharding import Window
 from ef_common.session import Session
 from tests.collectives.cluster import Cluster, Died

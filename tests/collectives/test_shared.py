@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ef_common.collectives.gradients.canonical import Room
 from ef_common.collectives.gradients.pieces import Pieces
-from ef_common.collectives.gradients.shared import SharedReduction
+from ef_common.collectives.gradients.shared import Room, SharedReduction
 from ef_common.core.sharding import Window
 from ef_common.session import Session
 from tests.collectives.cluster import Cluster, Died

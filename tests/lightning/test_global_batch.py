@@ -80,6 +80,26 @@ def test_settings_of_torch_are_as_before_afterwards(num_threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_parameters_have_one_hook_in_training_and_none_afterwards() -> None:
+    class Counting(pl.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.counts: list[list[int]] = []
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            self.counts.append(num_hooks(module))
+
+    module, counting = Regression(), Counting()
+    settings = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 3, "callbacks": [counting]}
+    trainer = training.trainer(pl, strategy(global_batch_size=8, deterministic=True), **settings)
+    trainer.fit(module, training.loader())
+    assert counting.counts == [[1, 1, 1, 1]] * 3
+    assert num_hooks(module) == [0, 0, 0, 0]
+
+
+def num_hooks(module: Any) -> list[int]:
+    return [len(parameter._post_accumulate_grad_hooks or ()) for parameter in module.parameters()]
+
+
 def test_one_process_with_fewer_samples_in_a_batch_has_other_bits() -> None:
     """The bits are a function of the micro-batches too, as they must be."""
     found = []

@@ -8,120 +8,37 @@ and gives it to all: as many bytes as a ring takes, if the shares are whole bran
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
-from ef_common.collectives.gradients.pieces import Pieces
+from ef_common.collectives.gradients.shared import Array, BatchReduction, Room
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Group
-from ef_common.session import LoneGroup, Session
-
-Array = NDArray[np.floating]
+from ef_common.session import LoneGroup
 
 
-class Room:
-    """Memory for reductions of the same size, one after the other.
-
-    Results take turns in two buffers: whoever writes to one has completed the reduction after the one whose result it
-    held, which everybody has begun.
-
-    Args:
-        size: Numbers of a piece.
-        num_flags: Numbers that are summed beside them, in any order.
-        dtype: In which everything is summed.
-    """
-
-    def __init__(self, size: int, *, num_flags: int, dtype: DTypeLike = np.float32) -> None:
-        self.size = size
-        self.dtype = np.dtype(dtype)
-        self._results = [(np.zeros(size, dtype), np.zeros(num_flags, np.float64)) for _ in range(2)]
-        self._turn = 0
-        self._free: list[Array] = []
-        self._scratch: dict[int, list[Array]] = {}
-
-    def next_result(self) -> tuple[Array, Array]:
-        """Where the next result and its flags are to stand."""
-        self._turn = 1 - self._turn
-        return self._results[self._turn]
-
-    def take(self) -> Array:
-        """An array for a piece, or for the sum of some; its content is undefined."""
-        return self._free.pop() if self._free else np.zeros(self.size, self.dtype)
-
-    def give_back(self, array: Array) -> None:
-        """It is not needed any more."""
-        self._free.append(array)
-
-    def scratch(self, size: int, num: int) -> list[Array]:
-        """So many short arrays, until this is called again for another size."""
-        if size not in self._scratch:
-            self._scratch = {size: []}
-        arrays = self._scratch[size]
-        arrays += [np.zeros(size, self.dtype) for _ in range(num - len(arrays))]
-        return arrays[:num]
-
-
-class CanonicalReduction:
-    """One reduction: an operation of the session.
-
-    Args:
-        room: Its memory; used for one reduction at a time.
-        session: The worker's session.
-        pieces: The global batch.
-        read_flags: Numbers of this worker that are to be summed too, asked for when all pieces are there.
-    """
-
-    def __init__(
-        self, room: Room, session: Session, pieces: Pieces, read_flags: Callable[[], Sequence[float]] = tuple
-    ) -> None:
-        self._room = room
-        self._session = session
-        self._pieces = pieces
-        self._read_flags = read_flags
-        self._held: dict[Block, Array] = {}
-        self.total, self.flags = room.next_result()
+class CanonicalReduction(BatchReduction):
+    """See :class:`BatchReduction`; sums have the same bits whoever held which pieces."""
 
     def insert(self, piece: int, array: Array) -> None:
-        """The gradient of a piece, times its share of the batch, in an array of the room's."""
+        """See the base class."""
         summation.insert(self._held, (0, piece), array, add=self._add, num_leaves=self._pieces.window.num_pieces)
 
     def _add(self, left: Array, right: Array) -> Array:
         self._room.give_back(right)
         return np.add(left, right, out=left)
 
-    def finish(self) -> None:
-        """It is complete, and nobody runs it again."""
-        for array in self._held.values():
-            self._room.give_back(array)
-        self._held = {}
-
-    # ------------------------------------------------------------ operation of the session
-
-    def run(self, group: Group, view: View) -> None:
-        """Reduce with the members of `view`; see :class:`~ef_common.ports.Operation`."""
-        held = self._pieces.settle(group, view)
-        self.flags[:] = self._read_flags()
+    def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
+        num_leaves = self._pieces.window.num_pieces
         if isinstance(group, LoneGroup):
-            np.copyto(self.total, self._held[summation.root(self._pieces.window.num_pieces)])
+            np.copyto(self.total, self._held[summation.root(num_leaves)])
             return
-        flags = group.all_reduce(self.flags)
-        _Exchange(self._room, group, view.rank_of(self._session.worker.id) or 0, view.world_size).run(
-            self._held, list(held.values()), self.total, num_leaves=self._pieces.window.num_pieces
-        )
-        flags.wait()
-
-    def describe(self) -> bytes:
-        """Sizes are the same everywhere."""
-        return b""
-
-    def result(self, header: bytes | None) -> Sequence[Array]:
-        """The sum, and the flags."""
-        return (self.total, self.flags)
+        exchange = _Exchange(self._room, group, view.rank_of(self._session.worker.id) or 0, view.world_size)
+        exchange.run(self._held, list(pieces.values()), self.total, num_leaves=num_leaves)
 
 
 class _Exchange:

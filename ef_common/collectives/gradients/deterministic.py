@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ef_common.collectives.gradients.canonical import Array, CanonicalReduction, Room
+from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import hook
+from ef_common.collectives.gradients.shared import Array, Room
 from ef_common.core.view import View
 from ef_common.session import Session
 
-_NUM_FIXED_FLAGS = 2  # change pending, wants to stop
+_NUM_FIXED_FLAGS = 1  # change pending
 
 
 class DeterministicReducer:
@@ -30,17 +31,11 @@ class DeterministicReducer:
     Args:
         session: The worker's session.
         module: Its parameters that require a gradient when a step begins are reduced.
-
-    Attributes:
-        wants_stop: This worker wants to stop after the next reduction.
-        num_stops: Members that wanted to stop at the newest one.
     """
 
     def __init__(self, session: Session, module: Module) -> None:
         self._session = session
         self._module = module
-        self.wants_stop = False
-        self.num_stops = 0.0
         self._parameters: list[Parameter] = []
         self._buffers: list[Tensor] = []
         self._sizes: list[int] = []
@@ -105,7 +100,7 @@ class DeterministicReducer:
         if reduction is None:
             return self._session.completed_in
         contributors = self._session.run(reduction)
-        changes, self.num_stops, *used = reduction.flags.tolist()
+        changes, *used = reduction.flags.tolist()
         self._session.agree(changes)
         with torch.no_grad():
             # The sum must stay as it is, for one that lacks it; what is done to gradients now is the user's.
@@ -127,7 +122,7 @@ class DeterministicReducer:
 
     def _flags(self) -> Sequence[float]:
         used = [float(id(parameter) in self._used) for parameter in self._parameters]
-        return [float(self._session.change_pending), float(self.wants_stop), *used]
+        return [float(self._session.change_pending), *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))

@@ -1,23 +1,69 @@
-"""Gradient reduction of a global batch that workers share: parts of a sum, in any order.
+"""Gradient reduction of a global batch that workers share: of arrays, outside of the backward pass.
 
-What each worker holds is one array, the sum over its passes. The sums with the same bits for every number of workers
-are in :mod:`ef_common.collectives.gradients.canonical`; both are used alike.
+The sums with the same bits for every number of workers are in :mod:`ef_common.collectives.gradients.canonical`; both
+are used alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-from ef_common.collectives.gradients.canonical import Array, Room
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.view import View
 from ef_common.ports import Group
-from ef_common.session import LoneGroup, Session
+from ef_common.session import Session
+
+Array = NDArray[np.floating]
 
 
-class SharedReduction:
+class Room:
+    """Memory for reductions of the same size, one after the other.
+
+    Results take turns in two buffers: whoever writes to one has completed the reduction after the one whose result it
+    held, which everybody has begun.
+
+    Args:
+        size: Numbers of a piece.
+        num_flags: Numbers that are summed beside them, in any order.
+        dtype: In which everything is summed.
+    """
+
+    def __init__(self, size: int, *, num_flags: int, dtype: DTypeLike = np.float32) -> None:
+        self.size = size
+        self.dtype = np.dtype(dtype)
+        self._results = [(np.zeros(size, dtype), np.zeros(num_flags, np.float64)) for _ in range(2)]
+        self._turn = 0
+        self._free: list[Array] = []
+        self._scratch: dict[int, list[Array]] = {}
+
+    def next_result(self) -> tuple[Array, Array]:
+        """Where the next result and its flags are to stand."""
+        self._turn = 1 - self._turn
+        return self._results[self._turn]
+
+    def take(self) -> Array:
+        """An array for a piece, or for the sum of some; its content is undefined."""
+        return self._free.pop() if self._free else np.zeros(self.size, self.dtype)
+
+    def give_back(self, array: Array) -> None:
+        """It is not needed any more."""
+        self._free.append(array)
+
+    def scratch(self, size: int, num: int) -> list[Array]:
+        """So many short arrays, until this is called again for another size."""
+        if size not in self._scratch:
+            self._scratch = {size: []}
+        arrays = self._scratch[size]
+        arrays += [np.zeros(size, self.dtype) for _ in range(num - len(arrays))]
+        return arrays[:num]
+
+
+class BatchReduction(ABC):
     """One reduction: an operation of the session.
 
     Args:
@@ -25,45 +71,48 @@ class SharedReduction:
         session: The worker's session.
         pieces: The global batch.
         read_flags: Numbers of this worker that are to be summed too, asked for when all pieces are there.
+
+    Attributes:
+        total: The sum over the batch, when the reduction is complete.
+        flags: The sums of the flags.
     """
 
     def __init__(
         self, room: Room, session: Session, pieces: Pieces, read_flags: Callable[[], Sequence[float]] = tuple
     ) -> None:
         self._room = room
+        self._session = session
         self._pieces = pieces
         self._read_flags = read_flags
-        self._held: Array | None = None
+        self._held: dict[Any, Array] = {}  # sums of what this worker has computed, by what they are of
         self.total, self.flags = room.next_result()
 
+    @abstractmethod
     def insert(self, piece: int, array: Array) -> None:
-        """The gradient of a pass, times its share of the batch, in an array of the room's."""
-        if self._held is None:
-            self._held = array
-        else:
-            self._held += array
-            self._room.give_back(array)
+        """Take the gradient of a pass, times its share of the batch, in an array of the room's.
+
+        Args:
+            piece: The first one of the pass.
+            array: The gradient.
+        """
 
     def finish(self) -> None:
         """It is complete, and nobody runs it again."""
-        if self._held is not None:
-            self._room.give_back(self._held)
-            self._held = None
+        for array in self._held.values():
+            self._room.give_back(array)
+        self._held = {}
 
-    # ------------------------------------------------------------ operation of the session
+    @abstractmethod
+    def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
+        """Fill `total`; `pieces` are those that each member holds."""
 
     def run(self, group: Group, view: View) -> None:
         """Reduce with the members of `view`; see :class:`~ef_common.ports.Operation`."""
-        self._pieces.settle(group, view)
+        pieces = self._pieces.settle(group, view)
         self.flags[:] = self._read_flags()
-        if self._held is None:
-            self.total[:] = 0
-        else:
-            np.copyto(self.total, self._held)
-        if isinstance(group, LoneGroup):
-            return
-        for pending in [group.all_reduce(self.flags), group.all_reduce(self.total)]:
-            pending.wait()
+        flags = group.all_reduce(self.flags)
+        self._sum(group, view, pieces)
+        flags.wait()
 
     def describe(self) -> bytes:
         """Sizes are the same everywhere."""
@@ -72,3 +121,18 @@ class SharedReduction:
     def result(self, header: bytes | None) -> Sequence[Array]:
         """The sum, and the flags."""
         return (self.total, self.flags)
+
+
+class SharedReduction(BatchReduction):
+    """See :class:`BatchReduction`; parts are added up in any order, into one array."""
+
+    def insert(self, piece: int, array: Array) -> None:
+        """See the base class."""
+        held = self._held.setdefault("all", array)
+        if held is not array:
+            held += array
+            self._room.give_back(array)
+
+    def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
+        np.copyto(self.total, self._held.get("all", 0.0))
+        group.all_reduce(self.total).wait()
