@@ -13,13 +13,13 @@ from typing import Any
 import keras
 
 from ef_common.core.compensation import Compensation, Rule
+from ef_common.data.global_batches import check_size
 from ef_common.errors import JobFinished, UnsupportedError
 from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
 from ef_keras.backends import check_determinism, engine
 from ef_keras.checks import size_of
-from ef_keras.dataset import check_global_batch_size
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.rank_zero import only_on_rank_zero
@@ -61,7 +61,7 @@ def callbacks(
         UsageError: Unknown backend, or none can be had; a compensation that is none; or settings that contradict each
             other.
     """
-    check_global_batch_size(global_batch_size)
+    check_size(global_batch_size)
     if deterministic:
         check_determinism()
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ef_common.core.sharding import GlobalBatch
+from ef_common.data import global_batches
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
 from ef_keras.sources import Source
@@ -22,11 +23,7 @@ def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: boo
             f"Received: callbacks(global_batch_size={of_callbacks}), dataset(global_batch_size={of_data})"
         )
     size = of_data if of_callbacks is None else of_callbacks
-    if deterministic and size is None:
-        raise UsageError(
-            "the weights cannot be independent of the number of workers if the batch is not. Set "
-            "global_batch_size=…, a multiple of the batch size of fit(). Received: deterministic=True alone"
-        )
+    global_batches.check_size(size, deterministic=deterministic)
     return size
 
 
@@ -48,18 +45,10 @@ def global_batch_for(model: Any, source: Source, size: int, *, world_size: int, 
             "these data come in batches, and a global batch is shared sample by sample. Pass arrays to fit(), or "
             "ef_keras.dataset(…), which reads samples one by one; and leave out steps_per_epoch with the latter"
         )
-    if size < world_size:
-        raise UsageError(
-            "a global batch must have a sample for each worker. "
-            f"Received: global_batch_size={size}, and {world_size} workers"
-        )
-    if deterministic and size % source.batch_size:
-        raise UsageError(
-            "deterministic training cuts the global batch into the batches of fit(), so their size must divide it. "
-            f"Received: global_batch_size={size}, batch_size={source.batch_size}"
-        )
+    global_batches.check_world(size, world_size)
+    batch = global_batches.global_batch(size, source.batch_size, deterministic=deterministic)
     _check_model(model)
-    return GlobalBatch(size, source.batch_size if deterministic else 1)
+    return batch
 
 
 def _check_model(model: Any) -> None:

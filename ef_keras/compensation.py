@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from ef_common.core.compensation import Compensation, lr_scale
+from ef_common.core.compensation import Compensation
 from ef_common.core.view import View
 from ef_common.data.compensator import Compensator
 from ef_common.events import EventLog
@@ -65,7 +65,6 @@ class FitCompensation:
         self._num_applied = 0
         self._settled: View | None = None
         self._global_batch_size = 0
-        self._warned = False
 
     def _scaled_of(self, optimizer: Any) -> ScaledOptimizer:
         cls = type(hooks.inner_optimizer(optimizer))
@@ -101,14 +100,8 @@ class FitCompensation:
     def _set_ratio(self) -> None:
         for scaled in self._scaled.values():
             scaled.set_ratio(self._ratio)
-        if any(scaled.clamped for scaled in self._scaled.values()) and not self._warned:
-            self._warned = True
-            logger.warning(
-                "a global batch of %g times the reference batch is too large for a moving average of the optimizer: "
-                "its decay (beta, or rho) is taken as 0. The square-root rule holds while ratio · (1 − decay) is "
-                "below 1: choose a larger decay, a larger reference_batch_size, or another rule of compensation",
-                self._ratio,
-            )
+        if any(scaled.clamped for scaled in self._scaled.values()):
+            self.compensator.warn_of_clamped(logger)
 
     def applied(self, optimizer: Any, gradients: Sequence[Any]) -> AbstractContextManager[None]:
         """Let an optimizer make an update with these reduced gradients."""
@@ -129,9 +122,7 @@ class FitCompensation:
     def show(self, logs: dict[str, Any]) -> None:
         """Add the scale of the learning rate, and the global batch, of the newest update."""
         rules = {hooks.inner_optimizer(scaled.optimizer).name: scaled.rule for scaled in self._scaled.values()}
-        alike = self._settings.rule != "auto" or len(set(rules.values())) == 1
-        for name, rule in rules.items():
-            logs["lr_scale" if alike else f"lr_scale/{name}"] = lr_scale(rule, self._ratio)
+        logs.update(self.compensator.scales(rules))
         logs["global_batch_size"] = float(self._global_batch_size)
 
     def state(self) -> dict[str, Any]:

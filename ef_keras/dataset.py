@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from ef_common.core import sharding
+from ef_common.data.global_batches import check_size
 from ef_common.errors import UsageError
 
 
@@ -42,19 +43,9 @@ def dataset(
         UsageError: The samples cannot be had one by one, or are of different numbers; or a size is none.
     """
     data = SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
-    check_global_batch_size(global_batch_size)
+    check_size(global_batch_size)
     data.global_batch_size = global_batch_size
     return data
-
-
-def check_global_batch_size(size: Any) -> None:
-    """Refuse what is no number of samples.
-
-    Raises:
-        UsageError: Naming it.
-    """
-    if size is not None and (type(size) is not int or size < 1):
-        raise UsageError(f"expected a positive number of samples. Received: global_batch_size={size!r}")
 
 
 class SampleDataset(keras.utils.PyDataset):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ef_common.data.global_batches import check_world
 from ef_common.errors import MixedImportsError, UnsupportedError, UsageError
 from ef_lightning import hooks
 from ef_lightning import host as hosts
@@ -78,32 +79,13 @@ def _check_elastic(trainer: Any) -> None:
         )
 
 
-def check_global_batch(size: int | None, *, deterministic: bool) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        UsageError: Naming them.
-    """
-    if size is not None and (type(size) is not int or size < 1):
-        raise UsageError(f"expected a positive number of samples. Received: global_batch_size={size!r}")
-    if deterministic and size is None:
-        raise UsageError(
-            "the weights cannot be independent of the number of workers if the batch is not. Set "
-            "global_batch_size=…, a multiple of the loader's batch_size. Received: deterministic=True alone"
-        )
-
-
 def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> None:
     """Refuse what a fixed global batch leaves no room for.
 
     Raises:
         UnsupportedError, UsageError: Naming what, and what to use instead.
     """
-    if size < world_size:
-        raise UsageError(
-            "a global batch must have a sample for each worker. "
-            f"Received: global_batch_size={size}, and {world_size} workers"
-        )
+    check_world(size, world_size)
     if not trainer.lightning_module.automatic_optimization:
         raise UnsupportedError(
             "with manual optimization, ElasticFlow cannot repeat a step for a part of the batch. Leave out "
@@ -114,19 +96,6 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
         raise UsageError(
             "global_batch_size says how many samples an update has, and workers accumulate as they need to. Leave out "
             f"accumulate_grad_batches. Received: {trainer.accumulate_grad_batches}"
-        )
-
-
-def check_micro_batch(size: int, batch_size: int | None) -> None:
-    """Refuse a global batch that cannot be cut into the loader's batches.
-
-    Raises:
-        UsageError: Naming both.
-    """
-    if batch_size is None or size % batch_size:
-        raise UsageError(
-            "deterministic training cuts the global batch into the loader's batches, so their size must divide it. "
-            f"Received: global_batch_size={size}, batch_size={batch_size}"
         )
 
 

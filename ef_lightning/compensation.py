@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ef_common.core.compensation import Affine, Compensation, Rule, adjustments, lr_scale
+from ef_common.core.compensation import Affine, Compensation, Rule, adjustments
 from ef_common.core.view import View
 from ef_common.data.compensator import Compensator
 from ef_common.events import EventLog
@@ -22,6 +22,7 @@ from ef_lightning import hooks
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
+
 _NOTHING = object()
 
 # What torch's optimizers call each kind of setting.
@@ -75,7 +76,6 @@ class TrainerCompensation:
         self._batch_size = 0
         self._has_loggers = bool(trainer.loggers)
         self._logged_step = -1
-        self._warned = False
         for optimizer in trainer.optimizers:
             self._scaled_of(optimizer)
 
@@ -135,7 +135,8 @@ class TrainerCompensation:
             if scaled.applied:
                 scaled.restore()
         if scaled.clamped:
-            self._warn(scaled)
+            scaled.clamped = False
+            self.compensator.warn_of_clamped(logger)
         if self._has_loggers:
             self._log_scale()
         return result
@@ -153,17 +154,6 @@ class TrainerCompensation:
             for scaled in all_scaled:
                 scaled.restore()
 
-    def _warn(self, scaled: ScaledSettings) -> None:
-        scaled.clamped = False
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "a global batch of %g times the reference batch is too large for a moving average of the optimizer: "
-                "its decay (beta, or alpha) is taken as 0. The square-root rule holds while ratio · (1 − decay) is "
-                "below 1: choose a larger decay, a larger reference_batch_size, or another rule of compensation",
-                self._ratio,
-            )
-
     # ------------------------------------------------------------ loggers
 
     def _log_scale(self) -> None:
@@ -173,9 +163,7 @@ class TrainerCompensation:
             return
         self._logged_step = step
         rules = {type(optimizer).__name__: self._scaled_of(optimizer).rule for optimizer in self._trainer.optimizers}
-        alike = self._settings.rule != "auto" or len(set(rules.values())) == 1
-        names = {name: "lr_scale" if alike else f"lr_scale/{name}" for name in rules}
-        scalars = {names[name]: lr_scale(rule, self._ratio) for name, rule in rules.items()}
+        scalars = self.compensator.scales(rules)
         batch_size = self.compensator.global_batch_size or self._batch_size * self._trainer.accumulate_grad_batches
         scalars["global_batch_size"] = float(batch_size)
         for writer in self._trainer.loggers:

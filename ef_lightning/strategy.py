@@ -24,6 +24,7 @@ from ef_common.core import sharding
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
+from ef_common.data import global_batches
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -31,13 +32,7 @@ from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
-from ef_lightning.checks import (
-    check_global_batch,
-    check_micro_batch,
-    check_optimizers,
-    check_trainer,
-    check_trainer_for_global_batch,
-)
+from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
 from ef_lightning.environment import environment_for
@@ -93,7 +88,7 @@ class ElasticMixin(CollectivesMixin):
         deterministic: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_global_batch(global_batch_size, deterministic=deterministic)
+        global_batches.check_size(global_batch_size, deterministic=deterministic)
         if backend not in BACKENDS:
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
         super().__init__(cluster_environment=environment_for(self.host), **kwargs)  # type: ignore[call-arg]
@@ -361,10 +356,9 @@ class ElasticMixin(CollectivesMixin):
     def _global_batch(self, dataloader: DataLoader[Any]) -> GlobalBatch | None:
         if self.global_batch_size is None:
             return None
-        if not self.deterministic:
-            return GlobalBatch(self.global_batch_size)
-        check_micro_batch(self.global_batch_size, dataloader.batch_size)
-        return GlobalBatch(self.global_batch_size, piece=dataloader.batch_size or 1)
+        # A loader without a batch size is refused where it is wrapped.
+        batch_size = dataloader.batch_size or self.global_batch_size
+        return global_batches.global_batch(self.global_batch_size, batch_size, deterministic=self.deterministic)
 
     def _wrap_evaluation_loader(self, dataloader: DataLoader[Any]) -> EvaluationLoader:
         stages = {"validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
-from ef_common.core.compensation import Compensation, Ramp
+from ef_common.core.compensation import Compensation, Ramp, Rule, lr_scale
 from ef_common.core.view import View
 from ef_common.events import EventLog
 from ef_common.session import Session
@@ -33,6 +35,7 @@ class Compensator:
         self._session = session
         self._log = log
         self._ramp: Ramp | None = None
+        self._warned = False
 
     @property
     def ratio(self) -> float | None:
@@ -75,6 +78,29 @@ class Compensator:
 
     def _size(self, contributors: View, batch_size: int) -> int:
         return self.global_batch_size or contributors.world_size * batch_size
+
+    # ------------------------------------------------------------ what is shown
+
+    def scales(self, rules: Mapping[str, Rule]) -> dict[str, float]:
+        """Factors of the learning rate in the newest update: one, or one for each optimizer if their rules differ.
+
+        Args:
+            rules: Of the optimizers, by their names.
+        """
+        ratio = self.ratio or 1.0
+        alike = self.settings.rule != "auto" or len(set(rules.values())) == 1
+        return {"lr_scale" if alike else f"lr_scale/{name}": lr_scale(rule, ratio) for name, rule in rules.items()}
+
+    def warn_of_clamped(self, logger: logging.Logger) -> None:
+        """A moving average would reach back over less than one update: say so, once, in the log of the caller."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "a global batch of %g times the reference batch is too large for a moving average of the optimizer: "
+                "its decay (beta, alpha or rho) is taken as 0. The square-root rule holds while ratio · (1 − decay) "
+                "is below 1: choose a larger decay, a larger reference_batch_size, or another rule of compensation",
+                self.ratio or 1.0,
+            )
 
     # ------------------------------------------------------------ state
 
