@@ -57,6 +57,30 @@ def test_no_forward_pass_is_larger_than_a_batch_of_the_loader(deterministic: boo
     assert (trainer.global_step, trainer.num_training_batches) == (3, 3)
 
 
+def test_value_of_a_step_is_that_of_its_first_pass() -> None:
+    class Seeing(pl.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            self.seen.append(float(trainer.callback_metrics["loss_step"]))
+
+    class First(Watched):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            is_first = batch_idx not in self.batches
+            loss = super().training_step(batch, batch_idx)
+            if is_first:
+                firsts.append(loss.item())
+            return loss
+
+    firsts: list[float] = []
+    seeing = Seeing()
+    trainer = training.trainer(pl, strategy(global_batch_size=12), max_epochs=1, callbacks=[seeing])
+    trainer.fit(First(), training.loader(29, 4))
+    assert seeing.seen == pytest.approx(firsts)
+    assert len(firsts) == 3
+
+
 def test_what_is_logged_is_that_of_the_whole_batch() -> None:
     module, plain = Watched(), Watched()
     ours = training.trainer(pl, strategy(global_batch_size=12), max_epochs=1)
