@@ -352,7 +352,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "epoch": {"epoch": _count, "length": _count},
     # exact is false where a user's limit (max_steps, limit_train_batches, drop_last) cut the epoch short.
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
-    # One committed reduction: all its positions, this worker's part, and those of workers lost before it.
+    # One committed reduction: all its positions, this worker's part, and those of workers lost before it. With
+    # `samples`, the positions are batches that the workers share, and a part is one of their so many samples.
     "step": {
         "step": _count,
         "epoch": _count,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,13 +97,15 @@ def passes_for(model: Any) -> Passes:
     return TensorFlowPasses(model)
 
 
-def check_determinism() -> None:
-    """Refuse a process that cannot compute the same bits as another.
+def prepare_determinism() -> None:
+    """Before any data are read: refuse a process that cannot compute the same bits as another, and let it do so.
 
     Raises:
         UsageError: Naming what to set.
     """
     if check_backend() == "tensorflow":
-        from ef_keras.gradients_tensorflow import check_threads
+        from ef_keras.gradients_tensorflow import prepare_determinism as prepare
 
-        check_threads()
+        prepare()
+    elif "tensorflow" in sys.modules:  # its data sets may draw random numbers
+        sys.modules["tensorflow"].config.experimental.enable_op_determinism()

@@ -18,7 +18,7 @@ from ef_common.errors import JobFinished, UnsupportedError
 from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
-from ef_keras.backends import check_determinism, engine
+from ef_keras.backends import engine, prepare_determinism
 from ef_keras.checks import size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
@@ -47,14 +47,15 @@ def callbacks(
         backend: How the workers' gradients are summed: "gloo" or "horovod"; by default what fits Keras's backend.
         global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
             of at most the batch size of `fit`; `steps_per_epoch` counts updates. Without it, each worker adds a batch
-            of its own. Needs data that can be had sample by sample: arrays, or :func:`ef_keras.dataset`.
+            of its own. Of data that come in batches (streams, `PyDataset`), an update takes whole ones, so their size
+            must divide it.
         deterministic: The weights are bit for bit those of any other number of workers, whatever happens to them. The
             global batch is cut into passes of exactly the batch size, which must divide it. The order of samples, the
             random numbers in layers (a `keras.random.SeedGenerator`) and those in `ef_keras.dataset` are a function of
             the seed of `keras.utils.set_random_seed`, which must be called before the model is made. An operation is
             computed in one thread. What cannot be so raises, but for what ElasticFlow cannot see: random numbers of
-            TensorFlow's own in the function of a data set (use NumPy's or `keras.random`), and callbacks that decide by
-            metrics, which lack what a lost worker had seen.
+            TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks that
+            decide by metrics, which lack what a lost worker had seen.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
@@ -63,7 +64,7 @@ def callbacks(
     """
     check_size(global_batch_size)
     if deterministic:
-        check_determinism()
+        prepare_determinism()
     return [
         Elastic(
             engine(backend),

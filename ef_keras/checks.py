@@ -27,26 +27,30 @@ def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: boo
     return size
 
 
-def global_batch_for(model: Any, source: Source, size: int, *, world_size: int, deterministic: bool) -> GlobalBatch:
+def global_batch_for(
+    model: Any, source: Source, size: int, *, full_batch: int, world_size: int, deterministic: bool
+) -> GlobalBatch:
     """The global batch of a `fit`.
 
     Args:
         model: The model.
         source: Its data.
         size: Samples of an update.
+        full_batch: Samples of a batch of the data.
         world_size: Number of workers now.
         deterministic: Sums must not depend on who computed which part.
 
     Raises:
         UnsupportedError, UsageError: Naming what cannot be, and what to use instead.
     """
-    if source.whole_batches:
-        raise UnsupportedError(
-            "these data come in batches, and a global batch is shared sample by sample. Pass arrays to fit(), or "
-            "ef_keras.dataset(…), which reads samples one by one; and leave out steps_per_epoch with the latter"
-        )
     global_batches.check_world(size, world_size)
-    batch = global_batches.global_batch(size, source.batch_size, deterministic=deterministic)
+    if source.whole_batches and size % full_batch:
+        raise UsageError(
+            "these data come in batches, and a global batch is made of whole ones, so their size must divide it. "
+            f"Received: global_batch_size={size}, and {full_batch} samples in the first batch"
+        )
+    batch_size = full_batch if source.whole_batches else source.batch_size
+    batch = global_batches.global_batch(size, batch_size, deterministic=deterministic)
     _check_model(model)
     return batch
 

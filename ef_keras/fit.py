@@ -13,20 +13,22 @@ import numpy as np
 
 from ef_common.collectives import operations
 from ef_common.core.compensation import Compensation
+from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
-from ef_keras.backends import passes_for, reducer_for
+from ef_keras.backends import passes_for, prepare_determinism, reducer_for
 from ef_keras.checks import global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.rank_zero import unwrapped
 from ef_keras.reducer import Reducer
-from ef_keras.sources import SampleSource, source_of
+from ef_keras.rows import num_samples
+from ef_keras.sources import IndexedSource, SampleSource, source_of
 from ef_keras.state import FitState
-from ef_keras.training_data import TrainingData, first_batch, num_samples
+from ef_keras.training_data import TrainingData, first_batch
 
 logger = logging.getLogger(__name__)
 
@@ -64,19 +66,32 @@ class Fit:
         self._callbacks = callbacks
         self._iterator = iterator
         self._deterministic = deterministic
-        source, global_batch = source_of(iterator, step_size=global_batch_size), None
+        if deterministic:
+            prepare_determinism()  # what the data are made with may have been imported only now
+        source = source_of(iterator, step_size=global_batch_size)
+        self._first_batch = first_batch(source)
+        full_batch = num_samples(self._first_batch)
+        self._global_batch: GlobalBatch | None = None
         if global_batch_size is not None:
             # A newcomer is admitted however many there are.
             world_size = 1 if self._session.newcomer else self._session.world_size
-            global_batch = global_batch_for(
-                model, source, global_batch_size, world_size=world_size, deterministic=deterministic
+            self._global_batch = global_batch_for(
+                model,
+                source,
+                global_batch_size,
+                full_batch=full_batch,
+                world_size=world_size,
+                deterministic=deterministic,
             )
+            if source.whole_batches and iterator.steps_per_epoch is not None:
+                source.length *= global_batch_size // full_batch  # it counts updates
         self.data = TrainingData(
             source,
             self._session,
             log=worker.log,
             steps_per_execution=hooks.steps_per_execution(iterator),
-            global_batch=global_batch,
+            full_batch=full_batch,
+            global_batch=self._global_batch,
         )
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics
@@ -107,8 +122,7 @@ class Fit:
         if model.jit_compile and keras.config.backend() == "tensorflow":
             logger.warning("XLA is switched off for this model: its compiled steps cannot wait for other workers")
             model.jit_compile = False
-        batch = first_batch(self.data.source)
-        self.data.full_batch = num_samples(batch)
+        batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
         self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction
@@ -142,7 +156,7 @@ class Fit:
         self._global = reducer = GlobalReducer(
             session, model, data, passes_for(model), make_step=self._new_step, deterministic=self._deterministic
         )
-        if self._deterministic and isinstance(data.source, SampleSource):
+        if self._deterministic and isinstance(data.source, SampleSource | IndexedSource):
             data.source.seed = reducer.seed_sample
         return reducer
 
@@ -168,15 +182,17 @@ class Fit:
         seed = random.getrandbits(31)
         if self._deterministic:
             seed = hooks.random_seed() or 0
-        mine = self.data.dealer.global_batch or (0, 0)
+        mine = [0, 0, 0]
+        if self._global_batch is not None:
+            mine = [*self._global_batch, self.data.pass_size]
         decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *mine])
         first = operations.FirstRankArrays([decided, *values], self._session)
         self._session.run(first)
         (seed, full_batch, start, *theirs), *values = first.apply()
-        if list(mine) != theirs:
+        if mine != theirs:
             raise UsageError(
                 "the workers disagree on the global batch, or on deterministic. Set the same in all of them. "
-                f"Expected: {theirs} (samples of it, and of a piece), as the first worker. Received: {list(mine)}"
+                f"Expected: {theirs} (samples of it, of a piece, and of a pass), as the first worker. Received: {mine}"
             )
         self.data.seed, self.data.full_batch = int(seed), int(full_batch)
         hooks.start_at(self._model, None if start < 0 else int(start))

@@ -29,7 +29,8 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks, metrics
 from ef_keras.reducer import Reducer
-from ef_keras.training_data import TrainingData, num_samples
+from ef_keras.rows import num_samples
+from ef_keras.training_data import TrainingData
 
 Receive = Callable[[Sequence[np.ndarray], float | None], None]
 Step = Callable[[Any], Any]
@@ -126,7 +127,7 @@ class GlobalReducer(Reducer):
 
     def warm_up(self, batch: Any) -> None:
         """Make a step of this worker alone."""
-        worker, size = self.session.worker.id, self._data.dealer.batch_size
+        worker, size = self.session.worker.id, self._data.pass_size
         piece = size if self._deterministic else 1
         window = Window(0, num_samples(batch), (worker,), piece=piece)
         self._run(Pieces(window, worker, batch_size=max(size, num_samples(batch))), batch)

@@ -176,9 +176,7 @@ class TensorFlowPasses:
             tf.random.set_seed(number >> 1)  # which makes TensorFlow forget all that it has compiled
 
     def begin_determinism(self) -> None:
-        """See the protocol. TensorFlow has no way back."""
-        check_threads()
-        tf.config.experimental.enable_op_determinism()
+        """See the protocol, and `prepare_determinism`."""
         self._deterministic = True
 
     def end_determinism(self) -> None:
@@ -186,12 +184,16 @@ class TensorFlowPasses:
         self._deterministic = False
 
 
-def check_threads() -> None:
-    """Let an operation be computed in one thread: its sums depend on their number.
+def prepare_determinism() -> None:
+    """Let operations give the same bits wherever they are run. TensorFlow has no way back.
+
+    It must know before a data set is read: one that draws random numbers does so in another order otherwise.
 
     Raises:
         UsageError: TensorFlow has begun with another number.
     """
+    tf.config.experimental.enable_op_determinism()
+    # The sums of an operation depend on the number of its threads.
     if tf.config.threading.get_intra_op_parallelism_threads() == 0 and os.environ.get("TF_NUM_INTRAOP_THREADS") == "1":
         return
     try:

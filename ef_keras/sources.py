@@ -132,13 +132,19 @@ class SampleSource:
 
 
 class IndexedSource:
-    """A `PyDataset`: each worker asks for its batches."""
+    """A `PyDataset`: each worker asks for its batches.
+
+    Attributes:
+        seed: Called before each batch is read, with what the random numbers in it are to be a function of.
+    """
 
     batch_size = 1
     whole_batches = True
 
     def __init__(self, data: hooks.Indexed) -> None:
         self._data = data
+        self._key: tuple[int, int] = (0, 0)
+        self.seed: Callable[[Sequence[int]], None] = lambda key: None
         self.length = data.num_batches
         self._order = np.arange(self.length)
         self._begun = False
@@ -148,11 +154,13 @@ class IndexedSource:
         if self._begun:
             self._data.end_epoch()
         self._begun = True
+        self._key = (seed, epoch)
         if self._data.shuffle:
             self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
+        self.seed([*self._key, positions[0]])
         return self._data.batch(int(self._order[positions[0]]))
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
@@ -274,7 +282,7 @@ def source_of(iterator: Any, *, step_size: int | None = None) -> Source:
 
     Args:
         iterator: Keras's.
-        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch.
+        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of arrays.
 
     Raises:
         UnsupportedError: The data cannot be dealt.

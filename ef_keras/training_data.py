@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
-
 from ef_common.collectives import operations
 from ef_common.core.place import Place
 from ef_common.core.sharding import MIN_SHARE, GlobalBatch, Window
@@ -22,6 +20,7 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
+from ef_keras.rows import Rows, num_samples
 from ef_keras.sources import Source, StreamSource
 
 _STEPS_BETWEEN_CHECKS = 100
@@ -35,12 +34,13 @@ class TrainingData:
         session: The worker's session.
         log: Event log.
         steps_per_execution: Batches that Keras takes at a time.
-        global_batch: What all workers share in a step, if that is fixed. What is handed to Keras is then the batch of
-            this worker's first pass.
+        full_batch: Samples of a full batch of these data.
+        global_batch: Samples that all workers share in a step, if that is fixed; whole batches, where batches are what
+            is dealt. What is handed to Keras is then the batch of this worker's first pass.
 
     Attributes:
         seed: Of the order of the samples; the same in all workers.
-        full_batch: Samples of a full batch; the same in all workers.
+        full_batch: The same in all workers.
         fraction: Samples of this worker's newest batch, as a part of a full one; 1 where samples are what is dealt.
         epoch: Of the `fit` that is running.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
@@ -57,13 +57,18 @@ class TrainingData:
         *,
         log: EventLog,
         steps_per_execution: int = 1,
+        full_batch: int = 1,
         global_batch: GlobalBatch | None = None,
     ) -> None:
         self.source = source
+        self._rows: Rows | None = None
+        self._piece = 1
+        if global_batch is not None and source.whole_batches:
+            self._piece, global_batch = global_batch.piece, GlobalBatch(global_batch.size // full_batch)
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
         self.dealer.on_returned = self._announce_length
         self.seed = 0
-        self.full_batch = 1
+        self.full_batch = full_batch
         self.fraction = 1.0
         self.epoch = 0
         self.padding = False
@@ -113,9 +118,7 @@ class TrainingData:
         self.source.follow(dealer.progress, window)
         self._check(window)
         if dealer.global_batch is not None:
-            passes = dealer.pieces.passes()
-            few = (window.start, min(window.stop, window.start + MIN_SHARE))
-            return self.fetch(passes[0]) if passes else self.source.batch(dealer.progress.positions(few))
+            return self._share(window)
         mine = dealer.mine(window)
         self.padding = not mine
         if self.padding:
@@ -127,10 +130,31 @@ class TrainingData:
             self.fraction = num_samples(batch) / self.full_batch
         return batch
 
+    def _share(self, window: Window) -> Any:
+        """The batch of this worker's first pass of a global batch; a few samples of it, if there is none."""
+        dealer, source = self.dealer, self.source
+        if source.whole_batches:
+            positions = dealer.progress.positions((window.start, window.stop))
+            self._rows = Rows([source.batch([position]) for position in positions])
+            dealer.share_samples(len(self._rows), batch_size=self.full_batch, piece=self._piece)
+        samples = dealer.pieces.window
+        passes = dealer.pieces.passes()
+        return self.fetch(passes[0]) if passes else self._read(range(*samples[:2])[:MIN_SHARE])
+
     def fetch(self, pieces: Sequence[int]) -> Any:
         """Read pieces of the global batch that was dealt last."""
+        return self._read(self.dealer.pieces.places(pieces))
+
+    def _read(self, places: Sequence[int]) -> Any:
         dealer = self.dealer
-        return self.source.batch(dealer.progress.positions_at(dealer.pieces.places(pieces)))
+        if self._rows is None:
+            return self.source.batch(dealer.progress.positions_at(places))
+        return self._rows.take([place - dealer.pieces.window.start for place in places])
+
+    @property
+    def pass_size(self) -> int:
+        """Samples of a forward pass, at most."""
+        return self.full_batch if self.source.whole_batches else self.dealer.batch_size
 
     def prefetch(self) -> None:
         """While the others' gradients are waited for: have the next batch ready, should nothing change."""
@@ -201,12 +225,6 @@ class TrainingData:
         self.source.begin(self.epoch, seed=self.seed, cursor=self.dealer.progress.cursor)
         self._resumed = True
         self.dealer.log_admission()
-
-
-def num_samples(batch: Any) -> int:
-    """Samples of a batch: the first dimension of its first part."""
-    shapes = (leaf.shape for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ()))
-    return int(next(shapes, (1,))[0])
 
 
 def first_batch(source: Source) -> Any:

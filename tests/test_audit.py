@@ -43,6 +43,11 @@ class Run:
         given = {"step": step, "committed": committed, "mine": mine}
         self.log(worker, "step", **{**fields, **given, **changes})
 
+    def shared_samples(self, step: int, batches: Spans, num: int, *, gap: int = 0) -> None:
+        """Log a step in which both workers share so many samples of the same batches."""
+        self.step("a", step, batches, [[0, num // 2]], samples=num)
+        self.step("b", step, batches, [[num // 2 + gap, num]], samples=num)
+
     def shared(self, step: int, start: int, stop: int, **changes: Any) -> None:
         """Log a step on both workers, each with half of [start, stop)."""
         middle = (start + stop) // 2
@@ -321,6 +326,21 @@ def test_updates_with_overlapping_parts_are_a_violation(run: Run) -> None:
     run.step("b", 1, [[0, 4]], [[2, 4]])
     found = run.violation("updates")
     assert (found.worker, found.step, found.position) == ("b", 1, 2)
+
+
+def test_updates_of_shared_batches_are_complete_if_all_samples_are_held_once(run: Run) -> None:
+    run.begin()
+    run.shared_samples(1, [[0, 4]], 30)
+    run.shared_samples(2, [[4, 8]], 27)
+    run.end()
+    assert run.audit().ok
+
+
+@pytest.mark.parametrize("gap", [-1, 1])
+def test_updates_of_shared_batches_with_a_sample_missing_or_held_twice_are_a_violation(run: Run, gap: int) -> None:
+    run.begin()
+    run.shared_samples(1, [[0, 4]], 30, gap=gap)
+    assert run.violation("updates").position == (15 if gap > 0 else 14)
 
 
 @pytest.mark.parametrize(("mine", "position"), [([[2, 5]], 4), ([[7, 8]], 7)])

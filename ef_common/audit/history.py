@@ -30,7 +30,11 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A worker's record of one update; `after` is the step that its log says it stood at, if it says so."""
+    """A worker's record of one update.
+
+    `after` is the step that its log says it stood at, if it says so. With `samples`, the workers have shared so many
+    samples in the batches that were committed, and `mine` are numbers of those.
+    """
 
     worker: str
     step: int
@@ -41,6 +45,7 @@ class Step:
     mine: Spans
     returned: Spans
     after: int | None
+    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,7 @@ def _step(record: Record, place: _Place) -> Step:
         mine=normal(record["mine"]),
         returned=normal(record["returned"]),
         after=place.step,
+        samples=record.get("samples"),
     )
 
 

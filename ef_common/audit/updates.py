@@ -80,7 +80,7 @@ def _disagreement(records: list[Step]) -> Violation | None:
         if other.worker in seen:
             return found("the worker logged this step twice")
         seen.add(other.worker)
-        for name in ("epoch", "generation", "world_size"):
+        for name in ("epoch", "generation", "world_size", "samples"):
             mine, theirs = getattr(other, name), getattr(first, name)
             if mine != theirs:
                 message = f"{name} is {mine} here and {theirs} on worker {first.worker}"
@@ -105,7 +105,7 @@ def _faulty_parts(records: list[Step]) -> Violation | None:
         holders = [step.worker for step in records if contains(step.mine, overlap)]
         message = "two contributions hold the same position"
         return found(message, worker=holders[-1] if holders else None, position=overlap)
-    committed = records[0].committed
+    committed = first.committed if first.samples is None else ((0, first.samples),)
     if first_overlap(committed) is not None:
         return None  # `samples` reports it
     for step in records:

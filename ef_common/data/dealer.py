@@ -47,6 +47,7 @@ class Dealer:
         self.min_share = min_share
         self.global_batch = global_batch
         self._pieces: Pieces | None = None
+        self._num_samples: int | None = None
         self.progress = EpochProgress(epoch=-1, length=0)
         self.num_updates = 0
         self.on_returned: Callable[[], None] = lambda: None
@@ -100,6 +101,21 @@ class Dealer:
             progress, members, batch_size=self.batch_size, min_share=self.min_share, global_batch=self.global_batch
         )
 
+    def share_samples(self, num_samples: int, *, batch_size: int, piece: int) -> None:
+        """What was dealt last are batches, and the members share the samples in them.
+
+        Args:
+            num_samples: Of these batches.
+            batch_size: Samples of a forward pass, at most.
+            piece: Samples of a piece.
+        """
+        window = self.progress.uncommitted[-1]
+        samples = EpochProgress(self.progress.epoch, window.start + num_samples, cursor=window.start)
+        whole = GlobalBatch(num_samples, piece)
+        _, window = sharding.deal(samples, window.members, batch_size=batch_size, global_batch=whole)
+        self._pieces = Pieces(window, self._session.worker.id, batch_size=batch_size)
+        self._num_samples = num_samples
+
     @property
     def pieces(self) -> Pieces:
         """This worker's part of the global batch that was dealt last.
@@ -145,13 +161,18 @@ class Dealer:
             "returned": done.returned,
             "loss": loss,
         }
+        if self._num_samples is not None:
+            record["samples"] = self._num_samples  # what `mine` are numbers of
         after, complete = self.progress, self.progress.remaining == 0 and bool(before.uncommitted)
         self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete))
 
     def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
-        """Positions whose gradients this worker has computed."""
+        """Positions whose gradients this worker has computed; samples, where members share those of batches."""
         if window.piece:
-            return ranges_of(sorted(progress.positions_at(self.pieces.places(self.pieces.mine))))
+            places = sorted(self.pieces.places(self.pieces.mine))
+            if self._num_samples is not None:
+                return ranges_of([place - window.start for place in places])
+            return ranges_of(sorted(progress.positions_at(places)))
         return progress.ranges(window.slice_of(self._session.worker.id))
 
     def _log_step(self, record: dict[str, Any], after: EpochProgress, *, complete: bool) -> None:

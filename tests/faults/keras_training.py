@@ -236,7 +236,7 @@ def _augmented(image: Any, label: Any) -> Any:
 
 
 def _data(options: Options) -> Any:
-    if options.random:
+    if options.random and options.data == "arrays":
         return (ef_keras.dataset(images(options.length), map=_augmented, batch_size=options.batch_size),)
     if options.data == "arrays":
         return images(options.length)
@@ -244,6 +244,8 @@ def _data(options: Options) -> Any:
 
     data = tf.data.Dataset.from_tensor_slices(images(options.length))
     data = data.shuffle(options.length, seed=5).batch(options.batch_size)
+    if options.random:
+        data = data.map(lambda x, y: (x + 0.1 * tf.random.normal(tf.shape(x)), y), num_parallel_calls=4)
     if options.read_s:
         data = data.map(lambda x, y: (_slowly(x, options.read_s), y), num_parallel_calls=1)
     return (data,)

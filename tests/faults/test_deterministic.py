@@ -10,7 +10,7 @@ import pytest
 
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import Host, in_each_framework, marks_of
+from tests.faults.hosts import Host, hosted, in_each_framework, marks_of
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -121,6 +121,22 @@ def test_same_bits_with_data_workers_and_a_kill(
     victim, others = start_with_fault(job, options, {"where": "backward", "step": 3})
     assert_same(finish(others), undisturbed(OPTIONS))
     victim.wait()
+
+
+@hosted("keras-tensorflow", "keras-torch")
+def test_same_bits_of_a_stream_with_a_kill_and_a_join(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], host: Host
+) -> None:
+    """A stream is walked by all, in the same order; samples of its batches are what is shared."""
+    stream = {**OPTIONS, "data": "stream", "batch_size": 10}
+    options = {**stream, **host.lingering}
+    victim, others = start_with_fault(job, options, {"where": "backward", "step": 2}, world_size=2)
+    job.wait_for_step(2)
+    others.append(job.start(job.train, options, node="second"))
+    job.view(2)
+    assert_same(finish(others), undisturbed(stream))
+    victim.wait()
+    struck(job, "backward")
 
 
 def test_all_but_one_are_killed_in_one_step(job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]) -> None:

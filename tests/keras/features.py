@@ -473,6 +473,32 @@ def global_batch_and_steps_per_epoch(run: Run) -> Any:
 
 
 @feature
+def global_batch_of_several_batches_of_a_stream(run: Run) -> Any:
+    model = compiled(net())
+    made = stream(BATCH_SIZE if run.elastic else 24, 188)  # the last update is of 20 samples
+    return model, run.fit(model, made, global_batch_size=24, epochs=3)
+
+
+@feature
+def global_batch_that_is_a_batch_of_a_stream(run: Run) -> Any:
+    model = compiled(net(), keras.optimizers.Adam(0.01))
+    return model, run.fit(model, stream(25, 188), global_batch_size=25, epochs=3)  # slices of 13 and 12
+
+
+@feature
+def global_batch_of_a_py_dataset(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(model, Batches(BATCH_SIZE if run.elastic else 16, 188), global_batch_size=16)
+
+
+@feature
+def global_batch_of_a_stream_and_steps_per_epoch(run: Run) -> Any:
+    model = compiled(net())
+    made = stream(BATCH_SIZE if run.elastic else 16, 192)
+    return model, run.fit(model, made, global_batch_size=16, steps_per_epoch=4, epochs=3)
+
+
+@feature
 def global_batch_of_which_one_worker_has_none(run: Run) -> Any:
     model = compiled(net())
     return model, run.fit(model, *data(99), global_batch_size=32, epochs=3)  # the last three are one's

@@ -112,7 +112,7 @@ def refuse_global_batches() -> list[str]:
         _refusal(*data(), size=None, deterministic=True),
         _refusal(*data(), size=20, deterministic=True),
         _refusal(samples, batch_size=None),
-        _refusal(stream, batch_size=None),
+        _refusal(stream, size=20, batch_size=None),
         _refusal(*data(), model=compiled(net(), keras.optimizers.SGD(gradient_accumulation_steps=2))),
         _refusal(*data(), model=compiled(net(), steps_per_execution=2)),
         _refusal(*data(), model=drawing, deterministic=True),

@@ -37,7 +37,7 @@ GLOBAL_BATCHES = [
     ("UsageError: the weights cannot be independent", "global_batch_size=…"),
     ("UsageError: deterministic training cuts the global batch", "global_batch_size=20, batch_size=8"),
     ("UsageError: the global batch has two sizes", "dataset(global_batch_size=16)"),
-    ("UnsupportedError: these data come in batches", "ef_keras.dataset"),
+    ("UsageError: these data come in batches", "8 samples in the first batch"),
     ("UnsupportedError: global_batch_size says", "Leave out gradient_accumulation_steps"),
     ("UnsupportedError: a step on a batch that workers share is made of several passes", "steps_per_execution"),
     ("UnsupportedError: the model draws random numbers", "keras.random"),

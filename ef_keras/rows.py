@@ -1,0 +1,63 @@
+"""Some batches as one row of samples, of which any part can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ef_common.data.dealer import ranges_of
+from ef_common.errors import UnsupportedError
+
+
+class Rows:
+    """Batches one behind the other.
+
+    Args:
+        batches: In the structure that a step takes.
+    """
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+        self._sizes = [num_samples(batch) for batch in batches]
+
+    def __len__(self) -> int:
+        """Samples in all batches."""
+        return sum(self._sizes)
+
+    def take(self, rows: Sequence[int]) -> Any:
+        """The batch of these samples; their numbers must be sorted.
+
+        Raises:
+            UnsupportedError: There are tensors that cannot be cut.
+        """
+        parts = []
+        for start, stop in ranges_of(rows):
+            first = 0
+            for batch, size in zip(self._batches, self._sizes, strict=True):
+                low, high = max(start, first) - first, min(stop, first + size) - first
+                if low < high:
+                    parts.append(batch if high - low == size else _cut(batch, low, high))
+                first += size
+        if len(parts) == 1:
+            return parts[0]
+        return keras.tree.map_structure(
+            lambda *leaves: None if leaves[0] is None else keras.ops.concatenate(leaves), *parts
+        )
+
+
+def num_samples(batch: Any) -> int:
+    """Samples of a batch: the first dimension of its first part."""
+    shapes = (leaf.shape for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ()))
+    return int(next(shapes, (1,))[0])
+
+
+def _cut(batch: Any, low: int, high: int) -> Any:
+    try:
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[low:high], batch)
+    except TypeError as error:
+        raise UnsupportedError(
+            "workers share the samples of each batch, and these batches cannot be cut. Pass arrays, or "
+            f"ef_keras.dataset(…), or leave out global_batch_size. Received: {error}"
+        ) from error
