@@ -27,6 +27,7 @@ NAMES = (
     "deterministic_step",
     "keras_step",
     "keras_elastic",
+    "compensation_step",
 )
 RESULTS = ROOT / "build" / "bench.json"
 

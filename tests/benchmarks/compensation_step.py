@@ -1,0 +1,28 @@
+"""What compensation costs: a step of an elastic Keras `fit` with it against one without, of the same two workers.
+
+The same processes make both, in turns, since processes differ by more than what is to be seen.
+"""
+
+from __future__ import annotations
+
+from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
+from tests.benchmarks.pair import run_pair
+
+TARGET = 1.005
+NUM_TURNS = 12
+_TIMEOUT_S = 900.0
+
+
+def run(*, quick: bool) -> dict[str, Figure]:
+    """Measure for SGD and for AdamW."""
+    figures = {}
+    for optimizer in ("SGD", "AdamW"):
+        turns = "2" if quick else str(NUM_TURNS)
+        found = run_pair("tests.benchmarks.compensation_step_worker", [optimizer, turns], timeout_s=_TIMEOUT_S)[0]
+        sides = {side: [1e3 * step for step in steps] for side, steps in found.items()}
+        figures[f"compensation_keras_{optimizer}"] = of_samples(sides["auto"], sides["none"], target=TARGET, unit="ms")
+    return figures
+
+
+if __name__ == "__main__":
+    emit(run(quick=is_quick(__doc__)))
