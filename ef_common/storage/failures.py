@@ -67,17 +67,18 @@ def secrets_of(options: Mapping[str, Any]) -> list[str]:
     return sorted({value for value in _secrets(options, named=False) if len(value) > 3}, key=len, reverse=True)
 
 
-def failure(error: BaseException, what: str, *, secrets: Sequence[str] = ()) -> StorageError:
+def failure(error: BaseException, what: str, *, secrets: Sequence[str] = (), exclusive: bool = False) -> StorageError:
     """One of our errors for any error of a store.
 
     Args:
         error: As the store raised it.
         what: What was being done to what: "write checkpoints/…".
         secrets: Texts that must not appear in the message.
+        exclusive: It was to be done only if nothing was there; some object stores then tell of a condition that failed.
     """
     if isinstance(error, StorageError):
         return error
-    if isinstance(error, FileExistsError):
+    if isinstance(error, FileExistsError) or (exclusive and _codes(error) & {"PreconditionFailed", "412"}):
         return AlreadyExists(redact(f"cannot {what}: it exists already"))
     kind = NotFound if isinstance(error, FileNotFoundError) and not _codes(error) & {"NoSuchBucket"} else StorageFailed
     return kind(f"cannot {redact(what)}: {describe(error, secrets=secrets)}")
@@ -86,7 +87,9 @@ def failure(error: BaseException, what: str, *, secrets: Sequence[str] = ()) -> 
 def describe(error: BaseException, *, secrets: Sequence[str] = ()) -> str:
     """Why it failed, in one line: what it means if we know, then what the store said."""
     meaning = _meaning(error)
-    said = " ".join(str(error).split()) or "no message"
+    said = next(
+        (text for one in _chain(error) if (text := " ".join(str(one).split())) not in ("", "None")), "no message"
+    )
     for secret in secrets:
         said = said.replace(secret, "***")
     said = redact(said)
@@ -100,9 +103,9 @@ def describe(error: BaseException, *, secrets: Sequence[str] = ()) -> str:
 
 def _meaning(error: BaseException) -> str | None:
     codes = _codes(error)
-    for known, meaning in _CODES:
+    for known, explanation in _CODES:
         if known & codes:
-            return meaning
+            return explanation
     if codes & _UNREACHABLE:
         return "the store cannot be reached"
     for one in _chain(error):

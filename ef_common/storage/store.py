@@ -167,10 +167,11 @@ class Store:
     @contextlib.contextmanager
     def _opened(self, name: str, mode: str, what: str) -> Iterator[Any]:
         """A file to write, which is completed at the end of the block, or given up."""
-        file = self._run(what, lambda fs: self._open(fs, name, mode))
+        exclusive = "x" in mode
+        file = self._run(what, lambda fs: self._open(fs, name, mode), exclusive=exclusive)
         try:
             yield file
-            self._run(what, lambda _: _complete(file))
+            self._run(what, lambda _: _complete(file), exclusive=exclusive)
         except BaseException as error:
             # Another one's file, or what a store has received in full, must not be removed.
             if not isinstance(error, AlreadyExists):
@@ -188,7 +189,7 @@ class Store:
             _make_parents(fs, fs._parent(path))
             return fs.open(path, mode)
 
-    def _run(self, what: str, operation: Callable[[Any], _T]) -> _T:
+    def _run(self, what: str, operation: Callable[[Any], _T], *, exclusive: bool = False) -> _T:
         try:
             return operation(self._connected())
         except UsageError:
@@ -196,10 +197,10 @@ class Store:
         except Exception as error:
             if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
                 self._filesystem = None  # only a new one reads credentials that have been renewed
-            raise self._failure(error, what) from None
+            raise self._failure(error, what, exclusive=exclusive) from None
 
-    def _failure(self, error: BaseException, what: str) -> StorageError:
-        return failure(error, f"{what} in {self}", secrets=self._secrets)
+    def _failure(self, error: BaseException, what: str, *, exclusive: bool = False) -> StorageError:
+        return failure(error, f"{what} in {self}", secrets=self._secrets, exclusive=exclusive)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
