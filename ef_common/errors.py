@@ -6,11 +6,18 @@
     ├── UsageError                  you can mend it: a setting, an unsupported feature, bad input
     │   ├── EventLogError           an event log that cannot be read (in `events`)
     │   ├── UnsupportedError        a feature of the host framework that elastic training cannot keep
-    │   └── MixedImportsError       objects of `lightning.pytorch` and `pytorch_lightning` in one run
+    │   ├── MixedImportsError       objects of `lightning.pytorch` and `pytorch_lightning` in one run
+    │   └── NewerFormat             checkpoints that a newer version of ElasticFlow has written
     ├── MembershipError             a peer, the coordinator or the network failed for good
     │   ├── CoordinatorLost         the coordinator is gone and a new view is needed
     │   ├── Evicted                 the others went on without this worker
     │   └── AuthenticationError     the token is missing or differs
+    ├── StorageError                the store of the checkpoints, or what lies in it
+    │   ├── StorageFailed           the store refused, hung, is full or out of reach; trying again may help
+    │   │   └── NotFound            what was asked for is not there
+    │   ├── AlreadyExists           somebody else has created it
+    │   ├── InvalidCheckpoint       torn, truncated, changed or half deleted
+    │   └── Fenced                  others have gone on, so this writer must not publish
     └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
 
     GroupBroken                     internal: the group of this view is dead; recovery handles it
@@ -51,6 +58,43 @@ class Evicted(MembershipError):
 
 class AuthenticationError(MembershipError):
     """The job token is missing, or differs from the coordinator's."""
+
+
+class NewerFormat(UsageError):
+    """A newer version of ElasticFlow has written this; this one must neither guess at it nor write over it."""
+
+
+class StorageError(ElasticFlowError):
+    """Something about the store of the checkpoints, or about what lies in it."""
+
+
+class StorageFailed(StorageError):
+    """The store did not do what it was asked; the message says why. Trying again may help."""
+
+
+class NotFound(StorageFailed):
+    """There is nothing of this name in the store."""
+
+
+class AlreadyExists(StorageError):
+    """There is something of this name, and it is not ours."""
+
+
+class InvalidCheckpoint(StorageError):
+    """A checkpoint that must not be used; the message says what is wrong with it."""
+
+
+class Fenced(StorageError):
+    """Others have gone on without this writer, so that it must not publish.
+
+    Attributes:
+        final: A newer start of the job has taken over: nothing more of this one will be published. Otherwise only
+            what older generations wrote is refused.
+    """
+
+    def __init__(self, message: str, *, final: bool) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 class ProtocolError(ElasticFlowError):

@@ -1,0 +1,354 @@
+"""The checkpoints of a job in a store.
+
+::
+
+    runs/000002.json                                            who started for the second time, and from where
+    checkpoints/run-000002-generation-000005-step-000000123/    one checkpoint
+        lightning.ckpt …                                        data, written once
+        manifest.json                                           last, created exclusively
+
+What has no manifest is no checkpoint. What has one is used only if every file is there, with its size and checksum.
+The rules of what may be taken, and who may publish, are in `ef_common.core.lineage`; what is removed, in
+`ef_common.core.retention`. Names in the store that are not of this form are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ef_common.core.lineage import CheckpointId, Claim, fence, lineage, next_run
+from ef_common.core.retention import Retention, Stored, removable
+from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerFormat, NotFound, UsageError
+from ef_common.storage import manifest as manifests
+from ef_common.storage.manifest import Manifest, StoredFile
+from ef_common.storage.store import Entry, Store, Writer
+
+RUNS = "runs"
+FOLDER = "checkpoints"
+
+WriteFile = Callable[[Writer], object]
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that may be used.
+
+    Args:
+        id: Which one.
+        manifest: What it says of itself.
+        local: Folder with verified copies of its files, if they were fetched.
+    """
+
+    id: CheckpointId
+    manifest: Manifest
+    local: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a checkpoint is to hold.
+
+    Args:
+        files: By name, functions that write them. They may be called again after a failure.
+        progress: See `Manifest`, also for the others.
+    """
+
+    files: Mapping[str, WriteFile]
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    model: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """Claims, publishes, finds and removes checkpoints. Its operations block; each can be called again if it failed.
+
+    Args:
+        store: Where they are.
+        clock: Seconds since the epoch, for the manifests.
+
+    Attributes:
+        run: The run that this process is part of; set by `claim` or `join`.
+
+    Raises:
+        StorageFailed: By all operations. The store did not do it, which says nothing of what lies there.
+        NewerFormat: By all operations that meet what a newer version wrote.
+
+    Example:
+        >>> checkpoints = Checkpoints(Store("memory://doctest-checkpoints"))
+        >>> checkpoints.newest_valid() is None, checkpoints.claim(parent=None)
+        (True, 1)
+        >>> content = Content({"weights": lambda file: file.write(b"1, 2, 3")}, progress={"epoch": 4})
+        >>> published = checkpoints.publish(CheckpointId(run=1, generation=1, step=10), content)
+        >>> found = checkpoints.newest_valid()
+        >>> found.id.step, found.manifest.progress, checkpoints.open(found, "weights").read()
+        (10, {'epoch': 4}, b'1, 2, 3')
+    """
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self.run: int | None = None
+        self._parent: CheckpointId | None = None
+        self._clock = clock
+        self._writer = uuid.uuid4().hex
+        self._manifests: dict[CheckpointId, Manifest] = {}
+        self._valid: set[CheckpointId] = set()
+
+    # ------------------------------------------------------------ runs
+
+    def claim(self, parent: CheckpointId | None) -> int:
+        """Begin the next run, as the only one to do so.
+
+        Args:
+            parent: The checkpoint that this start resumes from; None if it starts from nothing, which makes all
+                older checkpoints things of the past.
+
+        Returns:
+            The number of the run.
+        """
+        claim = {"parent": parent.name if parent else None, "writer": self._writer, "created": self._clock()}
+        while True:
+            claims = self._claims()
+            run = next_run(self._folders(), claims)
+            try:
+                self.store.create(_claim_name(run), manifests.sealed(claim, "run"))
+            except AlreadyExists:
+                continue  # somebody was faster
+            self._warn_of_shared(run, claim)
+            self.join(run, parent)
+            return run
+
+    def _warn_of_shared(self, run: int, claim: Mapping[str, Any]) -> None:
+        """Some stores take the condition of an exclusive creation, and ignore it: find out by a second one."""
+        with contextlib.suppress(AlreadyExists):
+            self.store.create(_claim_name(run), manifests.sealed({**claim, "again": True}, "run"))
+            _logger.warning(
+                "%s does not create exclusively: it lets one writer write over another. Make sure that never two jobs "
+                "use this URL at once",
+                self.store,
+            )
+
+    def join(self, run: int, parent: CheckpointId | None = None) -> None:
+        """Be part of a run that another worker has claimed."""
+        self.run, self._parent = run, parent
+
+    # ------------------------------------------------------------ write
+
+    def publish(self, id: CheckpointId, content: Content) -> Manifest:
+        """Write a checkpoint: data first, then the manifest.
+
+        Raises:
+            Fenced: A newer run or generation has gone on.
+            UsageError: A name that a file must not have.
+            Exception: What a function of `content` raised.
+        """
+        bad = [name for name in content.files if not manifests.is_file_name(name)]
+        if bad:
+            raise UsageError(f"Expected plain names of files, other than {manifests.NAME}. Received: {bad}")
+        if self._published(id):
+            return self._manifests[id]
+        files = {name: self._write(f"{_folder(id)}/{name}", write) for name, write in content.files.items()}
+        manifest = Manifest(
+            id=id,
+            files=files,
+            writer=self._writer,
+            created=self._clock(),
+            parent=self._parent.name if self._parent else None,
+            progress=content.progress,
+            metrics={name: manifests.finite(value) for name, value in content.metrics.items()},
+            model=content.model,
+            versions=content.versions,
+        )
+        self._check_fence(id)  # again: writing took a while
+        try:
+            self.store.create(f"{_folder(id)}/{manifests.NAME}", manifest.encode())
+        except AlreadyExists:
+            raise Fenced(f"{id.name} was published by another worker", final=False) from None
+        self._remember(manifest)
+        return manifest
+
+    def _published(self, id: CheckpointId) -> bool:
+        """Whether an attempt that was reported as failed has published it after all."""
+        if id not in self._check_fence(id):
+            return False
+        try:
+            writer = self._manifest(id).writer
+        except InvalidCheckpoint:  # an attempt that failed in the middle, and could not clean up
+            self.store.delete(f"{_folder(id)}/{manifests.NAME}")
+            return False
+        if writer != self._writer:
+            raise Fenced(f"{id.name} was published by another worker", final=False)
+        self._valid.add(id)
+        return True
+
+    def _check_fence(self, id: CheckpointId) -> list[CheckpointId]:
+        claims = {run: Claim(None, readable=False) for run in self._claimed()}  # their numbers are all that matters
+        newer = [one for one in self._folders() if one == id or one[:2] > id[:2]]  # (run, generation)
+        published = [one for one in newer if self._has_manifest(one)]
+        found = fence(id, published, claims)
+        if found is not None:
+            raise Fenced(f"{id.name} must not be published: {found.reason}", final=found.final)
+        return published
+
+    def _write(self, name: str, write: WriteFile) -> StoredFile:
+        with self.store.writer(name) as writer:
+            write(writer)
+        return StoredFile(writer.size, writer.checksum)
+
+    # ------------------------------------------------------------ read
+
+    def newest_valid(self, *, verify: bool = True, directory: Path | None = None) -> Checkpoint | None:
+        """The checkpoint to start from. One line is logged for each that is passed over, and says why.
+
+        Args:
+            verify: Read all data and compare the checksums; otherwise only that the files are there, with their sizes.
+            directory: Keep verified copies of the files there, so that they need not be read again.
+
+        Raises:
+            NewerFormat: A newer version wrote the newest one, or a claim.
+        """
+        for id in lineage([one for one in self._folders() if self._has_manifest(one)], self._claims()):
+            try:
+                return self._checked(id, verify=verify, directory=directory)
+            except InvalidCheckpoint as error:
+                _logger.warning("%s: checkpoint %s is passed over: %s", self.store, id.name, error)
+        return None
+
+    def open(self, checkpoint: Checkpoint, name: str) -> BinaryIO:
+        """One of its files, to read: the verified copy if there is one. Close it.
+
+        Raises:
+            KeyError: It has no such file.
+        """
+        _ = checkpoint.manifest.files[name]
+        if checkpoint.local is not None:
+            return (checkpoint.local / name).open("rb")
+        return self.store.open(f"{_folder(checkpoint.id)}/{name}")
+
+    def _checked(self, id: CheckpointId, *, verify: bool, directory: Path | None) -> Checkpoint:
+        manifest = self._manifest(id)
+        problem = _incomplete(manifest, self.store.entries(_folder(id)))
+        if problem:
+            raise InvalidCheckpoint(problem)
+        local = None if directory is None else directory / id.name
+        if verify or local is not None:
+            for name, file in manifest.files.items():
+                self._verify(f"{_folder(id)}/{name}", file, None if local is None else local / name)
+            self._valid.add(id)
+        return Checkpoint(id, manifest, local)
+
+    def _verify(self, name: str, file: StoredFile, target: Path | None) -> None:
+        try:
+            if target is None:
+                found = self.store.copy(name, lambda _: None)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as copy:
+                    found = self.store.copy(name, copy.write)
+        except NotFound:
+            raise InvalidCheckpoint(f"{name} is missing") from None
+        if found != (file.size, file.checksum):
+            if target is not None:
+                target.unlink()
+            raise InvalidCheckpoint(f"{name} has been changed: its checksum differs")
+
+    # ------------------------------------------------------------ remove
+
+    def clean(self, retention: Retention) -> list[CheckpointId]:
+        """Remove what is no longer to be kept, and what broken writes of this run and older ones have left.
+
+        Returns:
+            What was removed.
+        """
+        if self.run is None:
+            return []
+        stored = [self._stored(id) for id in self._folders()]
+        chain = lineage([one.id for one in stored if one.complete], self._claims())
+        reasons = removable(stored, retention, chain=chain, valid=self._valid, run=self.run)
+        for id, reason in reasons.items():
+            _logger.debug("%s: checkpoint %s is removed: %s", self.store, id.name, reason)
+            self.store.delete(f"{_folder(id)}/{manifests.NAME}")  # first: half of a removal is no checkpoint
+            self.store.delete_folder(_folder(id))
+            self._manifests.pop(id, None)
+            self._valid.discard(id)
+        return list(reasons)
+
+    def _stored(self, id: CheckpointId) -> Stored:
+        entries = self.store.entries(_folder(id))
+        if all(entry.name != manifests.NAME for entry in entries):
+            return Stored(id, complete=False)
+        try:
+            manifest = self._manifest(id)
+        except InvalidCheckpoint:
+            return Stored(id, complete=False)
+        except NewerFormat:
+            return Stored(id, complete=False, foreign=True)
+        return Stored(id, complete=_incomplete(manifest, entries) is None, metrics=manifest.metrics)
+
+    # ------------------------------------------------------------ what lies there
+
+    def _folders(self) -> list[CheckpointId]:
+        """Identities of the folders that have the name of a checkpoint."""
+        found = (CheckpointId.parse(entry.name) for entry in self.store.entries(FOLDER) if entry.size is None)
+        return [id for id in found if id is not None]
+
+    def _has_manifest(self, id: CheckpointId) -> bool:
+        return any(entry.name == manifests.NAME for entry in self.store.entries(_folder(id)))
+
+    def _manifest(self, id: CheckpointId) -> Manifest:
+        """Manifests never change, so each is read once."""
+        if id not in self._manifests:
+            try:
+                found = Manifest.decode(self.store.read(f"{_folder(id)}/{manifests.NAME}"))
+            except NotFound:
+                raise InvalidCheckpoint("its manifest is missing") from None
+            if found.id != id:
+                raise InvalidCheckpoint(f"its manifest is that of {found.id.name}")
+            self._manifests[id] = found
+        return self._manifests[id]
+
+    def _remember(self, manifest: Manifest) -> None:
+        self._manifests[manifest.id] = manifest
+        self._valid.add(manifest.id)
+
+    def _claimed(self) -> list[int]:
+        stems = [entry.name.removesuffix(".json") for entry in self.store.entries(RUNS)]
+        return [int(stem) for stem in stems if stem.isdecimal() and _claim_name(int(stem)) == f"{RUNS}/{stem}.json"]
+
+    def _claims(self) -> dict[int, Claim]:
+        return {run: self._claim(run) for run in self._claimed()}
+
+    def _claim(self, run: int) -> Claim:
+        try:
+            parent = manifests.opened(self.store.read(_claim_name(run)), f"the claim of run {run}", "run")["parent"]
+            found = None if parent is None else CheckpointId.parse(parent)
+        except (InvalidCheckpoint, NotFound, KeyError, TypeError):
+            return Claim(None, readable=False)
+        return Claim(found, readable=(parent is None) == (found is None))
+
+
+def _folder(id: CheckpointId) -> str:
+    return f"{FOLDER}/{id.name}"
+
+
+def _claim_name(run: int) -> str:
+    return f"{RUNS}/{run:06d}.json"
+
+
+def _incomplete(manifest: Manifest, entries: Sequence[Entry]) -> str | None:
+    """What is missing of a checkpoint, to judge by the listing of its folder."""
+    sizes = {entry.name: entry.size for entry in entries}
+    for name, file in manifest.files.items():
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != file.size:
+            return f"{name} has {sizes[name]} bytes instead of {file.size}"
+    return None

@@ -1,0 +1,309 @@
+"""A store: the few operations that checkpoints need, on anything that fsspec can reach.
+
+There is no code for one kind of store here. What differs between them is bridged in these places:
+
+* directories: object stores have none, others want them made first (`_make_parents`);
+* listings: stores keep the ones they have seen, so each is asked for anew;
+* giving up on a write: an object that is not completed never existed, a file is there as soon as it is opened;
+* errors: each has its own, and all become ours.
+
+Every error of a store is a `StorageFailed` with a reason, `NotFound` or `AlreadyExists` among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar, cast
+
+import xxhash
+
+from ef_common.errors import AlreadyExists, NotFound, StorageError, StorageFailed, UsageError
+from ef_common.storage.failures import failure, redact, secrets_of
+
+CHECKSUM = "xxh3_128"
+CHUNK_BYTES = 8 << 20
+
+_T = TypeVar("_T")
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What lies in a folder.
+
+    Args:
+        name: Within the folder.
+        size: In bytes; None for a folder.
+    """
+
+    name: str
+    size: int | None
+
+
+class Store:
+    """A folder that fsspec can reach. Nothing is contacted before the first operation.
+
+    Names are relative, with slashes. All operations block, for as long as the store lets them; only a thread that may
+    wait should call them. They can be called from any thread.
+
+    Args:
+        url: ``s3://bucket/run``, ``gs://bucket/run``, ``file:///mnt/shared/run``, a path, or any URL of fsspec.
+        storage_options: For fsspec's filesystem of that kind: keys, endpoint, timeouts.
+
+    Raises:
+        UsageError: By the first operation, if the kind of store is unknown or its package is missing.
+
+    Example:
+        >>> store = Store("memory://example")
+        >>> store.create("greeting", b"hello")
+        >>> store.read("greeting"), [entry.name for entry in store.entries("")]
+        (b'hello', ['greeting'])
+    """
+
+    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+        self._url = os.fspath(url)
+        self._options = dict(storage_options or {})
+        self._secrets = secrets_of(self._options)
+        self._filesystem: Any = None
+        self._root = ""
+
+    def __str__(self) -> str:
+        """The URL, without secrets."""
+        return redact(self._url)
+
+    # ------------------------------------------------------------ operations
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a small file, unless one of this name exists.
+
+        A store may have done what it then reports as failed, and be asked again. So one that exists counts as ours if
+        it holds the same bytes: they should contain something that nobody else writes.
+
+        Raises:
+            AlreadyExists: With other contents.
+            StorageFailed: It may exist now, or not.
+        """
+        try:
+            with self._opened(name, "xb", f"create {name}") as file:
+                file.write(data)
+        except AlreadyExists:
+            if self.read(name) != data:
+                raise
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a small file."""
+        return cast(bytes, self._run(f"read {name}", lambda fs: fs.cat_file(self._path(name))))
+
+    @contextlib.contextmanager
+    def writer(self, name: str) -> Iterator[Writer]:
+        """Write a file as a stream. If the block raises, nothing is left under this name, as far as that can be."""
+        with self._opened(name, "wb", f"write {name}") as file:
+            writer = Writer(file, lambda error: self._failure(error, f"write {name}"))
+            try:
+                yield writer
+            except Exception:
+                if writer.failure is not None:  # whoever wrote may have made another error of it
+                    raise writer.failure from None
+                raise
+
+    def open(self, name: str) -> BinaryIO:
+        """A file to read from, and to close. What reading raises is the store's own: `copy` translates it."""
+        return cast(BinaryIO, self._run(f"read {name}", lambda fs: fs.open(self._path(name), "rb")))
+
+    def copy(self, name: str, target: Callable[[bytes], object]) -> tuple[int, str]:
+        """Read a file once, in pieces.
+
+        Returns:
+            How many bytes there were, and their checksum.
+        """
+        size, digest = 0, xxhash.xxh3_128()
+        with self.open(name) as file:
+            while piece := self._run(f"read {name}", lambda _: file.read(CHUNK_BYTES)):
+                size += len(piece)
+                digest.update(piece)
+                target(piece)
+        return size, digest.hexdigest()
+
+    def entries(self, folder: str) -> list[Entry]:
+        """What lies in a folder, by name; nothing if there is no such folder."""
+
+        def listing(fs: Any) -> Any:
+            fs.invalidate_cache()
+            return fs.ls(self._path(folder), detail=True)
+
+        try:
+            found = self._run(f"list {folder or 'the store'}", listing)
+        except NotFound:
+            return []
+        path = self._path(folder).rstrip("/")
+        entries = [
+            Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], None if info["type"] == "directory" else info["size"])
+            for info in found
+            if info["name"].rstrip("/") != path  # object stores may list the folder itself
+        ]
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def delete(self, name: str) -> None:
+        """Remove a file; that it is gone already is no error."""
+        with contextlib.suppress(NotFound):
+            self._run(f"delete {name}", lambda fs: fs.rm_file(self._path(name)))
+
+    def delete_folder(self, name: str) -> None:
+        """Remove a folder and all that is in it; that it is gone already is no error."""
+
+        def remove(fs: Any) -> None:
+            fs.invalidate_cache()
+            fs.rm(self._path(name), recursive=True)
+
+        with contextlib.suppress(NotFound):
+            self._run(f"delete {name}", remove)
+
+    # ------------------------------------------------------------ fsspec
+
+    @contextlib.contextmanager
+    def _opened(self, name: str, mode: str, what: str) -> Iterator[Any]:
+        """A file to write, which is completed at the end of the block, or given up."""
+        exclusive = "x" in mode
+        file = self._run(what, lambda fs: self._open(fs, name, mode), exclusive=exclusive)
+        try:
+            yield file
+            self._run(what, lambda _: _complete(file), exclusive=exclusive)
+        except BaseException as error:
+            # Another one's file, or what a store has received in full, must not be removed.
+            if not isinstance(error, AlreadyExists):
+                _give_up(file)
+                if not hasattr(file, "_upload_chunk"):
+                    with contextlib.suppress(StorageFailed):
+                        self.delete(name)
+            raise
+
+    def _open(self, fs: Any, name: str, mode: str) -> Any:
+        path = self._path(name)
+        try:
+            return fs.open(path, mode)
+        except FileNotFoundError:
+            _make_parents(fs, fs._parent(path))
+            return fs.open(path, mode)
+
+    def _run(self, what: str, operation: Callable[[Any], _T], *, exclusive: bool = False) -> _T:
+        try:
+            return operation(self._connected())
+        except UsageError:
+            raise
+        except Exception as error:
+            if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+                self._filesystem = None  # only a new one reads credentials that have been renewed
+            raise self._failure(error, what, exclusive=exclusive) from None
+
+    def _failure(self, error: BaseException, what: str, *, exclusive: bool = False) -> StorageError:
+        return failure(error, f"{what} in {self}", secrets=self._secrets, exclusive=exclusive)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _connected(self) -> Any:
+        if self._filesystem is None:
+            self._filesystem, self._root = _connect(self._url, self._options, shown=str(self))
+        return self._filesystem
+
+
+class Writer(io.RawIOBase):
+    """A stream to write to, which counts and computes the checksum. It cannot seek.
+
+    Attributes:
+        size: Bytes so far.
+        failure: Of the store, while writing.
+    """
+
+    def __init__(self, file: Any, translate: Callable[[BaseException], Exception]) -> None:
+        self.size = 0
+        self.failure: Exception | None = None
+        self._file = file
+        self._translate = translate
+        self._digest = xxhash.xxh3_128()
+
+    @property
+    def checksum(self) -> str:
+        """Of the bytes so far."""
+        return self._digest.hexdigest()
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: Any) -> int:
+        """Write all of it, in pieces: stores keep a copy of what they are handed."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            piece = view[start : start + CHUNK_BYTES]
+            try:
+                self._file.write(piece)
+            except Exception as error:
+                self.failure = self._translate(error)
+                raise self.failure from None
+            self._digest.update(piece)
+        self.size += len(view)
+        return len(view)
+
+
+def _connect(url: str, options: Mapping[str, Any], *, shown: str) -> tuple[Any, str]:
+    """The filesystem of a URL, and the path of the URL in it."""
+    import fsspec
+
+    protocol = fsspec.utils.get_protocol(url)
+    try:
+        # Not one that others use too: its listings and its credentials are ours to forget.
+        fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, **options)
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        hint = f"pip install 'elasticflow[{extra}]'" if extra else str(error)
+        raise UsageError(f"The package for {protocol}:// is missing. Received: {shown}. Install it: {hint}") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"fsspec does not take this store. Received: {shown}: {redact(str(error))}") from None
+    return fs, str(root).rstrip("/")
+
+
+def _make_parents(fs: Any, folder: str) -> None:
+    """Make a directory, and those above it. In object stores the first part is a bucket, which is not ours to make."""
+    if not fs.root_marker and "/" not in folder.strip("/"):
+        raise FileNotFoundError(f"There is no bucket {folder}")
+    try:
+        fs.mkdir(folder, create_parents=False)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        if fs._parent(folder) == folder:
+            raise
+        _make_parents(fs, fs._parent(folder))
+        with contextlib.suppress(FileExistsError):
+            fs.mkdir(folder, create_parents=False)
+
+
+def _complete(file: Any) -> None:
+    """Close a file; where it has a descriptor, after its bytes have reached the disk: a manifest vouches for them."""
+    try:
+        number = file.fileno()
+    except (AttributeError, OSError):
+        number = None
+    if number is not None:
+        file.flush()
+        os.fsync(number)
+    file.close()
+
+
+def _give_up(file: Any) -> None:
+    """Close a file so that what was not completed does not become one."""
+    with contextlib.suppress(Exception):
+        if hasattr(file, "_upload_chunk"):  # fsspec's base class of uploads: closing, even by the collector, completes
+            try:
+                file.discard()
+            finally:
+                file.closed = True
+        else:
+            file.close()
