@@ -314,6 +314,10 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
+def _text_or_null(value: Any) -> bool:
+    return value is None or _text(value)
+
+
 def _number_or_null(value: Any) -> bool:
     return value is None or _number(value)
 
@@ -382,6 +386,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "shares": _shares,
         "exact": _flag,
     },
+    # The job has begun for this time, counted in the store of its checkpoints: from nothing, or from one of them.
+    "run": {"run": _count, "resumed": _text_or_null},
     # Steps after `step` in generations before `generation` are void: the job started again from there.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
     "fault": {"what": _text},

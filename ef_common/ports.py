@@ -164,3 +164,10 @@ class State(Protocol):
 
     def adopt(self, header: bytes) -> None:
         """Make the state that was received into the tensors of `header` this worker's own."""
+
+    def restore(self) -> bool:
+        """All who held a state are lost: make the one that was saved last this worker's own, and note it down.
+
+        Returns:
+            False if there is none, so that the training begins anew.
+        """

@@ -24,13 +24,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ef_common.core.place import Place
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
-from ef_common.errors import GroupBroken, Left, ProtocolError
+from ef_common.errors import GroupBroken, Left, ProtocolError, UnsupportedError
 from ef_common.ports import Bootstrap, ControlChannel, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Session:
         self._troubled_since: float | None = None
         self._newest_known = 0
         self._unconfirmed: list[Callable[[], None]] = []
+        self._alone_for: str | None = None
         self.on_view: Callable[[View], None] = lambda view: None
 
     # ------------------------------------------------------------ the view
@@ -222,6 +224,11 @@ class Session:
         Returns:
             The view whose members contributed to the result.
         """
+        if self._alone_for is not None:
+            raise UnsupportedError(
+                f"{self._alone_for} exchanges values with the other workers, but is called in one of them alone, for a "
+                "checkpoint. Exchange them in the training step, or at the end of an epoch"
+            )
         if self.newcomer:
             operation.run(LoneGroup(), View(0, (self.worker,)))
             return self.view
@@ -241,6 +248,15 @@ class Session:
             self._last = operation
             self._confirm()
             return self.completed_in
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Within this, a collective raises: the others are not there. `what` would have run it."""
+        self._alone_for = what
+        try:
+            yield
+        finally:
+            self._alone_for = None
 
     @property
     def _ousted(self) -> bool:
@@ -369,16 +385,21 @@ class Session:
                 self._send_result(group, target)
             elif rank == target:
                 self._receive_result(group, source, operation)
+        if replay.restart and self.view.generation > 1 and rank == 0:
+            self._restore()
         for source, target in replay.states:
             if rank == source:
                 self._send_state(group, target)
             elif rank == target:
                 self._receive_state(group, source)
-        if replay.restart and self.view.generation > 1:
-            self._on_event("rollback", generation=self.view.generation, step=0, epoch=0)
         self.completed = max(self.completed, replay.newest)  # a newcomer holds the state from here on
         if replay.states:
             group.all_gather(b"")
+
+    def _restore(self) -> None:
+        """Nobody has a state; the others will get this worker's."""
+        if self.state is None or not self.state.restore():
+            self._on_event("rollback", generation=self.view.generation, step=0, epoch=0)
 
     def _send_result(self, group: Group, target: int) -> None:
         if self._last is None:

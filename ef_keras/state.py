@@ -104,6 +104,10 @@ class FitState:
         self._memories = state["callbacks"]
         self._load_progress(state["progress"])
 
+    def restore(self) -> bool:
+        """All who held a state are lost."""
+        return False
+
     # ------------------------------------------------------------ callbacks
 
     def memories(self, *, of_rank_zero: bool = False) -> list[Memory]:

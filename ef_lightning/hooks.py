@@ -310,6 +310,17 @@ def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
         connector._loaded_checkpoint = previous
 
 
+def before_restoring(trainer: Any, choose: Callable[[Any], Any]) -> None:
+    """Let `choose` say which file `fit` resumes from. It is given the one that the user named, and is called once."""
+    connector = trainer._checkpoint_connector
+
+    def restore(path: Any = None, *args: Any, **kwargs: Any) -> None:
+        del connector._restore_modules_and_callbacks
+        connector._restore_modules_and_callbacks(choose(path), *args, **kwargs)
+
+    connector._restore_modules_and_callbacks = restore
+
+
 def move_loader_state_out(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
     """Take the state of our loader out of a checkpoint: a Trainer without ElasticFlow could not place it."""
     fit_loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})

@@ -21,7 +21,9 @@ from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.data.compensator import Compensator
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks
+from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
 from ef_lightning.host import Host
+from ef_lightning.random_state import random_state
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class TrainerState:
         loader: The training loader; None before it is set up.
         reducer: Reduces the gradients; None in a world that never changes.
         compensator: The ratio of the run; None if there is nothing to compensate.
+        checkpoints: Those that are taken of it, if there are any.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class TrainerState:
         loader: Callable[[], ElasticLoader | None],
         reducer: GradientReducer | None,
         compensator: Compensator | None,
+        checkpoints: TrainerCheckpoints | None = None,
     ) -> None:
         self._trainer = trainer
+        self._checkpoints = checkpoints
         self._host = host
         self._loader = loader
         self._reducer = reducer
@@ -108,17 +113,51 @@ class TrainerState:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
         self._adopt(state)
 
+    def restore(self) -> bool:
+        """All who had a state are lost: take the one that was saved last, if any was."""
+        checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
+        if checkpoint is None:
+            return False
+        saved = checkpoint.pop(CHECKPOINT_KEY)
+        running = TENSORS.loads(saved.pop("running").numpy().tobytes())
+        state = {"compensation": saved.pop("compensation"), "checkpoints": None, **running}
+        self._adopt({**state, "checkpoint": checkpoint, "loader": None})
+        loader = self._loader()
+        if loader is not None:
+            loader.go_back(saved)
+        return True
+
     # ------------------------------------------------------------ collect
 
     def _collect(self) -> dict[str, Any]:
-        trainer = self._trainer
-        checkpoint = hooks.dump_checkpoint(trainer)
+        checkpoint = hooks.dump_checkpoint(self._trainer)
         for key in _NOT_SENT:
             checkpoint.pop(key, None)
         loader = self._loader()
-        module = trainer.lightning_module
         return {
+            **self._running(),
             "checkpoint": checkpoint,
+            "compensation": None if self._compensator is None else self._compensator.state(),
+            "loader": None if loader is None else loader.state(),
+            "checkpoints": None if self._checkpoints is None else self._checkpoints.job.state(),
+        }
+
+    def checkpoint(self) -> dict[str, Any]:
+        """What a checkpoint file holds: all that Lightning resumes from, and under a key of ours the rest."""
+        checkpoint = hooks.dump_checkpoint(self._trainer)
+        running = TENSORS.dumps(self._running(), what="state")
+        checkpoint[CHECKPOINT_KEY] = {
+            **(hooks.move_loader_state_out(checkpoint) or {}),
+            "compensation": None if self._compensator is None else self._compensator.state(),
+            "running": torch.frombuffer(bytearray(running), dtype=torch.uint8),
+            "random": random_state(),
+        }
+        return checkpoint
+
+    def _running(self) -> dict[str, Any]:
+        """What a checkpoint of Lightning's lacks, and a worker needs that goes on in the middle of everything."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        return {
             "trainable": [name for name, p in module.named_parameters() if p.requires_grad],
             "reduced": [] if self._reducer is None else self._reducer.names(),
             "num_batches_at_start": self._num_batches_at_start,
@@ -128,8 +167,6 @@ class TrainerState:
             "logged": hooks.log_state(trainer),
             "checkpoint_callbacks": [_private(callback) for callback in self._callbacks("ModelCheckpoint")],
             "loggers": hooks.logger_versions(trainer),
-            "compensation": None if self._compensator is None else self._compensator.state(),
-            "loader": None if loader is None else loader.state(),
         }
 
     def _callbacks(self, kind: str) -> list[Any]:
@@ -160,6 +197,8 @@ class TrainerState:
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])
+        if self._checkpoints is not None and state["checkpoints"] is not None:
+            self._checkpoints.job.load_state(state["checkpoints"])
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from ef_common.core.compensation import Compensation, Rule
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import JobFinished, UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -32,6 +34,7 @@ from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
+from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
 from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
@@ -44,8 +47,6 @@ from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
 BACKENDS = ("gloo", "horovod")
-CHECKPOINT_KEY = "elasticflow"
-"""Where a checkpoint file holds how far its epoch is, and the ratio of the run."""
 
 
 class ElasticMixin(CollectivesMixin):
@@ -60,6 +61,9 @@ class ElasticMixin(CollectivesMixin):
             passes of the loader's `batch_size` at most. By default each worker has a batch of the loader's.
         deterministic: The weights have the same bits for every number of workers, whatever was lost or joined; with
             `global_batch_size`, a multiple of the loader's `batch_size`.
+        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
+            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
+            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
 
     Raises:
         UsageError: Unknown backend or rule, or settings that contradict each other.
@@ -86,6 +90,7 @@ class ElasticMixin(CollectivesMixin):
         compensation: Compensation | Rule = "auto",
         global_batch_size: int | None = None,
         deterministic: bool = False,
+        checkpoint: Checkpointing | str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         global_batches.check_size(global_batch_size, deterministic=deterministic)
@@ -96,6 +101,8 @@ class ElasticMixin(CollectivesMixin):
         self.compensation = Compensation.of(compensation)
         self.global_batch_size = global_batch_size
         self.deterministic = deterministic
+        self.checkpoint = Checkpointing.of(checkpoint)
+        self._checkpoints: TrainerCheckpoints | None = None
         self._worker: Worker | None = None
         self._trainer: Any = None
         self._reducer: GradientReducer | None = None
@@ -168,6 +175,13 @@ class ElasticMixin(CollectivesMixin):
             exit_cleanly("the job has finished already; nothing to join")
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
+        self._set_up_checkpoints(self.lightning_module.trainer)
+
+    def _set_up_checkpoints(self, trainer: Any) -> None:
+        settings = Checkpointing.of(self.checkpoint, default=self._here.checkpoint)
+        if settings is not None and trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING:
+            settings = settings.of_training(next(self._here.trainings))
+            self._checkpoints = TrainerCheckpoints(settings, self.session, trainer, log=self._log)
 
     def _follow_ranks(self, view: View) -> None:
         self.cluster_environment.follow(self.session)
@@ -199,13 +213,18 @@ class ElasticMixin(CollectivesMixin):
             if not self.deterministic:
                 self._reducer.attach()
         self._set_up_compensation(trainer)
-        self.session.state = TrainerState(
+        checkpoints = self._checkpoints
+        state = TrainerState(
             trainer,
             self.host,
             loader=lambda: self._train_loader,
             reducer=self._reducer,
             compensator=None if self._compensation is None else self._compensation.compensator,
+            checkpoints=checkpoints,
         )
+        if checkpoints is not None:
+            checkpoints.attach(state.checkpoint, loader=lambda: self._train_loader)
+        self.session.state = state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
 
@@ -258,6 +277,9 @@ class ElasticMixin(CollectivesMixin):
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
+        if self._checkpoints is not None:
+            self._checkpoints.stop()
+            self._checkpoints = None
         for loader in (self._train_loader, *self._evaluation_loaders):
             if loader is not None:
                 loader.close()
@@ -301,6 +323,8 @@ class ElasticMixin(CollectivesMixin):
                 self._train_loader.finish()
             self._log_weights()
             self.session.run(Barrier())
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
         self.session.close()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -323,7 +347,7 @@ class ElasticMixin(CollectivesMixin):
 
     def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
         global_batch = self._global_batch(dataloader)
-        is_plain = global_batch is None and not self._here.elastic and not self._log.enabled
+        is_plain = not (global_batch or self._here.elastic or self._log.enabled or self._checkpoints)
         kind = LoneLoader if is_plain else ElasticLoader
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
         min_share = sharding.MIN_SHARE if self._here.elastic else 1
@@ -346,12 +370,18 @@ class ElasticMixin(CollectivesMixin):
                 reducer=lambda: self._reducer,
                 deterministic=self._deterministic_reducer,
             )
-        if self._here.audit:
-            loader.on_boundary = self._log_weights
+        loader.on_boundary = self._between_steps
+        if self._checkpoints is not None:
+            loader.on_plan = self._checkpoints.restore_random_state
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
         self._train_loader = loader
         return loader
+
+    def _between_steps(self) -> None:
+        self._log_weights()
+        if self._checkpoints is not None:
+            self._checkpoints.boundary()
 
     def _global_batch(self, dataloader: DataLoader[Any]) -> GlobalBatch | None:
         if self.global_batch_size is None:
@@ -500,9 +530,14 @@ class ElasticMixin(CollectivesMixin):
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a file of ours, or of any other strategy."""
-        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        path = args[0] if args else kwargs.get("checkpoint_path")
+        checkpoint = None if self._checkpoints is None else self._checkpoints.load(path)
+        if checkpoint is None:
+            checkpoint = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         state = checkpoint.pop(CHECKPOINT_KEY, None)
         if state is not None:
+            for name in ("running", "random"):
+                state.pop(name, None)
             self._saved_compensation = state.pop("compensation", None)
             hooks.move_loader_state_in(checkpoint, state)
         return checkpoint

@@ -80,6 +80,12 @@ class ElasticLoader(WrappedLoader):
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
+        self.on_plan: Callable[[], None] = lambda: None
+
+    @property
+    def in_epoch(self) -> bool:
+        """Between two batches of an epoch."""
+        return not self._wants_epoch and not self._resumed and self.progress.remaining > 0
 
     @property
     def progress(self) -> EpochProgress:
@@ -161,6 +167,7 @@ class ElasticLoader(WrappedLoader):
         if plan_of != self._plan_of:
             self._plan_of = plan_of
             self._planned.read(lambda start: self._batches(before, members, start))
+            self.on_plan()
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
         if self.dealer.global_batch is not None:
             self.padding = not self.dealer.pieces.mine
@@ -276,18 +283,27 @@ class ElasticLoader(WrappedLoader):
         self._resumed = True
         hooks.set_train_limit(self._trainer, self._num_steps(self.progress))
 
+    def go_back(self, state: dict[str, Any]) -> None:
+        """Go on in the middle of the epoch of a checkpoint, while the loops are running."""
+        self._set(state)
+        self._log_rollback()
+
+    def _log_rollback(self) -> None:
+        progress = self.progress
+        self._log.write(
+            "rollback",
+            generation=self._session.view.generation,
+            step=self.dealer.num_updates,
+            epoch=progress.epoch,
+            cursor_positions=_done(progress),
+        )
+
     def _goes_on(self) -> bool:
         """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
         progress, batches = self.progress, hooks.num_batches_started(self._trainer)
         if batches > 0 and progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
             self.dealer.progress = progress._replace(steps=batches)
-            self._log.write(
-                "rollback",
-                generation=self._session.completed_in.generation,
-                step=self.dealer.num_updates,
-                epoch=progress.epoch,
-                cursor_positions=_done(progress),
-            )
+            self._log_rollback()
             return True
         self.dealer.progress = progress._replace(epoch=-1)
         return False

@@ -5,7 +5,8 @@ ELASTICFLOW_COORDINATOR    HOST:PORT of the coordinator; without it the worker i
 ELASTICFLOW_TOKEN          the job token, the same secret on all nodes
 ELASTICFLOW_NODE           name of this node (default: the host name); its workers are admitted together
 ELASTICFLOW_ADDRESS        address at which the others reach this worker (default: as the coordinator sees it)
-ELASTICFLOW_RUN_DIR        directory of the run (event log, checkpoints)
+ELASTICFLOW_RUN_DIR        directory of the run (event log)
+ELASTICFLOW_CHECKPOINT     URL for checkpoints; see `ef_common.data.checkpointer`
 ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
 LOCAL_RANK                 index of the worker on its node, from 0
 LOCAL_WORLD_SIZE           number of workers that the node starts
@@ -31,6 +32,7 @@ TOKEN = "ELASTICFLOW_TOKEN"
 NODE = "ELASTICFLOW_NODE"
 ADDRESS = "ELASTICFLOW_ADDRESS"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"
+CHECKPOINT = "ELASTICFLOW_CHECKPOINT"
 AUDIT = "ELASTICFLOW_AUDIT"
 _MAX_NODE_CHARS = 100
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
@@ -48,6 +50,7 @@ class WorkerEnvironment:
         local_rank: Index on the node.
         local_world_size: Number of workers of the node.
         run_dir: Directory of the run, or None.
+        checkpoint: URL for checkpoints, or None.
         audit: Whether to log a hash of the weights after each step.
     """
 
@@ -58,6 +61,7 @@ class WorkerEnvironment:
     local_rank: int = 0
     local_world_size: int = 1
     run_dir: Path | None = None
+    checkpoint: str | None = None
     audit: bool = False
 
     def member(self) -> Member:
@@ -83,6 +87,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         local_rank=_integer(env, "LOCAL_RANK", default=0, low=0, high=local_world_size - 1),
         local_world_size=local_world_size,
         run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
+        checkpoint=env.get(CHECKPOINT, "").strip() or None,
         audit=_flag(env, AUDIT),
     )
 

@@ -7,11 +7,13 @@ module-level variable of ElasticFlow.
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ef_common.collectives.engines import NoGroups, check_engine, groups_of
 from ef_common.control.client import CoordinatorClient
@@ -37,6 +39,8 @@ class Worker:
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
         engine: Its data plane.
+        checkpoint: URL for checkpoints that the environment names.
+        trainings: Numbers the trainings of this process.
     """
 
     session: Session
@@ -44,6 +48,8 @@ class Worker:
     elastic: bool
     audit: bool
     engine: str
+    checkpoint: str | None = None
+    trainings: Iterator[int] = field(default_factory=itertools.count)
 
 
 _this: Worker | None = None
@@ -90,7 +96,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         log = EventLog(environment.run_dir, member.id)
         session = Session(SOLO.members[0], channel=None, groups=groups)
         _write_start(log)
-        return Worker(session, log, elastic=False, audit=environment.audit, engine=engine)
+        return Worker(
+            session, log, elastic=False, audit=environment.audit, engine=engine, checkpoint=environment.checkpoint
+        )
     channel: ControlChannel = CoordinatorClient(environment.coordinator, member, environment.token)
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)
@@ -106,7 +114,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     newcomer = session.start()
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
     atexit.register(session.stop)
-    return Worker(session, log, elastic=True, audit=environment.audit, engine=engine)
+    return Worker(session, log, elastic=True, audit=environment.audit, engine=engine, checkpoint=environment.checkpoint)
 
 
 def _write_start(log: EventLog) -> None:

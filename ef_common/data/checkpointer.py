@@ -1,0 +1,267 @@
+"""Checkpoints of one training: the one that it starts from, and when the next is taken.
+
+Rank 0 takes them; whoever becomes rank 0 goes on with it. All members know the run, so that any of them can.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import tenacity
+
+from ef_common.collectives import operations
+from ef_common.core.cadence import Cadence, Pace
+from ef_common.core.lineage import CheckpointId
+from ef_common.core.retention import Retention
+from ef_common.errors import StorageFailed, UsageError
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
+from ef_common.storage.saver import Saver, Snapshot
+from ef_common.storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+_START = tenacity.Retrying(
+    retry=tenacity.retry_if_exception_type(StorageFailed),
+    wait=tenacity.wait_random_exponential(multiplier=0.5, max=30),
+    stop=tenacity.stop_after_delay(timedelta(minutes=5)),
+    before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
+    reraise=True,
+)
+"""Without knowing what lies in the store, nobody can say where to begin."""
+
+
+Make = Callable[[], tuple[Content, Callable[[], None]]]
+"""Copies what is to be saved; returns it, and what lets go of the copy."""
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where checkpoints go, and when they are taken.
+
+    Args:
+        url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``.
+        every_steps: Take one after so many updates.
+        every: Take one after so long. Without both, the interval is computed from what a checkpoint costs and how often
+            workers are lost; see :mod:`ef_common.core.cadence`.
+        retention: What is kept.
+        storage_options: For fsspec's filesystem of that kind.
+
+    Raises:
+        UsageError: Values that contradict each other.
+    """
+
+    url: str
+    every_steps: int | None = None
+    every: timedelta | None = None
+    retention: Retention = field(default_factory=Retention)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        Cadence(self.every_steps, self.every)
+        if not self.url:
+            raise UsageError(f"checkpoints need a URL. Received: checkpoint={self.url!r}")
+
+    @classmethod
+    def of(cls, value: Checkpointing | str | Path | None, *, default: str | None = None) -> Checkpointing | None:
+        """These settings, from what a user has given, or from the environment's URL."""
+        if value is None and default:
+            return cls(default)
+        return value if isinstance(value, Checkpointing) or value is None else cls(str(value))
+
+    def of_training(self, number: int) -> Checkpointing:
+        """Those of the n-th training (from 0) of a program: each has a place of its own."""
+        return self if number == 0 else replace(self, url=f"{self.url.rstrip('/')}/training-{number + 1:03d}")
+
+
+class Checkpointer:
+    """Checkpoints of one training.
+
+    Args:
+        settings: Where, and when.
+        session: The worker's session.
+        log: Event log of the worker.
+        clock: Monotonic seconds.
+
+    Attributes:
+        found: What this training has started from; its files are there until `started`.
+    """
+
+    def __init__(
+        self, settings: Checkpointing, session: Session, *, log: EventLog, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._log = log
+        self._clock = clock
+        self._checkpoints = Checkpoints(Store(settings.url, settings.storage_options))
+        self._cadence = Cadence(settings.every_steps, settings.every)
+        self._pace = Pace.begin(clock(), 0)
+        self._members: frozenset[str] = frozenset()
+        self._saver: Saver | None = None
+        self._files = ExitStack()
+        self.found: Checkpoint | None = None
+
+    # ------------------------------------------------------------ start
+
+    def begin(self, model: str) -> Checkpoint | None:
+        """Find what to start from, and claim the run. All members of a first view call this together.
+
+        Args:
+            model: What the model is; see `fingerprint`.
+
+        Raises:
+            UsageError: A checkpoint of another model.
+            StorageFailed: The store cannot be read.
+        """
+        while True:
+            self.found = self._newest(model)
+            mine = None if self.found is None else self.found.id.name
+            names, _ = operations.gather(self._session, mine, what="name of a checkpoint")
+            if len(set(names)) == 1:
+                break
+            logger.warning("the workers find different checkpoints, and look again. Received: %s", names)
+        while True:
+            claimed = None
+            if self._session.completed_in.ids[:1] in ((), (self._session.worker.id,)) and self._session.rank == 0:
+                claimed = _START(self._checkpoints.claim, None if self.found is None else self.found.id)
+            runs, _ = operations.gather(self._session, claimed, what="number of a run")
+            found = [run for run in runs if run is not None]
+            if found:
+                break  # else rank 0 was lost while it claimed one
+        self._join(max(found))
+        return self.found
+
+    def begin_again(self, model: str) -> Checkpoint | None:
+        """The same, in one worker that then hands everything on: all who had a state are lost."""
+        self.found = self._newest(model)
+        self._join(_START(self._checkpoints.claim, None if self.found is None else self.found.id))
+        return self.found
+
+    def _newest(self, model: str) -> Checkpoint | None:
+        directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="elasticflow-")))
+        found: Checkpoint | None = _START(self._checkpoints.newest_valid, directory=directory)
+        if found is not None and found.manifest.model not in (None, model):
+            raise UsageError(
+                "the checkpoints there are of another model: other names, shapes or types of parameters. Use another "
+                f"URL for this one, or remove them. Received: {self._checkpoints.store}, {found.id.name}"
+            )
+        return found
+
+    def _join(self, run: int) -> None:
+        self._checkpoints.join(run, None if self.found is None else self.found.id)
+        step = 0 if self.found is None else self.found.id.step
+        self._pace = Pace.begin(self._clock(), step, workers=max(1, self._session.world_size))
+        where = "" if self.found is None else f", from step {step} ({self.found.id.name})"
+        logger.info("run %d at %s%s", run, self._checkpoints.store, where)
+        self._log.write("run", run=run, resumed=None if self.found is None else self.found.id.name)
+
+    def open(self, name: str) -> BinaryIO:
+        """A file of what was found, to read. Close it.
+
+        Raises:
+            ValueError: Nothing was found.
+        """
+        if self.found is None:
+            raise ValueError(f"there is no checkpoint to read. Received: name={name!r}")
+        return self._checkpoints.open(self.found, name)
+
+    def started(self) -> None:
+        """What was found has been read."""
+        self._files.close()
+
+    # ------------------------------------------------------------ what newcomers need
+
+    def state(self) -> dict[str, Any]:
+        """For newcomers: plain values."""
+        return {"run": self._checkpoints.run, "parent": None if self.found is None else self.found.id.name}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Be part of the others' run."""
+        parent = state["parent"]
+        self._checkpoints.join(state["run"], None if parent is None else CheckpointId.parse(parent))
+
+    # ------------------------------------------------------------ while it runs
+
+    def due(self, step: int) -> bool:
+        """Whether this worker is to take a checkpoint now."""
+        self._follow_members()
+        if self._session.rank != 0 or self._session.newcomer or self._checkpoints.run is None:
+            return False
+        if self._saver is not None and self._saver.num_held > 1:
+            return False  # the store hangs; memory for two copies is all that it gets
+        return self._cadence.due(self._pace, self._clock(), step).due
+
+    def _follow_members(self) -> None:
+        members = frozenset(self._session.completed_in.ids)
+        if members != self._members:
+            losses = len(self._members - members)
+            self._pace = self._pace.with_workers(self._clock(), max(1, len(members)), losses=losses)
+            self._members = members
+
+    def take(self, step: int, make: Make) -> None:
+        """Take a checkpoint; it is written while the training goes on.
+
+        Args:
+            step: Updates that were made.
+            make: Copies what is to be saved; see `Make`.
+        """
+        saver = self._started_saver()
+        begin = self._clock()
+        run = self._checkpoints.run or 0
+        id = CheckpointId(run, self._session.completed_in.generation, step)
+        content, release = make()
+        saver.submit(Snapshot(id, content, release))
+        now = self._clock()
+        self._pace = self._pace.with_taken(now, step).with_stall(now - begin)
+
+    def _started_saver(self) -> Saver:
+        if self._saver is None:
+            self._saver = Saver(
+                self._checkpoints, retention=self._settings.retention, log=self._log, on_saved=self._saved
+            )
+            self._saver.start()
+        return self._saver
+
+    def _saved(self, seconds: float) -> None:
+        self._pace = self._pace.with_write(seconds)
+
+    # ------------------------------------------------------------ end
+
+    def finish(self, step: int, make: Make, *, timeout_s: float | None = None) -> None:
+        """Save the newest state, and wait until it is saved.
+
+        Raises:
+            StorageError: It could not be.
+        """
+        saver = self._saver
+        if saver is None or saver.saved is None or saver.saved.step != step:
+            self.take(step, make)
+        if self._saver is not None:
+            self._saver.close(timeout_s)
+            self._saver = None
+
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """Let go of everything, whatever has been saved."""
+        if self._saver is not None:
+            self._saver.stop(timeout_s)
+            self._saver = None
+        self._files.close()
+
+
+def fingerprint(parts: Iterable[tuple[str, Iterable[int], str]]) -> str:
+    """What a model is: names, shapes and types of its parameters."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, shape, kind in parts:
+        digest.update(f"{name} {tuple(shape)} {kind}\n".encode())
+    return digest.hexdigest()

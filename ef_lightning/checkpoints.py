@@ -1,0 +1,160 @@
+"""Checkpoints that a training takes by itself, and starts from: Lightning's own format, ElasticFlow's places."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ef_common import __version__
+from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
+from ef_common.events import EventLog
+from ef_common.session import Barrier, Session
+from ef_common.storage.checkpoints import Content
+from ef_lightning import hooks
+from ef_lightning.host_copy import HostCopies
+from ef_lightning.random_state import restore_random_state
+from ef_lightning.train_loader import ElasticLoader
+
+logger = logging.getLogger(__name__)
+
+FILE = "lightning.ckpt"
+CHECKPOINT_KEY = "elasticflow"
+"""Where a checkpoint file holds what Lightning does not know: how far its epoch is, the ratio of the run …"""
+
+
+class TrainerCheckpoints:
+    """Checkpoints of one `fit`.
+
+    Args:
+        settings: Where, and when.
+        session: The worker's session.
+        trainer: The Trainer.
+        log: Event log of the worker.
+    """
+
+    def __init__(self, settings: Checkpointing, session: Session, trainer: Any, *, log: EventLog) -> None:
+        self.job = Checkpointer(settings, session, log=log)
+        self._session = session
+        self._trainer = trainer
+        self._copies = HostCopies()
+        self._collect: Callable[[], dict[str, Any]] | None = None
+        self._loader: Callable[[], ElasticLoader | None] = lambda: None
+        self._random: torch.Tensor | None = None
+        self._path: str | None = None
+        if not session.newcomer:
+            hooks.before_restoring(trainer, self._find)
+
+    def attach(self, collect: Callable[[], dict[str, Any]], *, loader: Callable[[], ElasticLoader | None]) -> None:
+        """What is to be saved can be had from here on."""
+        self._collect, self._loader = collect, loader
+
+    # ------------------------------------------------------------ start
+
+    def _find(self, path: Any) -> Any:
+        """The file to resume from: ours if there is one, else what the user named."""
+        found = self.job.begin(self._fingerprint() or "")
+        if found is None:
+            return path
+        if path is not None:
+            logger.info("goes on from %s instead of ckpt_path=%s, which was where this job began", found.id.name, path)
+        self._path = found.id.name
+        return self._path
+
+    def load(self, path: Any) -> dict[str, Any] | None:
+        """The checkpoint to resume from, if it is this one."""
+        if self._path is None or path != self._path or self.job.found is None:
+            return None
+        return self._read()
+
+    def saved(self) -> dict[str, Any] | None:
+        """The checkpoint to go back to, if all who had a state are lost."""
+        found = self.job.begin_again(self._fingerprint() or "")
+        return None if found is None else self._read()
+
+    def _read(self) -> dict[str, Any]:
+        with self.job.open(FILE) as file:
+            checkpoint = _load(file)
+        self._random = checkpoint[CHECKPOINT_KEY].pop("random")
+        self.job.started()
+        return checkpoint
+
+    def _fingerprint(self) -> str | None:
+        tensors = self._trainer.lightning_module.state_dict()
+        if any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors.values()):
+            return None
+        kinds = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+        return fingerprint((name, tensor.shape, str(tensor.dtype)) for name, tensor in kinds.items())
+
+    # ------------------------------------------------------------ while it runs
+
+    def boundary(self) -> None:
+        """Between two steps of an epoch."""
+        loader = self._loader()
+        if loader is None or self._session.newcomer:
+            return
+        if not loader.in_epoch or loader.progress.uncommitted:
+            return
+        step = loader.dealer.num_updates
+        if self.job.due(step):
+            self.job.take(step, self._content)
+
+    def restore_random_state(self) -> None:
+        """Nothing but samples will be read before the next step: it draws what it would have drawn."""
+        if self._random is not None:
+            restore_random_state(self._random, rank=self._session.rank)
+            self._random = None
+
+    def finish(self) -> None:
+        """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this.
+
+        Raises:
+            StorageError: It could not be saved.
+        """
+        loader, session, done = self._loader(), self._session, False
+        while not done and loader is not None:
+            writer = (session.completed_in.ids or (session.worker.id,))[0]
+            if writer == session.worker.id:
+                self.job.finish(loader.dealer.num_updates, self._content)
+            session.run(Barrier())
+            done = writer in (session.completed_in.ids or (session.worker.id,))
+
+    def stop(self) -> None:
+        """The training is over, whatever it has come to."""
+        self.job.stop()
+
+    def _content(self) -> tuple[Content, Callable[[], None]]:
+        collect, loader = self._collect, self._loader()
+        if collect is None or loader is None:
+            raise RuntimeError("there is nothing to save before the training has been set up")
+        with self._session.alone("on_save_checkpoint, or a state_dict()"):
+            copy = self._copies.of(collect())
+        progress = loader.progress
+        content = Content(
+            files={FILE: lambda file: torch.save(copy.tree, file)},  # type: ignore[arg-type]
+            progress={
+                "epoch": progress.epoch,
+                "cursor": progress.cursor,
+                "returned": list(progress.returned),
+                "seed": loader.seed,
+                "epochs": int(self._trainer.current_epoch),
+            },
+            metrics={name: float(v) for name, v in self._trainer.callback_metrics.items() if v.numel() == 1},
+            model=self._fingerprint(),
+            versions={"elasticflow": __version__, "torch": str(torch.__version__)},
+        )
+        return content, copy.release
+
+
+def _load(file: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if "weights_only" not in str(error):
+            raise
+        logger.warning("the checkpoint holds objects of your own (hyper-parameters, states of callbacks): %s", error)
+        file.seek(0)
+        found = torch.load(file, map_location="cpu", weights_only=False)
+    return found
