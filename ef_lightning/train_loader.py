@@ -306,6 +306,12 @@ class ElasticLoader(WrappedLoader):
             self._log_rollback()
             return True
         self.dealer.progress = progress._replace(epoch=-1)
+        self._log.write(
+            "rollback",
+            generation=self._session.view.generation,
+            step=self.dealer.num_updates,
+            epoch=self._trainer.current_epoch,
+        )
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:

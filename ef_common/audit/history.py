@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,13 +148,54 @@ def load(run_dir: Path) -> History:
     Raises:
         EventLogError: If there are no events, or the log is malformed.
     """
-    history, places, empty = History(), defaultdict[str, _Place](_Place), True
-    for record in read(run_dir):
-        _add(history, places[record["worker"]], record)
-        empty = False
-    if empty:
+    records = list(read(run_dir))
+    if not records:
         raise EventLogError(f"The event logs in {run_dir} hold no events")
+    history, places, offsets = History(), defaultdict[str, _Place](_Place), _offsets(records)
+    for record in records:
+        if "generation" in record:
+            record = {**record, "generation": record["generation"] + offsets[record["worker"]]}
+        _add(history, places[record["worker"]], record)
     return history
+
+
+def _offsets(records: Sequence[Record]) -> dict[str, int]:
+    """What to add to the generations that each worker has logged, so that they grow from one job to the next.
+
+    A job that is started again has another coordinator, which counts from the beginning. The job that began first comes
+    first.
+    """
+    begins: dict[str, float] = {}
+    newest: defaultdict[str, int] = defaultdict(int)
+    for record in records:
+        begins.setdefault(record["worker"], record["time"])
+        newest[record["worker"]] = max(newest[record["worker"]], record.get("generation", 0))
+    jobs = _jobs(records, newest)
+    jobs.sort(key=lambda job: min(begins[worker] for worker in job))
+    offsets: dict[str, int] = {}
+    offset = 0
+    for job in jobs:
+        offsets |= dict.fromkeys(job, offset)
+        offset += 1 + max(newest[worker] for worker in job)
+    return offsets
+
+
+def _jobs(records: Sequence[Record], newest: Mapping[str, int]) -> list[set[str]]:
+    """Workers by job: those that have met in a view are of one.
+
+    Who is alone, without a coordinator, knows no generation above 0. The others that tell of no view are taken for one
+    job.
+    """
+    found: dict[str, set[str]] = {}
+    lonely = {worker for worker in newest if not newest[worker]}
+    viewless = newest.keys() - lonely - {record["worker"] for record in records if record["kind"] == "view"}
+    views = {frozenset({*record["members"], record["worker"]}) for record in records if record["kind"] == "view"}
+    for together in (viewless, *({worker} for worker in lonely), *map(set, views)):
+        for worker in list(together):
+            together |= found.get(worker, set())
+        found.update(dict.fromkeys(together, together))
+    logged = [frozenset(job & newest.keys()) for job in found.values()]
+    return [set(job) for job in dict.fromkeys(logged) if job]
 
 
 def _add(history: History, place: _Place, record: Record) -> None:

@@ -165,6 +165,8 @@ class Checkpointer:
         where = "" if self.found is None else f", from step {step} ({self.found.id.name})"
         logger.info("run %d at %s%s", run, self._checkpoints.store, where)
         self._log.write("run", run=run, resumed=None if self.found is None else self.found.id.name)
+        if self.found is None and run > 1:
+            self._log.write("rollback", generation=self._session.view.generation, step=0, epoch=0)
 
     def open(self, name: str) -> BinaryIO:
         """A file of what was found, to read. Close it.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import SumMetric
 
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.events import EventLog
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
@@ -47,6 +48,7 @@ class Options:
     backend: str = "gloo"
     data_worker_dies_at: int | None = None  # at the first reading of this sample
     global_batch: int | None = None
+    checkpoint: str = ""  # URL
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
 
@@ -199,6 +201,7 @@ def _trainer(options: Options) -> Trainer:
             compensation="linear",  # the optimizer has its own step
             global_batch_size=options.global_batch,
             deterministic=options.deterministic,
+            checkpoint=Checkpointing(options.checkpoint, every_steps=2) if options.checkpoint else None,
         ),
         accelerator="cpu",
         max_epochs=options.epochs,
