@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from ef_common.core.compensation import Compensation, Rule
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.global_batches import check_size
 from ef_common.errors import JobFinished, UnsupportedError
 from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
@@ -32,6 +34,7 @@ def callbacks(
     backend: str | None = None,
     global_batch_size: int | None = None,
     deterministic: bool = False,
+    checkpoint: Checkpointing | str | Path | None = None,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
@@ -56,6 +59,9 @@ def callbacks(
             computed in one thread. What cannot be so raises, but for what ElasticFlow cannot see: random numbers of
             TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks that
             decide by metrics, which lack what a lost worker had seen.
+        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
+            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
+            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
@@ -71,6 +77,7 @@ def callbacks(
             Compensation.of(compensation),
             global_batch_size=global_batch_size,
             deterministic=deterministic,
+            checkpoint=Checkpointing.of(checkpoint),
         )
     ]
 
@@ -85,6 +92,7 @@ class Elastic(keras.callbacks.Callback):
         compensation: How the optimizers follow the global batch.
         global_batch_size: See :func:`callbacks`.
         deterministic: See :func:`callbacks`.
+        checkpoint: See :func:`callbacks`.
     """
 
     def __init__(
@@ -94,8 +102,10 @@ class Elastic(keras.callbacks.Callback):
         *,
         global_batch_size: int | None = None,
         deterministic: bool = False,
+        checkpoint: Checkpointing | None = None,
     ) -> None:
         super().__init__()
+        self._checkpoint = checkpoint
         self._engine = engine
         self._compensation = compensation
         self._global_batch_size = global_batch_size
@@ -113,11 +123,17 @@ class Elastic(keras.callbacks.Callback):
                 exit_cleanly("the job has finished already; nothing to join")
         worker = self._worker
         named = self._compensation.reference_batch_size is not None
-        if worker is None or not (worker.elastic or worker.log.enabled or named or self._is_global):
+        if worker is None or not (
+            worker.elastic or worker.log.enabled or named or self._is_global or self._checkpointing
+        ):
             return
         others = hooks.callback_list(self)
         only_on_rank_zero(others, worker.session)
         others.callbacks.append(_Last(self, others))
+
+    @property
+    def _checkpointing(self) -> Checkpointing | None:
+        return Checkpointing.of(self._checkpoint, default=None if self._worker is None else self._worker.checkpoint)
 
     @property
     def _is_global(self) -> bool:
@@ -143,6 +159,7 @@ class Elastic(keras.callbacks.Callback):
             compensation=self._compensation,
             global_batch_size=size,
             deterministic=self._deterministic,
+            checkpointing=self._checkpointing,
         )
         with leaving_cleanly():
             self._fit.begin()

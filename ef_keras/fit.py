@@ -15,11 +15,13 @@ from ef_common.collectives import operations
 from ef_common.core.compensation import Compensation
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import UsageError
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
 from ef_keras.backends import passes_for, prepare_determinism, reducer_for
+from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.checks import global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
@@ -44,6 +46,7 @@ class Fit:
         compensation: How the optimizers follow the global batch, unless its size is fixed.
         global_batch_size: Samples of an update, if that is fixed.
         deterministic: The weights must not depend on the number of workers, bit for bit.
+        checkpointing: Where checkpoints go, if there are any.
 
     Raises:
         UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
@@ -59,8 +62,11 @@ class Fit:
         compensation: Compensation,
         global_batch_size: int | None = None,
         deterministic: bool = False,
+        checkpointing: Checkpointing | None = None,
     ) -> None:
         self._worker = worker
+        self._checkpointing = checkpointing
+        self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
         self._model = model
         self._callbacks = callbacks
@@ -137,6 +143,7 @@ class Fit:
         self._state = FitState(
             model, lambda: self._callbacks.callbacks, progress=self._progress, load_progress=self._load_progress
         )
+        self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
             self._warm_up(batch)
@@ -146,8 +153,18 @@ class Fit:
             logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
             hooks.start_at(model, self.data.epoch)
         else:
-            self._agree_on_start()
+            restored = self._checkpoints is not None and self._state.go_back(self._checkpoints.find())
+            if restored:
+                hooks.start_at(model, self.data.epoch)
+            self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+
+    def _set_up_checkpoints(self) -> None:
+        if self._checkpointing is not None:
+            settings = self._checkpointing.of_training(next(self._worker.trainings))
+            self._checkpoints = self._state.checkpoints = FitCheckpoints(
+                settings, self._session, self._model, log=self._worker.log, collect=self._state.collect
+            )
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data
@@ -166,22 +183,24 @@ class Fit:
 
     def end(self) -> None:
         """Everybody has come to the end: from here on, nobody can join."""
+        self._remember()  # of a training that had ended before
         self.data.dealer.end()
         self._session.run(Barrier())
+        if self._checkpoints is not None:
+            self._checkpoints.finish(self.data.dealer.num_updates)
         self._session.close()
         self._session.state = None
         self._reducer.detach()
         hooks.start_at(self._model, None)
         hooks.renew_train_function(self._model)
 
-    def _agree_on_start(self) -> None:
+    def _agree_on_start(self, seed: int | None) -> None:
         """Rank 0's variables, its seed, the size of its first batch and where it begins, are everybody's."""
         variables = self._state.variables()
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
         start = hooks.start_of(self._model)
-        seed = random.getrandbits(31)
-        if self._deterministic:
-            seed = hooks.random_seed() or 0
+        if seed is None:
+            seed = (hooks.random_seed() or 0) if self._deterministic else random.getrandbits(31)
         mine = [0, 0, 0]
         if self._global_batch is not None:
             mine = [*self._global_batch, self.data.pass_size]
@@ -218,9 +237,9 @@ class Fit:
         compensation = None if self.compensation is None else self.compensation.state()
         return {**self.data.state(), "compensation": compensation}
 
-    def _load_progress(self, state: dict[str, Any]) -> None:
-        """Go on where the others are."""
-        self.data.load_state(state)
+    def _load_progress(self, state: dict[str, Any], saved: bool) -> None:
+        """Go on where the others are, or where a checkpoint was saved."""
+        self.data.load_state(state, saved=saved)
         if self.compensation is not None and state["compensation"] is not None:
             self.compensation.load_state(state["compensation"])
 
@@ -257,6 +276,9 @@ class Fit:
             if not self.data.dealer.progress.remaining:
                 self.compensation.settle()
         self.log_weights()
+        dealer = self.data.dealer
+        if self._checkpoints is not None and dealer.progress.remaining and not dealer.progress.uncommitted:
+            self._checkpoints.boundary(dealer.num_updates)
 
     def _pad(self, begins: bool) -> None:
         """What a batch that only keeps step does to the metrics does not count."""
@@ -279,6 +301,10 @@ class Fit:
     def begin_epoch(self, epoch: int) -> None:
         """An epoch begins."""
         self.data.epoch = epoch
+        self._remember()
+
+    def _remember(self) -> None:
+        """All callbacks have begun, and forgotten what they knew."""
         if not self._remembers:
             self._remembers = True
             self._state.recall()

@@ -12,6 +12,7 @@ import numpy as np
 from ef_common.collectives.codec import ARRAYS
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_keras import hooks
+from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.rank_zero import OnRankZero, restore, unwrapped
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,10 @@ class FitState:
         model: The model, built, with its optimizers.
         callbacks: Of the `fit`.
         progress: Collects how far the epoch is.
-        load_progress: Takes it in.
+        load_progress: Takes it in; the flag says that it comes from a checkpoint, not from a member.
+
+    Attributes:
+        checkpoints: Those that are taken of it, if there are any.
     """
 
     def __init__(
@@ -45,12 +49,13 @@ class FitState:
         callbacks: Callable[[], Sequence[Any]],
         *,
         progress: Callable[[], dict[str, Any]],
-        load_progress: Callable[[dict[str, Any]], None],
+        load_progress: Callable[[dict[str, Any], bool], None],
     ) -> None:
         self._model = model
         self._callbacks = callbacks
         self._progress = progress
         self._load_progress = load_progress
+        self.checkpoints: FitCheckpoints | None = None
         self._outgoing: list[np.ndarray] = []
         self._incoming: list[np.ndarray] = []
         self._prepared: list[np.ndarray] = []
@@ -102,11 +107,25 @@ class FitState:
         for variable, value in zip(variables, state["variables"], strict=True):
             variable.assign(value)
         self._memories = state["callbacks"]
-        self._load_progress(state["progress"])
+        self._load_progress(state["progress"], False)
+        if self.checkpoints is not None and state["checkpoints"] is not None:
+            self.checkpoints.job.load_state(state["checkpoints"])
 
     def restore(self) -> bool:
-        """All who held a state are lost."""
-        return False
+        """All who held a state are lost: take the one that was saved last, if any was."""
+        return self.checkpoints is not None and self.go_back(self.checkpoints.find_again())
+
+    def go_back(self, collected: dict[str, Any] | None) -> bool:
+        """Go on from what a checkpoint holds besides the variables. Returns whether there was one."""
+        if collected is None:
+            return False
+        self._memories = collected["callbacks"]
+        self._load_progress(collected["progress"], True)
+        return True
+
+    def collect(self) -> dict[str, Any]:
+        """All but the variables."""
+        return {"progress": self._progress(), "callbacks": self.memories()}
 
     # ------------------------------------------------------------ callbacks
 
@@ -138,9 +157,9 @@ class FitState:
 
     def _collect(self) -> dict[str, Any]:
         return {
+            **self.collect(),
             "variables": [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in self.variables()],
-            "progress": self._progress(),
-            "callbacks": self.memories(),
+            "checkpoints": None if self.checkpoints is None else self.checkpoints.job.state(),
         }
 
 

@@ -215,16 +215,28 @@ class TrainingData:
         """What a newcomer needs to go on with the others."""
         return {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where the others are, from the next call of `batches` on."""
+    def load_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
+        """Go on from the next call of `batches` on: where the others are, or where a checkpoint was saved."""
         self.seed, self.full_batch = state["seed"], state["full_batch"]
         if state["epoch"] < 0:
             return  # all who had begun are lost, and this worker begins with those who joined with it
+        if saved and state["length"] != self.source.length:
+            raise UsageError(
+                "the checkpoint was made of an epoch of another length: the data have changed. "
+                f"Expected: {state['length']} (samples, or batches of a stream). Received: {self.source.length}"
+            )
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
+        if saved and not self.dealer.progress.remaining:
+            self.epoch += 1
+            self.dealer.log_rollback(epoch=self.epoch)
+            return
         self.source.begin(self.epoch, seed=self.seed, cursor=self.dealer.progress.cursor)
         self._resumed = True
-        self.dealer.log_admission()
+        if saved:
+            self.dealer.log_rollback()
+        else:
+            self.dealer.log_admission()
 
 
 def first_batch(source: Source) -> Any:

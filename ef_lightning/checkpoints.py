@@ -11,7 +11,7 @@ import torch
 from ef_common import __version__
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
 from ef_common.events import EventLog
-from ef_common.session import Barrier, Session
+from ef_common.session import Session
 from ef_common.storage.checkpoints import Content
 from ef_lightning import hooks
 from ef_lightning.host_copy import HostCopies
@@ -108,18 +108,14 @@ class TrainerCheckpoints:
             self._random = None
 
     def finish(self) -> None:
-        """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this.
+        """The training is complete. All members call this.
 
         Raises:
             StorageError: It could not be saved.
         """
-        loader, session, done = self._loader(), self._session, False
-        while not done and loader is not None:
-            writer = (session.completed_in.ids or (session.worker.id,))[0]
-            if writer == session.worker.id:
-                self.job.finish(loader.dealer.num_updates, self._content)
-            session.run(Barrier())
-            done = writer in (session.completed_in.ids or (session.worker.id,))
+        loader = self._loader()
+        if loader is not None:
+            self.job.finish(loader.dealer.num_updates, self._content)
 
     def stop(self) -> None:
         """The training is over, whatever it has come to."""

@@ -20,7 +20,7 @@ from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
-from ef_common.data.dealer import Dealer, ranges_of
+from ef_common.data.dealer import Dealer
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
@@ -286,32 +286,17 @@ class ElasticLoader(WrappedLoader):
     def go_back(self, state: dict[str, Any]) -> None:
         """Go on in the middle of the epoch of a checkpoint, while the loops are running."""
         self._set(state)
-        self._log_rollback()
-
-    def _log_rollback(self) -> None:
-        progress = self.progress
-        self._log.write(
-            "rollback",
-            generation=self._session.view.generation,
-            step=self.dealer.num_updates,
-            epoch=progress.epoch,
-            cursor_positions=_done(progress),
-        )
+        self.dealer.log_rollback()
 
     def _goes_on(self) -> bool:
         """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
         progress, batches = self.progress, hooks.num_batches_started(self._trainer)
         if batches > 0 and progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
             self.dealer.progress = progress._replace(steps=batches)
-            self._log_rollback()
+            self.dealer.log_rollback()
             return True
         self.dealer.progress = progress._replace(epoch=-1)
-        self._log.write(
-            "rollback",
-            generation=self._session.view.generation,
-            step=self.dealer.num_updates,
-            epoch=self._trainer.current_epoch,
-        )
+        self.dealer.log_rollback(epoch=self._trainer.current_epoch)
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:
@@ -352,11 +337,3 @@ class LoneLoader(ElasticLoader):
 def _is_empty(places: Range) -> bool:
     start, stop = places
     return start == stop
-
-
-def _done(progress: EpochProgress) -> list[tuple[int, int]]:
-    """Positions that have been committed, if nothing is uncommitted."""
-    done = np.zeros(progress.length, dtype=bool)
-    done[: progress.cursor] = True
-    done[list(progress.returned[max(0, progress.cursor - progress.length) :])] = False
-    return ranges_of(np.flatnonzero(done))

@@ -24,7 +24,7 @@ from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
 from ef_common.errors import StorageFailed, UsageError
 from ef_common.events import EventLog
-from ef_common.session import Session
+from ef_common.session import Barrier, Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
 from ef_common.storage.saver import Saver, Snapshot
 from ef_common.storage.store import Store
@@ -133,7 +133,7 @@ class Checkpointer:
             logger.warning("the workers find different checkpoints, and look again. Received: %s", names)
         while True:
             claimed = None
-            if self._session.completed_in.ids[:1] in ((), (self._session.worker.id,)) and self._session.rank == 0:
+            if _first(self._session) == self._session.worker.id:
                 claimed = _START(self._checkpoints.claim, None if self.found is None else self.found.id)
             runs, _ = operations.gather(self._session, claimed, what="number of a run")
             found = [run for run in runs if run is not None]
@@ -241,7 +241,21 @@ class Checkpointer:
     # ------------------------------------------------------------ end
 
     def finish(self, step: int, make: Make, *, timeout_s: float | None = None) -> None:
-        """Save the newest state, and wait until it is saved.
+        """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this together.
+
+        Raises:
+            StorageError: It could not be saved.
+        """
+        session, done = self._session, False
+        while not done:
+            writer = _first(session)
+            if writer == session.worker.id:
+                self.save(step, make, timeout_s=timeout_s)
+            session.run(Barrier())
+            done = writer == _first(session) or writer in session.completed_in.ids
+
+    def save(self, step: int, make: Make, *, timeout_s: float | None = None) -> None:
+        """Save the newest state, and wait until it is saved. Nothing is saved any more after that.
 
         Raises:
             StorageError: It could not be.
@@ -259,6 +273,10 @@ class Checkpointer:
             self._saver.stop(timeout_s)
             self._saver = None
         self._files.close()
+
+
+def _first(session: Session) -> str:
+    return (session.completed_in.ids or (session.worker.id,))[0]
 
 
 def fingerprint(parts: Iterable[tuple[str, Iterable[int], str]]) -> str:

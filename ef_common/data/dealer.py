@@ -208,6 +208,17 @@ class Dealer:
             steps=state["steps"],
         )
 
+    def log_rollback(self, *, epoch: int | None = None) -> None:
+        """Note down that the training goes on from a checkpoint: in the middle of its epoch, or with another one."""
+        positions = {} if epoch is not None else {"cursor_positions": _done(self.progress)}
+        self._log.write(
+            "rollback",
+            generation=self._session.view.generation,
+            step=self.num_updates,
+            epoch=self.progress.epoch if epoch is None else epoch,
+            **positions,
+        )
+
     def log_admission(self) -> None:
         """Note down that this worker goes on where the others are."""
         self._log.write(
@@ -226,3 +237,11 @@ def ranges_of(positions: Iterable[int] | np.ndarray) -> list[Range]:
         return []
     cuts = np.flatnonzero(np.diff(positions) != 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
+
+
+def _done(progress: EpochProgress) -> list[tuple[int, int]]:
+    """Positions that have been committed, if nothing is uncommitted."""
+    done = np.zeros(progress.length, dtype=bool)
+    done[: progress.cursor] = True
+    done[list(progress.returned[max(0, progress.cursor - progress.length) :])] = False
+    return ranges_of(np.flatnonzero(done))

@@ -15,6 +15,7 @@ import numpy as np
 
 import ef_keras
 from ef_common.collectives.gradients import arrays
+from ef_common.data.checkpointer import Checkpointing
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_keras import evaluation_data
@@ -41,6 +42,7 @@ class Options:
     read_s: float = 0.0  # how long a batch of the stream takes to come
     csv: bool = False  # the results of each epoch, in a file
     global_batch: int | None = None
+    checkpoint: str = ""  # URL
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
@@ -200,6 +202,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         backend=chosen.backend,
         global_batch_size=chosen.global_batch,
         deterministic=chosen.deterministic,
+        checkpoint=Checkpointing(chosen.checkpoint, every_steps=2) if chosen.checkpoint else None,
     )
     stopping = keras.callbacks.EarlyStopping(
         "loss",

@@ -1,0 +1,135 @@
+"""Checkpoints that a `fit` takes by itself, and starts from: Keras's own format, ElasticFlow's places."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_common import __version__
+from ef_common.collectives.codec import ARRAYS
+from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
+from ef_common.errors import UsageError
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_common.storage.checkpoints import Content
+from ef_keras import hooks
+from ef_keras.model_file import MODEL, WEIGHTS, ModelFile
+
+STATE = "elasticflow.state"
+"""What Keras's file lacks: the place in the epoch, what callbacks remember, random generators."""
+
+
+class FitCheckpoints:
+    """Checkpoints of one `fit`.
+
+    Args:
+        settings: Where, and when.
+        session: The worker's session.
+        model: The model, built.
+        log: Event log of the worker.
+        collect: The place in the epoch and what callbacks remember: a plain tree.
+    """
+
+    def __init__(
+        self,
+        settings: Checkpointing,
+        session: Session,
+        model: Any,
+        *,
+        log: EventLog,
+        collect: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.job = Checkpointer(settings, session, log=log)
+        self._session = session
+        self._model = model
+        self._collect = collect
+        self._file = ModelFile(model)
+
+    # ------------------------------------------------------------ start
+
+    def find(self) -> dict[str, Any] | None:
+        """At the start of all: load the newest one. Returns what was collected then; None if there is none."""
+        return self._load(self.job.begin(self._fingerprint()) is not None)
+
+    def find_again(self) -> dict[str, Any] | None:
+        """The same, in one worker, when all who had a state are lost."""
+        return self._load(self.job.begin_again(self._fingerprint()) is not None)
+
+    def _load(self, found: bool) -> dict[str, Any] | None:
+        if not found:
+            return None
+        with self.job.open(STATE) as file:
+            state: dict[str, Any] = ARRAYS.loads(file.read())
+        with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
+            path = Path(directory) / (MODEL if state["file"] == MODEL else WEIGHTS)
+            with self.job.open(state["file"]) as file:
+                path.write_bytes(file.read())
+            try:
+                self._model.load_weights(path)
+            except ValueError as error:
+                raise UsageError(f"the checkpoint does not fit this model or its optimizer: {error}") from error
+        self.job.started()
+        _set_random_state(self._model, state["random"], rank=self._session.rank)
+        collected: dict[str, Any] = state["collected"]
+        return collected
+
+    def _fingerprint(self) -> str:
+        variables = hooks.state_variables(self._model)
+        return fingerprint((str(index), v.shape, str(v.dtype)) for index, v in enumerate(variables))
+
+    # ------------------------------------------------------------ while it runs
+
+    def boundary(self, step: int) -> None:
+        """Between two steps of an epoch."""
+        if self.job.due(step):
+            self.job.take(step, self._content)
+
+    def finish(self, step: int) -> None:
+        """The training is complete. All members call this.
+
+        Raises:
+            StorageError: It could not be saved.
+        """
+        self.job.finish(step, self._content)
+
+    def _content(self) -> tuple[Content, Callable[[], None]]:
+        with self._session.alone("get_config(), or save_own_variables()"):
+            copy = self._file.copy()
+        collected = self._collect()
+        state = {"file": self._file.name, "collected": collected, "random": _random_state(self._model)}
+        header = ARRAYS.dumps(state, what="state of fit")
+        progress = collected["progress"]
+        content = Content(
+            files={self._file.name: copy.write, STATE: lambda file: file.write(header)},
+            progress={name: progress[name] for name in ("epoch", "cursor", "seed")}
+            | {"returned": np.asarray(progress["returned"]).tolist()},
+            metrics={},
+            model=self._fingerprint(),
+            versions={"elasticflow": __version__, "keras": str(keras.__version__)},
+        )
+        return content, lambda: None
+
+
+def _random_state(model: Any) -> dict[str, Any]:
+    kind, keys, *others = np.random.get_state(legacy=True)
+    return {
+        "keras": [np.array(keras.ops.convert_to_numpy(state)) for state in hooks.seed_states(model)],
+        "numpy": [str(kind), np.asarray(keys), *map(float, others)],
+        "python": random.getstate(),
+    }
+
+
+def _set_random_state(model: Any, saved: dict[str, Any], *, rank: int) -> None:
+    """Keras's generators are equal in all workers; from the others, only rank 0 draws what it would have drawn."""
+    for state, value in zip(hooks.seed_states(model), saved["keras"], strict=True):
+        state.assign(value)
+    if rank == 0:
+        kind, keys, position, has_gauss, gauss = saved["numpy"]
+        np.random.set_state((kind, keys, int(position), int(has_gauss), gauss))
+        random.setstate(saved["python"])
