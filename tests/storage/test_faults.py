@@ -1,0 +1,128 @@
+"""Stores that are full, or stop to answer, for real."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ef_common.core.lineage import CheckpointId
+from ef_common.storage.checkpoints import Checkpoints, Content
+from ef_common.storage.saver import Retries, Saver, Snapshot
+from ef_common.storage.store import Store
+from tests.storage.ceph import KEYS, Ceph
+from tests.storage.conftest import BUCKET
+
+ENOUGH_S = 60.0
+RETRIES = Retries(first=timedelta(milliseconds=1), longest=timedelta(milliseconds=50), total=timedelta(days=1))
+DATA = bytes(300_000)
+
+
+def snapshot(run: int, step: int) -> Snapshot:
+    return Snapshot(CheckpointId(run, 1, step), Content({"weights": lambda file: file.write(DATA)}))
+
+
+class Heard(logging.Handler):
+    """Waits for a line in the log."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            self.heard.set()
+
+    def __enter__(self) -> Heard:
+        logging.getLogger("ef_common.storage").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("ef_common.storage").removeHandler(self)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+        ).returncode
+    )
+    if not mounted:
+        pytest.skip("no right to mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_disk_that_is_full_keeps_the_one_before_and_saving_goes_on_when_there_is_room(small_disk: Path) -> None:
+    checkpoints = Checkpoints(Store(small_disk / "run"))
+    run = checkpoints.claim(parent=None)
+    with Saver(checkpoints, retries=RETRIES) as saver, Heard("the store is full") as full:
+        saver.submit(snapshot(run, 1))
+        assert saver.flush(ENOUGH_S)
+        filler = small_disk / "filler"
+        filler.write_bytes(bytes(600_000))
+        saver.submit(snapshot(run, 2))
+        assert full.heard.wait(ENOUGH_S)
+        assert saver.saved == CheckpointId(run, 1, 1)
+        assert Checkpoints(Store(small_disk / "run")).newest_valid().id.step == 1
+        filler.unlink()
+        saver.close(ENOUGH_S)
+    assert Checkpoints(Store(small_disk / "run")).newest_valid().id.step == 2
+
+
+@pytest.mark.processes
+def test_store_that_stalls_holds_up_nobody_and_saving_goes_on_when_it_answers(ceph: Ceph) -> None:
+    options = {
+        **KEYS,
+        "endpoint_url": ceph.endpoint,
+        "config_kwargs": {"read_timeout": 1, "retries": {"max_attempts": 0}},
+    }
+    url = f"s3://{BUCKET}/stalled"
+    checkpoints = Checkpoints(Store(url, options))
+    run = checkpoints.claim(parent=None)
+    with Saver(checkpoints, retries=RETRIES) as saver, Heard("did not answer in time") as stalled:
+        saver.submit(snapshot(run, 1))
+        assert saver.flush(ENOUGH_S)
+        ceph.stall()
+        try:
+            for step in range(2, 50):
+                saver.submit(snapshot(run, step))
+                assert saver.num_held <= 2
+            assert stalled.heard.wait(ENOUGH_S)
+            assert not saver.flush(0)
+            assert saver.saved == CheckpointId(run, 1, 1)
+        finally:
+            ceph.go_on()
+        saver.close(ENOUGH_S)
+    assert Checkpoints(Store(url, options)).newest_valid().id.step == 49
+
+
+@pytest.mark.processes
+def test_store_that_goes_away_and_is_never_back_makes_the_end_fail(ceph: Ceph) -> None:
+    url, options = f"s3://{BUCKET}/gone", {**KEYS, "endpoint_url": ceph.endpoint}
+    checkpoints = Checkpoints(Store(url, options))
+    checkpoints.claim(parent=None)
+    away = Checkpoints(Store(url, {**KEYS, "endpoint_url": "http://127.0.0.1:9", "config_kwargs": NO_RETRIES}))
+    away.join(1)
+    saver = Saver(away, retries=Retries(total=timedelta(0)))
+    saver.start()
+    saver.submit(snapshot(1, 1))
+    with pytest.raises(Exception, match="none was saved at all.*the store cannot be reached"):
+        saver.close(ENOUGH_S)
+    assert checkpoints.newest_valid() is None
+
+
+NO_RETRIES = {"retries": {"max_attempts": 0}}
