@@ -66,6 +66,8 @@ class Store:
 
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self._url = os.fspath(url)
+        if ":" not in self._url:
+            self._url = os.path.abspath(self._url)  # whatever the working directory is later
         self._options = dict(storage_options or {})
         self._secrets = secrets_of(self._options)
         self._filesystem: Any = None

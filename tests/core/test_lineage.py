@@ -122,9 +122,7 @@ def test_fence_holds_back_older_runs_and_generations(
 
 
 @given(st.sets(ids), ids)
-def test_fence_lets_only_the_newest_generation_pass(
-    checkpoints: set[CheckpointId], writer: CheckpointId
-) -> None:
+def test_fence_lets_only_the_newest_generation_pass(checkpoints: set[CheckpointId], writer: CheckpointId) -> None:
     """Whatever passes is of the newest run and generation, so that nothing of older writers sorts before it."""
     if fence(writer, checkpoints, {}) is None:
         assert all(one[:2] <= writer[:2] for one in checkpoints)

@@ -37,6 +37,8 @@ keyring = {folder}/admin.keyring
 mon_data = {folder}/mon
 mon_initial_members = a
 auth_allow_insecure_global_id_reclaim = true
+paxos_propose_interval = 0.02
+paxos_min_wait = 0.01
 [osd]
 osd_data = {folder}/osd
 keyring = {folder}/osd/keyring

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ef_common.core.lineage import CheckpointId
+from ef_common.errors import StorageFailed
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.saver import Retries, Saver, Snapshot
 from ef_common.storage.store import Store
@@ -110,19 +113,17 @@ def test_store_that_stalls_holds_up_nobody_and_saving_goes_on_when_it_answers(ce
     assert Checkpoints(Store(url, options)).newest_valid().id.step == 49
 
 
-@pytest.mark.processes
-def test_store_that_goes_away_and_is_never_back_makes_the_end_fail(ceph: Ceph) -> None:
-    url, options = f"s3://{BUCKET}/gone", {**KEYS, "endpoint_url": ceph.endpoint}
-    checkpoints = Checkpoints(Store(url, options))
-    checkpoints.claim(parent=None)
-    away = Checkpoints(Store(url, {**KEYS, "endpoint_url": "http://127.0.0.1:9", "config_kwargs": NO_RETRIES}))
-    away.join(1)
+def test_store_that_is_out_of_reach_makes_the_end_fail(moto: dict[str, Any]) -> None:
+    url, no_retries = f"s3://{BUCKET}/gone", {"config_kwargs": {"retries": {"max_attempts": 0}}}
+    checkpoints = Checkpoints(Store(url, moto))
+    run = checkpoints.claim(parent=None)
+    with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+        address = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
+    away = Checkpoints(Store(url, {**moto, **no_retries, "endpoint_url": address}))
+    away.join(run)
     saver = Saver(away, retries=Retries(total=timedelta(0)))
     saver.start()
-    saver.submit(snapshot(1, 1))
-    with pytest.raises(Exception, match="none was saved at all.*the store cannot be reached"):
+    saver.submit(snapshot(run, 1))
+    with pytest.raises(StorageFailed, match=r"none was saved at all.*the store cannot be reached"):
         saver.close(ENOUGH_S)
     assert checkpoints.newest_valid() is None
-
-
-NO_RETRIES = {"retries": {"max_attempts": 0}}

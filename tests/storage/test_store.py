@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,7 +189,7 @@ def test_wrong_secret_says_so(ceph: Ceph) -> None:
 
 
 @pytest.mark.processes
-def test_credentials_that_are_renewed_are_used(ceph: Ceph, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_credentials_that_are_renewed_are_used(ceph: Ceph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     text = "[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
     file.write_text(text.format(key=KEYS["key"], secret="an-old-secret"))
@@ -200,11 +202,27 @@ def test_credentials_that_are_renewed_are_used(ceph: Ceph, monkeypatch: pytest.M
     assert store.read("a") == b"1"
 
 
-def test_directory_that_cannot_be_read_is_not_an_empty_store(tmp_path: Any) -> None:
-    (tmp_path / "checkpoints").write_bytes(b"a file where a directory should be")
-    store = Store(str(tmp_path))
-    with pytest.raises(StorageFailed):
-        store.create("checkpoints/a/manifest.json", b"")
+def test_directory_that_cannot_be_read_is_not_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.create("checkpoints/a/manifest.json", b"1")
+
+    def fail(path: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fsspec.implementations.local.os.scandir", fail)
+        with pytest.raises(StorageFailed, match=r"list checkpoints .* the mount is stale"):
+            store.entries("checkpoints")
+    assert store.entries("checkpoints") == [Entry("a", None)]
+
+
+def test_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = Store("run")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store.create("a", b"1")
+    assert (tmp_path / "run" / "a").read_bytes() == b"1"
 
 
 def test_unknown_kind_of_store_is_misuse() -> None:
