@@ -61,6 +61,7 @@ def test_publish_then_newest_valid_gives_all_of_it(make: Callable[[], Store], tm
         with second.open(found, name) as copy, second.open(second.newest_valid(), name) as direct:
             assert copy.read() == direct.read() == (DATA + bytes([20]) if name == "weights" else b"12345")
     assert second.claim(found.id) == 2
+    assert second.publish(CheckpointId(2, 1, 30), content(30)).parent == found.id.name
 
 
 def test_restarts_go_on_from_each_other_and_retention_holds(make: Callable[[], Store]) -> None:

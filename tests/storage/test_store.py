@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from ef_common.errors import AlreadyExists, NotFound, StorageFailed, UsageError
-from ef_common.storage.store import Entry, Store
+from ef_common.storage.store import Entry, Store, _make_parents
 from tests.storage.ceph import KEYS, Ceph
 from tests.storage.conftest import BUCKET, Place
 
@@ -141,6 +141,56 @@ def test_delete_removes_only_what_it_names_and_may_be_repeated(make: Callable[[]
     for _ in range(2):
         store.delete_folder("a/b")
         assert make().entries("a") == [Entry("bc", None), Entry("four", 1)]
+
+
+def test_entries_leaves_out_the_marker_of_an_empty_folder(moto: dict[str, Any]) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem(**moto).call_s3("put_object", Bucket=BUCKET, Key="marked/checkpoints/", Body=b"")
+    store = Store(f"s3://{BUCKET}/marked", moto)
+    store.create("checkpoints/a", b"1")
+    assert store.entries("checkpoints") == [Entry("a", 1)]
+
+
+def test_bucket_is_never_made(moto: dict[str, Any]) -> None:
+    import s3fs
+
+    filesystem = s3fs.S3FileSystem(**moto, skip_instance_cache=True)
+    with pytest.raises(FileNotFoundError):
+        _make_parents(filesystem, "not-a-bucket/run/checkpoints")
+    assert not filesystem.exists("not-a-bucket")
+
+
+def test_create_that_loses_late_does_not_remove_the_other_ones_file(
+    memory: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As stores do which look for another one's file only when this one is complete."""
+
+    def lose(file: Any) -> None:
+        memory._filesystem.pipe_file(memory._path("claim"), b"of another")
+        raise FileExistsError
+
+    monkeypatch.setattr("ef_common.storage.store._complete", lose)
+    with pytest.raises(AlreadyExists):
+        memory.create("claim", b"mine")
+    assert memory.read("claim") == b"of another"
+
+
+def test_writer_whose_store_fails_raises_that_whatever_the_block_makes_of_it(memory: Store) -> None:
+    class Full:
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write() -> None:
+        with memory.writer("data") as writer:
+            writer._file = Full()
+            try:
+                writer.write(b"1")
+            except StorageFailed:
+                raise RuntimeError("the serializer failed") from None
+
+    with pytest.raises(StorageFailed, match=r"write data .* the store is full"):
+        write()
 
 
 def test_store_outlives_a_directory_that_another_removes(make: Callable[[], Store]) -> None:
