@@ -59,7 +59,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         options = request.getfixturevalue("moto")
     else:
         options = {**KEYS, "endpoint_url": request.getfixturevalue("ceph").endpoint}
-    return f"s3://{BUCKET}/{folder}", {**options, "default_block_size": 5 << 20}
+    return f"s3://{BUCKET}/{folder}", options
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,21 @@ def test_writer_that_is_overtaken_while_it_writes_does_not_publish(make: Callabl
     assert not caught.value.final
     assert new.newest_valid().id == CheckpointId(1, 2, 15)
     assert new.clean(Retention()) == [CheckpointId(1, 1, 20)]
+
+
+def test_manifest_is_created_when_the_data_has_reached_the_disk(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def record(number: int) -> None:
+        fsync(number)
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        synced.append((path.name, (path.parent / "manifest.json").exists()))
+
+    checkpoints = job(local)
+    monkeypatch.setattr("ef_common.storage.store.os.fsync", record)
+    checkpoints.publish(CheckpointId(1, 1, 10), content(10))
+    assert synced == [("weights", False), ("small", False), ("manifest.json", True)]
 
 
 # ---------------------------------------------------------------- damage

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -127,3 +128,31 @@ def test_store_that_is_out_of_reach_makes_the_end_fail(moto: dict[str, Any]) -> 
     with pytest.raises(StorageFailed, match=r"none was saved at all.*the store cannot be reached"):
         saver.close(ENOUGH_S)
     assert checkpoints.newest_valid() is None
+
+
+HANGS = """
+import socket
+from ef_common.core.lineage import CheckpointId
+from ef_common.storage.checkpoints import Checkpoints, Content
+from ef_common.storage.saver import Saver, Snapshot
+from ef_common.storage.store import Store
+
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    checkpoints = Checkpoints(Store("s3://bucket/run", {"key": "k", "secret": "s", "endpoint_url": address}))
+    checkpoints.join(1)
+    saver = Saver(checkpoints)
+    saver.start()
+    saver.submit(Snapshot(CheckpointId(1, 1, 1), Content({})))
+    silent.accept()  # it has asked, and waits for an answer
+    saver.close(0)
+"""
+
+
+@pytest.mark.processes
+def test_process_whose_store_never_answers_ends_and_fails() -> None:
+    pytest.importorskip("s3fs")
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", HANGS], cwd=root, capture_output=True, text=True, timeout=ENOUGH_S)
+    assert done.returncode == 1
+    assert "the newest checkpoint is not saved after 0 s" in done.stderr.splitlines()[-1]

@@ -20,6 +20,12 @@ from tests.storage.conftest import BUCKET, Place
 LARGE = bytes(range(256)) * (12 << 12)  # 12 MiB: several parts
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest ones that S3 allows."""
+    monkeypatch.setattr("ef_common.storage.store.PART_BYTES", 5 << 20)
+
+
 def test_create_then_read_gives_the_bytes(make: Callable[[], Store]) -> None:
     make().create("runs/000001.json", b"hello")
     assert make().read("runs/000001.json") == b"hello"
@@ -91,7 +97,7 @@ def test_writer_whose_block_raises_leaves_nothing(make: Callable[[], Store], siz
 def test_writer_whose_block_raises_leaves_no_upload_in_parts(moto: dict[str, Any], size: int) -> None:
     import s3fs
 
-    store = Store(f"s3://{BUCKET}/parts", {**moto, "default_block_size": 5 << 20})
+    store = Store(f"s3://{BUCKET}/parts", moto)
     with pytest.raises(ZeroDivisionError):
         write_in_vain(store, "data.bin", LARGE[:size])
     assert s3fs.S3FileSystem(**moto).list_multipart_uploads(BUCKET) == []
@@ -264,6 +270,23 @@ def test_directory_that_cannot_be_read_is_not_an_empty_store(tmp_path: Path, mon
         with pytest.raises(StorageFailed, match=r"list checkpoints .* the mount is stale"):
             store.entries("checkpoints")
     assert store.entries("checkpoints") == [Entry("a", None)]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_disk_that_fails_to_sync_is_an_error_and_one_that_cannot_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, "no")
+
+    store = Store(tmp_path)
+    monkeypatch.setattr("ef_common.storage.store.os.fsync", fail)
+    if number == errno.EIO:
+        with pytest.raises(StorageFailed):
+            store.create("a", b"1")
+    else:
+        store.create("a", b"1")
+    assert [entry.name for entry in store.entries("")] == ([] if number == errno.EIO else ["a"])
 
 
 def test_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
