@@ -15,6 +15,10 @@ Glossary
     commit       a gradient reduction has completed: its samples are used
     global batch samples of one update, of all members together
     ratio        global batch : reference batch, which the optimizer's settings are meant for
+    run          one start of a job; starts from the same URL are numbered
+    checkpoint   files in a store that a manifest vouches for; named by (run, generation, step)
+    snapshot     what is to become a checkpoint, held still on the host while training goes on
+    fenced       not allowed to publish any more, because others have gone on
     returned     positions that were dealt to a worker which died before the commit; dealt again
 """
 

@@ -391,6 +391,12 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # Steps after `step` in generations before `generation` are void: the job started again from there.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
     "fault": {"what": _text},
-    "checkpoint": {},
+    # A checkpoint is whole in the store; seconds and bytes are those of its writing.
+    "checkpoint": {"id": _text, "step": _count, "seconds": _number, "bytes": _count},
+    # An attempt to save one failed; final if there will be no other one.
+    "checkpoint_failed": {"id": _text, "reason": _text, "final": _flag},
+    # A snapshot was not saved, because a newer one took its place or saving has ended.
+    "checkpoint_dropped": {"id": _text, "reason": _text},
+    "checkpoint_removed": {"ids": _ids},
     "end": {"reason": _text},
 }

@@ -241,13 +241,12 @@ class Saver:
 
     def _save(self, snapshot: Snapshot) -> None:
         retries = self._retries
-        deadline = tenacity.stop_after_delay(retries.total.total_seconds())
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(StorageFailed),
             wait=tenacity.wait_random_exponential(
                 multiplier=retries.first.total_seconds(), max=retries.longest.total_seconds()
             ),
-            stop=lambda state: deadline(state) or self._is_superseded(),
+            stop=tenacity.stop_after_delay(retries.total.total_seconds()),
             before_sleep=lambda state: self._tell_failure(snapshot, state),
             sleep=self._sleep,
             reraise=True,

@@ -13,6 +13,7 @@ Every error of a store is a `StorageFailed` with a reason, `NotFound` or `Alread
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +27,13 @@ from ef_common.storage.failures import failure, redact, secrets_of
 
 CHECKSUM = "xxh3_128"
 CHUNK_BYTES = 8 << 20
+"""How much is read or written at once."""
+
+PART_BYTES = 16 << 20
+"""Object stores get files in parts of this size. They allow 10,000 of them, and keep a few copies of one in memory."""
 
 _T = TypeVar("_T")
+_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of file systems that do not know it
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -66,6 +72,8 @@ class Store:
 
     def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self._url = os.fspath(url)
+        if ":" not in self._url:
+            self._url = os.path.abspath(self._url)  # whatever the working directory is later
         self._options = dict(storage_options or {})
         self._secrets = secrets_of(self._options)
         self._filesystem: Any = None
@@ -184,10 +192,10 @@ class Store:
     def _open(self, fs: Any, name: str, mode: str) -> Any:
         path = self._path(name)
         try:
-            return fs.open(path, mode)
+            return fs.open(path, mode, block_size=PART_BYTES)
         except FileNotFoundError:
             _make_parents(fs, fs._parent(path))
-            return fs.open(path, mode)
+            return fs.open(path, mode, block_size=PART_BYTES)
 
     def _run(self, what: str, operation: Callable[[Any], _T], *, exclusive: bool = False) -> _T:
         try:
@@ -293,7 +301,11 @@ def _complete(file: Any) -> None:
         number = None
     if number is not None:
         file.flush()
-        os.fsync(number)
+        try:
+            os.fsync(number)
+        except OSError as error:
+            if error.errno not in _NO_FSYNC:
+                raise
     file.close()
 
 

@@ -74,6 +74,12 @@ def test_parse_foreign_name_is_none(name: str) -> None:
             id="a whole run is passed over",
         ),
         pytest.param(
+            [id_(1, 10), id_(2, 20)],
+            {1: Claim(None), 2: Claim(None), 3: Claim(id_(1, 10))},
+            [id_(1, 10)],
+            id="a whole run that started from nothing is passed over",
+        ),
+        pytest.param(
             [id_(1, 10), id_(1, 20), id_(3, 30)],
             {1: Claim(None), 2: Claim(id_(1, 10)), 3: Claim(id_(2, 15))},
             [id_(3, 30), id_(1, 10)],

@@ -1,0 +1,80 @@
+"""Stores of each kind to test with."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.storage.store import Store
+from tests.storage.ceph import KEYS, Ceph, missing_programs
+
+BUCKET = "elasticflow"
+_numbers = itertools.count()
+
+Place = tuple[str, dict[str, Any]]
+"""A URL and its storage options."""
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[dict[str, Any]]:
+    """Options of an S3 server within this process."""
+    pytest.importorskip("s3fs")
+    server_module = pytest.importorskip("moto.server")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield _with_bucket({**KEYS, "endpoint_url": f"http://{host}:{port}"})
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Ceph]:
+    missing = missing_programs()
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    pytest.importorskip("s3fs")
+    with tempfile.TemporaryDirectory(prefix="ef-ceph-") as folder, Ceph(Path(folder)) as running:
+        _with_bucket({**KEYS, "endpoint_url": running.endpoint})
+        yield running
+
+
+@pytest.fixture(
+    params=["local", "memory", "moto", pytest.param("ceph", marks=pytest.mark.processes)],
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where a store of each kind can be, empty."""
+    folder = f"run-{next(_numbers)}"
+    if request.param == "local":
+        return f"file://{tmp_path}/{folder}", {}
+    if request.param == "memory":
+        return f"memory://{tmp_path}/{folder}", {}
+    if request.param == "moto":
+        options = request.getfixturevalue("moto")
+    else:
+        options = {**KEYS, "endpoint_url": request.getfixturevalue("ceph").endpoint}
+    return f"s3://{BUCKET}/{folder}", options
+
+
+@pytest.fixture
+def make(place: Place) -> Callable[[], Store]:
+    """Makes stores at the same place, as other processes have them: nothing is shared but the place."""
+    return lambda: Store(*place)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Store:
+    return Store(f"memory://{tmp_path}")
+
+
+def _with_bucket(options: dict[str, Any]) -> dict[str, Any]:
+    import s3fs
+
+    s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir(BUCKET)
+    return options
