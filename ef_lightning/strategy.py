@@ -34,6 +34,7 @@ from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
+from ef_lightning.checkpoint_io import checkpoint_io_for
 from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
 from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
 from ef_lightning.collectives import CollectivesMixin
@@ -81,7 +82,7 @@ class ElasticMixin(CollectivesMixin):
         local_rank: int
         cluster_environment: Any
         optimizers: Any
-        checkpoint_io: Any
+        _checkpoint_io: Any
 
     def __init__(
         self,
@@ -142,6 +143,19 @@ class ElasticMixin(CollectivesMixin):
         """Device of this worker."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
         return devices[0] if len(devices) == 1 else devices[self.local_rank % len(devices)]
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """Writes the files that callbacks ask for."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = checkpoint_io_for(self.host)()
+        elif getattr(self._checkpoint_io, "checkpoint_io", self) is None:  # a user's plugin around another one
+            self._checkpoint_io.checkpoint_io = checkpoint_io_for(self.host)()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, value: Any) -> None:
+        self._checkpoint_io = value
 
     @property
     def num_nodes(self) -> int:

@@ -16,28 +16,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import tenacity
-
 from ef_common.collectives import operations
 from ef_common.core.cadence import Cadence, Pace
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.errors import StorageFailed, UsageError
+from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
+from ef_common.storage.retries import Retries
 from ef_common.storage.saver import Saver, Snapshot
 from ef_common.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-_START = tenacity.Retrying(
-    retry=tenacity.retry_if_exception_type(StorageFailed),
-    wait=tenacity.wait_random_exponential(multiplier=0.5, max=30),
-    stop=tenacity.stop_after_delay(timedelta(minutes=5)),
-    before_sleep=tenacity.before_sleep_log(logger, logging.WARNING),
-    reraise=True,
-)
+_START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
 
 
@@ -200,8 +193,8 @@ class Checkpointer:
         self._follow_members()
         if self._session.rank != 0 or self._session.newcomer or self._checkpoints.run is None:
             return False
-        if self._saver is not None and self._saver.num_held > 1:
-            return False  # the store hangs; memory for two copies is all that it gets
+        if self._saver is not None and self._saver.num_held > int(self._saver.failing):
+            return False  # one copy is enough, and a second one while the store fails
         return self._cadence.due(self._pace, self._clock(), step).due
 
     def _follow_members(self) -> None:

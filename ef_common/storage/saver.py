@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import tenacity
@@ -22,23 +21,9 @@ from ef_common.errors import Fenced, StorageError, StorageFailed
 from ef_common.events import EventLog
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.failures import describe
+from ef_common.storage.retries import Retries
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """How to try again when a store fails.
-
-    Args:
-        first: Wait after the first failure; it doubles after each, with jitter.
-        longest: No single wait is longer.
-        total: After so long a snapshot is given up. One attempt may last longer: it is never cut short.
-    """
-
-    first: timedelta = timedelta(seconds=1)
-    longest: timedelta = timedelta(minutes=1)
-    total: timedelta = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +116,11 @@ class Saver:
         """Snapshots whose host copy is in use: 0, 1 or 2."""
         with self._changed:
             return sum(one is not None for one in (self._pending, self._writing))
+
+    @property
+    def failing(self) -> bool:
+        """The store has refused what is being written."""
+        return self._reason is not None
 
     @property
     def saved(self) -> CheckpointId | None:
@@ -240,16 +230,8 @@ class Saver:
             self._drop(abandoned, "saving has ended")
 
     def _save(self, snapshot: Snapshot) -> None:
-        retries = self._retries
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(StorageFailed),
-            wait=tenacity.wait_random_exponential(
-                multiplier=retries.first.total_seconds(), max=retries.longest.total_seconds()
-            ),
-            stop=tenacity.stop_after_delay(retries.total.total_seconds()),
-            before_sleep=lambda state: self._tell_failure(snapshot, state),
-            sleep=self._sleep,
-            reraise=True,
+        attempts = self._retries.attempts(
+            before_sleep=lambda state: self._tell_failure(snapshot, state), sleep=self._sleep
         )
         attempts(self._attempt, snapshot)
 

@@ -18,7 +18,8 @@ import pytest
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import StorageFailed
 from ef_common.storage.checkpoints import Checkpoints, Content
-from ef_common.storage.saver import Retries, Saver, Snapshot
+from ef_common.storage.retries import Retries
+from ef_common.storage.saver import Saver, Snapshot
 from ef_common.storage.store import Store
 from tests.storage.ceph import KEYS, Ceph
 from tests.storage.conftest import BUCKET

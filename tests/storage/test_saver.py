@@ -15,7 +15,8 @@ from ef_common.core.retention import Retention
 from ef_common.errors import Fenced, StorageFailed
 from ef_common.events import EventLog, Record, read
 from ef_common.storage.checkpoints import Checkpoints, Content
-from ef_common.storage.saver import Retries, Saver, Snapshot
+from ef_common.storage.retries import Retries
+from ef_common.storage.saver import Saver, Snapshot
 from ef_common.storage.store import Store
 
 NEVER = timedelta(days=1)

@@ -1,0 +1,95 @@
+"""Checkpoints that the user's callbacks ask for, at a URL."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+from ef_common.errors import StorageFailed
+from ef_common.storage.retries import Retries
+from ef_common.storage.store import Writer
+from ef_lightning import checkpoint_io, strategy_for
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
+
+pl = importlib.import_module(HOSTS[0])
+Regression = training.regression(pl)
+strategy = strategy_for(HOSTS[0])
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+URL = "memory://callbacks"
+
+
+@pytest.fixture(autouse=True)
+def store() -> Iterator[Any]:
+    fs = fsspec.filesystem("memory")
+    yield fs
+    if fs.exists("/callbacks"):
+        fs.rm("/callbacks", recursive=True)
+
+
+def fit(directory: str, **options: Any) -> Any:
+    callback = pl.callbacks.ModelCheckpoint(directory, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    options = {"enable_checkpointing": True, "callbacks": [callback], **options}
+    trainer = training.trainer(pl, strategy(), **options)
+    trainer.fit(Regression(), training.loader())
+    return callback
+
+
+def test_model_checkpoint_at_a_url_is_written_whole_and_loads(store: Any) -> None:
+    callback = fit(URL)
+    names = {Path(name).name for name in store.ls("/callbacks", detail=False)}
+    assert names >= {"step=2.ckpt", "step=4.ckpt"}
+    loaded = Regression.load_from_checkpoint(callback.best_model_path)
+    with store.open("/callbacks/" + Path(callback.best_model_path).name) as file:
+        weights = torch.load(file, weights_only=True)["state_dict"]
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("num_failures", [2, 100])
+def test_store_that_fails_is_tried_again_and_nothing_torn_is_left(
+    store: Any, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    failures = iter(range(num_failures))
+    write = Writer.write
+
+    def fail(self: Writer, data: Any) -> int:
+        if next(failures, None) is None:
+            return write(self, data)
+        self.failure = StorageFailed("the store is full")
+        raise self.failure
+
+    brief = Retries(timedelta(milliseconds=1), timedelta(milliseconds=2), total=timedelta(milliseconds=50))
+    monkeypatch.setattr(Writer, "write", fail)
+    monkeypatch.setattr(checkpoint_io, "Retries", lambda: brief)
+    if num_failures == 2:
+        fit(URL)
+        assert store.exists("/callbacks/step=2.ckpt")
+    else:
+        with pytest.raises(StorageFailed, match="the store is full"):
+            fit(URL)
+        assert not store.exists("/callbacks/step=2.ckpt")
+
+
+def test_plugin_of_the_users_is_kept_and_one_that_wraps_gets_ours(tmp_path: Path) -> None:
+    plugins = importlib.import_module(f"{HOSTS[0]}.plugins.io")
+    own = plugins.TorchCheckpointIO()
+    trainer = training.trainer(pl, strategy(), plugins=[own])
+    assert trainer.strategy.checkpoint_io is own
+    around = plugins.AsyncCheckpointIO()
+    trainer = training.trainer(pl, strategy(), plugins=[around])
+    assert trainer.strategy.checkpoint_io is around
+    assert type(around.checkpoint_io).__name__ == "ElasticFlowCheckpointIO"
+    fit(str(tmp_path), plugins=[plugins.AsyncCheckpointIO()])
+    assert (tmp_path / "step=2.ckpt").exists()
