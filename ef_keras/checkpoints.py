@@ -74,7 +74,6 @@ class FitCheckpoints:
                 self._model.load_weights(path)
             except ValueError as error:
                 raise UsageError(f"the checkpoint does not fit this model or its optimizer: {error}") from error
-        self.job.started()
         _set_random_state(self._model, state["random"], rank=self._session.rank)
         collected: dict[str, Any] = state["collected"]
         return collected

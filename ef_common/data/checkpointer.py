@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -87,7 +85,7 @@ class Checkpointer:
         clock: Monotonic seconds.
 
     Attributes:
-        found: What this training has started from; its files are there until `started`.
+        found: What this training has started from.
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class Checkpointer:
         self._pace = Pace.begin(clock(), 0)
         self._members: frozenset[str] = frozenset()
         self._saver: Saver | None = None
-        self._files = ExitStack()
         self.found: Checkpoint | None = None
 
     # ------------------------------------------------------------ start
@@ -142,8 +139,7 @@ class Checkpointer:
         return self.found
 
     def _newest(self, model: str) -> Checkpoint | None:
-        directory = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="elasticflow-")))
-        found: Checkpoint | None = _START(self._checkpoints.newest_valid, directory=directory)
+        found: Checkpoint | None = _START(self._checkpoints.newest_valid, keep=True)
         if found is not None and found.manifest.model not in (None, model):
             raise UsageError(
                 "the checkpoints there are of another model: other names, shapes or types of parameters. Use another "
@@ -170,10 +166,6 @@ class Checkpointer:
         if self.found is None:
             raise ValueError(f"there is no checkpoint to read. Received: name={name!r}")
         return self._checkpoints.open(self.found, name)
-
-    def started(self) -> None:
-        """What was found has been read."""
-        self._files.close()
 
     # ------------------------------------------------------------ what newcomers need
 
@@ -265,7 +257,6 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.stop(timeout_s)
             self._saver = None
-        self._files.close()
 
 
 def _first(session: Session) -> str:

@@ -15,12 +15,12 @@ The rules of what may be taken, and who may publish, are in `ef_common.core.line
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from ef_common.core.lineage import CheckpointId, Claim, fence, lineage, next_run
@@ -44,12 +44,12 @@ class Checkpoint:
     Args:
         id: Which one.
         manifest: What it says of itself.
-        local: Folder with verified copies of its files, if they were fetched.
+        kept: Its files, verified, if they were to be kept.
     """
 
     id: CheckpointId
     manifest: Manifest
-    local: Path | None = None
+    kept: Mapping[str, io.BytesIO] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,59 +205,56 @@ class Checkpoints:
 
     # ------------------------------------------------------------ read
 
-    def newest_valid(self, *, verify: bool = True, directory: Path | None = None) -> Checkpoint | None:
+    def newest_valid(self, *, verify: bool = True, keep: bool = False) -> Checkpoint | None:
         """The checkpoint to start from. One line is logged for each that is passed over, and says why.
 
         Args:
             verify: Read all data and compare the checksums; otherwise only that the files are there, with their sizes.
-            directory: Keep verified copies of the files there, so that they need not be read again.
+            keep: Keep the files in memory, so that they need not be read again.
 
         Raises:
             NewerFormat: A newer version wrote the newest one, or a claim.
         """
         for id in lineage([one for one in self._folders() if self._has_manifest(one)], self._claims()):
             try:
-                return self._checked(id, verify=verify, directory=directory)
+                return self._checked(id, verify=verify, keep=keep)
             except InvalidCheckpoint as error:
                 _logger.warning("%s: checkpoint %s is passed over: %s", self.store, id.name, error)
         return None
 
     def open(self, checkpoint: Checkpoint, name: str) -> BinaryIO:
-        """One of its files, to read: the verified copy if there is one. Close it.
+        """One of its files, to read and to close; the one that was kept, once, if it was.
 
         Raises:
             KeyError: It has no such file.
         """
         _ = checkpoint.manifest.files[name]
-        if checkpoint.local is not None:
-            return (checkpoint.local / name).open("rb")
+        if name in checkpoint.kept:
+            checkpoint.kept[name].seek(0)
+            return checkpoint.kept[name]
         return self.store.open(f"{_folder(checkpoint.id)}/{name}")
 
-    def _checked(self, id: CheckpointId, *, verify: bool, directory: Path | None) -> Checkpoint:
+    def _checked(self, id: CheckpointId, *, verify: bool, keep: bool) -> Checkpoint:
         manifest = self._manifest(id)
         problem = _incomplete(manifest, self.store.entries(_folder(id)))
         if problem:
             raise InvalidCheckpoint(problem)
-        local = None if directory is None else directory / id.name
-        if verify or local is not None:
+        kept: dict[str, io.BytesIO] = {}
+        if verify or keep:
             for name, file in manifest.files.items():
-                self._verify(f"{_folder(id)}/{name}", file, None if local is None else local / name)
+                data = io.BytesIO()
+                self._verify(f"{_folder(id)}/{name}", file, data.write if keep else len)
+                if keep:
+                    kept[name] = data
             self._valid.add(id)
-        return Checkpoint(id, manifest, local)
+        return Checkpoint(id, manifest, kept)
 
-    def _verify(self, name: str, file: StoredFile, target: Path | None) -> None:
+    def _verify(self, name: str, file: StoredFile, target: Callable[[bytes], object]) -> None:
         try:
-            if target is None:
-                found = self.store.copy(name, lambda _: None)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as copy:
-                    found = self.store.copy(name, copy.write)
+            found = self.store.copy(name, target)
         except NotFound:
             raise InvalidCheckpoint(f"{name} is missing") from None
         if found != (file.size, file.checksum):
-            if target is not None:
-                target.unlink()
             raise InvalidCheckpoint(f"{name} has been changed: its checksum differs")
 
     # ------------------------------------------------------------ remove

@@ -53,7 +53,7 @@ def test_publish_then_newest_valid_gives_all_of_it(make: Callable[[], Store], tm
     for step in (10, 20):
         first.publish(CheckpointId(1, 1, step), content(step, metrics={"loss": 1 / step}, model="m"))
     second = Checkpoints(make())
-    found = second.newest_valid(directory=tmp_path / "copies")
+    found = second.newest_valid(keep=True)
     assert found is not None
     assert found.id == CheckpointId(1, 1, 20)
     assert found.manifest.progress == {"mark": 20}
@@ -209,7 +209,7 @@ def test_newest_valid_passes_over_a_damaged_one_and_says_why(
     for step in (10, 20):
         checkpoints.publish(CheckpointId(1, 1, step), content(step))
     damage(folder, CheckpointId(1, 1, 20))
-    found = Checkpoints(local).newest_valid(directory=folder / "copies")
+    found = Checkpoints(local).newest_valid(keep=True)
     assert found is not None
     assert found.id == CheckpointId(1, 1, 10)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,0 +1,178 @@
+"""Trains 33 M parameters with AdamW (400 MB of state), takes checkpoints in several ways, and reports what they cost.
+
+Arguments: folder, number of rounds, URL of an S3 bucket or nothing, and the endpoint of the server.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+from ef_common.data.checkpointer import Checkpointer, Checkpointing
+from ef_common.events import EventLog
+from ef_lightning import ElasticFlowStrategy
+from tests.benchmarks.lightning_module import Module, trainer
+from tests.benchmarks.models import loader
+from tests.benchmarks.pair import report
+from tests.benchmarks.processes import die_with_parent
+
+_KEEP = {"aws_access_key_id": "efaccess", "aws_secret_access_key": "efsecretkey"}
+
+
+class Measure(Callback):
+    """In the middle of a training: a checkpoint in each way, several times."""
+
+    def __init__(self, folder: Path, num_rounds: int, s3: tuple[str, str] | None) -> None:
+        self.found: dict[str, list[float]] = defaultdict(list)
+        self._folder = folder
+        self._num_rounds = num_rounds
+        self._s3 = s3
+        self._writes: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx != 2:
+            return
+        checkpoints = trainer.strategy._checkpoints
+        local = self._job(trainer, str(self._folder / "ours"))
+        self._memory(local, checkpoints)
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        for number in range(self._num_rounds):
+            self._ours(local, checkpoints, 10 + number)
+            self._lightning(trainer, number)
+            self._async_io(trainer, number)
+            self._dcp(state, number)
+            self._sequential(state)
+            self._resume()
+        if self._s3 is not None:
+            remote = self._job(trainer, f"{self._s3[0]}/ours", endpoint_url=self._s3[1])
+            for number in range(self._num_rounds):
+                self._ours(remote, checkpoints, 10 + number, name="s3")
+                self._boto3(state)
+        trainer.should_stop = True
+
+    def _job(self, trainer: Any, url: str, **options: Any) -> Checkpointer:
+        if options:
+            options = {**options, "key": _KEEP["aws_access_key_id"], "secret": _KEEP["aws_secret_access_key"]}
+        job = Checkpointer(
+            Checkpointing(url, storage_options=options), trainer.strategy.session, log=EventLog(None, "b")
+        )
+        job._saved = self._writes.append  # type: ignore[method-assign]
+        job.begin("")
+        return job
+
+    def _ours(self, job: Checkpointer, checkpoints: Any, step: int, *, name: str = "local") -> None:
+        begin = time.perf_counter()
+        job.take(step, checkpoints._content)
+        self.found[f"{name}_pause"].append(time.perf_counter() - begin)
+        job._saver.flush()  # type: ignore[union-attr]
+        self.found[f"{name}_write"].append(self._writes.pop())
+
+    def _memory(self, job: Checkpointer, checkpoints: Any) -> None:
+        """Of the first one, for which the copy's memory is taken."""
+        process, peak, done = psutil.Process(), 0, False
+        before = process.memory_info().rss
+        job.take(1, checkpoints._content)
+        while not done:
+            done = job._saver.flush(0.005)  # type: ignore[union-attr]
+            peak = max(peak, process.memory_info().rss)
+        self.found["extra_bytes"].append(peak - before)
+
+    def _lightning(self, trainer: Any, number: int) -> None:
+        path = self._folder / f"sync{number % 2}.ckpt"
+        self._timed("sync", lambda: trainer.save_checkpoint(path))
+        self.found["bytes"] = [path.stat().st_size]
+
+    def _async_io(self, trainer: Any, number: int) -> None:
+        plugin = AsyncCheckpointIO(TorchCheckpointIO())
+
+        def save() -> None:
+            state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+            plugin.save_checkpoint(state, self._folder / f"async{number % 2}.ckpt")
+
+        self._timed("async_io", save)
+        plugin.teardown()
+
+    def _dcp(self, state: dict[str, Any], number: int) -> None:
+        tensors = {"model": state["state_dict"], "optimizer": state["optimizer_states"][0]}
+        futures: list[Any] = []
+        path = self._folder / f"dcp{number % 2}"
+        self._timed("dcp", lambda: futures.append(dcp.async_save(tensors, checkpoint_id=path)))
+        futures[0].result()
+
+    def _sequential(self, state: dict[str, Any]) -> None:
+        """The bytes of a checkpoint, written one after the other to the same disk."""
+        data = np.random.default_rng(0).bytes(int(self.found["bytes"][0]))
+
+        def write() -> None:
+            with open(self._folder / "sequential", "wb") as file:
+                for start in range(0, len(data), 8 << 20):
+                    file.write(memoryview(data)[start : start + (8 << 20)])
+                file.flush()
+                os.fsync(file.fileno())
+
+        self._timed("sequential", write)
+
+    def _boto3(self, state: dict[str, Any]) -> None:
+        import boto3
+
+        url, endpoint = self._s3  # type: ignore[misc]
+        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **_KEEP)
+        data = np.random.default_rng(0).bytes(int(self.found["bytes"][0]))
+        bucket = url.removeprefix("s3://").split("/")[0]
+        self._timed("boto3", lambda: client.upload_fileobj(io.BytesIO(data), bucket, "boto3"))
+
+    def _resume(self) -> None:
+        """From the listing to the tensors, against reading the bytes and making the tensors."""
+        from ef_common.storage.checkpoints import Checkpoints
+        from ef_common.storage.store import Store
+        from ef_lightning.checkpoints import FILE, _load
+
+        def ours() -> None:
+            checkpoints = Checkpoints(Store(str(self._folder / "ours")))
+            found = checkpoints.newest_valid(keep=True)
+            with checkpoints.open(found, FILE) as file:  # type: ignore[arg-type]
+                _load(file)
+
+        self._timed("resume", ours)
+        name = str(self._folder / "sync0.ckpt")
+        self._timed("read", lambda: torch.load(io.BytesIO(Path(name).read_bytes()), weights_only=True))
+
+    def _timed(self, name: str, act: Callable[[], Any]) -> None:
+        begin = time.perf_counter()
+        act()
+        self.found[name].append(time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Measure."""
+    die_with_parent()
+    warnings.simplefilter("ignore")
+    folder, num_rounds = Path(sys.argv[1]), int(sys.argv[2])
+    s3 = (sys.argv[3], sys.argv[4]) if len(sys.argv) > 3 else None
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    measure = Measure(folder, num_rounds, s3)
+    strategy = ElasticFlowStrategy(checkpoint=str(folder / "run"), compensation="none")
+    module = Module("33m")
+    module.configure_optimizers = lambda: torch.optim.AdamW(module.parameters(), 1e-4)  # type: ignore[method-assign]
+    trainer(measure, strategy=strategy, max_steps=5).fit(module, loader(80))
+    report(measure.found)
+
+
+if __name__ == "__main__":
+    main()
