@@ -15,19 +15,19 @@ The rules of what may be taken, and who may publish, are in `ef_common.core.line
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from ef_common.core.lineage import CheckpointId, Claim, fence, lineage, next_run
 from ef_common.core.retention import Retention, Stored, removable
 from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerFormat, NotFound, UsageError
 from ef_common.storage import manifest as manifests
 from ef_common.storage.manifest import Manifest, StoredFile
+from ef_common.storage.memory_file import MemoryFile
 from ef_common.storage.store import Entry, Store, Writer
 
 RUNS = "runs"
@@ -49,7 +49,7 @@ class Checkpoint:
 
     id: CheckpointId
     manifest: Manifest
-    kept: Mapping[str, io.BytesIO] = field(default_factory=dict, repr=False)
+    kept: Mapping[str, memoryview] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +223,14 @@ class Checkpoints:
         return None
 
     def open(self, checkpoint: Checkpoint, name: str) -> BinaryIO:
-        """One of its files, to read and to close; the one that was kept, once, if it was.
+        """One of its files, to read, and to close; out of memory, if it was kept.
 
         Raises:
             KeyError: It has no such file.
         """
         _ = checkpoint.manifest.files[name]
         if name in checkpoint.kept:
-            checkpoint.kept[name].seek(0)
-            return checkpoint.kept[name]
+            return cast(BinaryIO, MemoryFile(checkpoint.kept[name]))
         return self.store.open(f"{_folder(checkpoint.id)}/{name}")
 
     def _checked(self, id: CheckpointId, *, verify: bool, keep: bool) -> Checkpoint:
@@ -239,19 +238,18 @@ class Checkpoints:
         problem = _incomplete(manifest, self.store.entries(_folder(id)))
         if problem:
             raise InvalidCheckpoint(problem)
-        kept: dict[str, io.BytesIO] = {}
+        kept: dict[str, memoryview] = {}
         if verify or keep:
             for name, file in manifest.files.items():
-                data = io.BytesIO()
-                self._verify(f"{_folder(id)}/{name}", file, data.write if keep else len)
                 if keep:
-                    kept[name] = data
+                    kept[name] = memoryview(bytearray(file.size))
+                self._verify(f"{_folder(id)}/{name}", file, kept.get(name))
             self._valid.add(id)
         return Checkpoint(id, manifest, kept)
 
-    def _verify(self, name: str, file: StoredFile, target: Callable[[bytes], object]) -> None:
+    def _verify(self, name: str, file: StoredFile, target: memoryview | None) -> None:
         try:
-            found = self.store.copy(name, target)
+            found = self.store.copy(name, len) if target is None else self.store.read_into(name, target)
         except NotFound:
             raise InvalidCheckpoint(f"{name} is missing") from None
         if found != (file.size, file.checksum):

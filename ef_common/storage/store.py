@@ -136,6 +136,24 @@ class Store:
                 target(piece)
         return size, digest.hexdigest()
 
+    def read_into(self, name: str, target: memoryview) -> tuple[int, str]:
+        """Read a file once, into memory; what is there beyond that is not read.
+
+        Returns:
+            How many bytes there were (one more, if there are more), and the checksum of those that were read.
+        """
+        size, digest = 0, xxhash.xxh3_128()
+        with self.open(name) as file:
+            while size < len(target):
+                room = target[size : size + CHUNK_BYTES]
+                num = self._run(f"read {name}", lambda _, room=room: file.readinto(room))  # type: ignore[misc, attr-defined]
+                if not num:
+                    return size, digest.hexdigest()
+                digest.update(room[:num])
+                size += num
+            more = self._run(f"read {name}", lambda _: file.read(1))
+        return size + len(more), digest.hexdigest()
+
     def entries(self, folder: str) -> list[Entry]:
         """What lies in a folder, by name; nothing if there is no such folder."""
 

@@ -17,6 +17,7 @@ from tests.storage.ceph import KEYS, Ceph, missing_programs
 
 NUM_ROUNDS = 7
 ROOM_BYTES = 64 << 20
+_STORE_BYTES = 8 << 30
 _BUCKET = "bench"
 _TIMEOUT_S = 900.0
 _PAUSES = {"sync": 0.10, "async_io": 1.0, "dcp": 1.0}
@@ -29,7 +30,7 @@ def run(*, quick: bool) -> dict[str, Figure]:
         arguments = [folder, num]
         if missing_programs():
             return _figures(_measure(arguments))
-        with tempfile.TemporaryDirectory(prefix="ef-ceph-") as at, Ceph(Path(at)) as ceph:
+        with tempfile.TemporaryDirectory(prefix="ef-ceph-") as at, Ceph(Path(at), room_bytes=_STORE_BYTES) as ceph:
             import s3fs
 
             s3fs.S3FileSystem(**KEYS, endpoint_url=ceph.endpoint).mkdir(_BUCKET)

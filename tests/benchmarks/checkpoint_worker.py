@@ -56,7 +56,7 @@ class Measure(Callback):
             self._lightning(trainer, number)
             self._async_io(trainer, number)
             self._dcp(state, number)
-            self._sequential(state)
+            self._sequential(number)
             self._resume()
         if self._s3 is not None:
             remote = self._job(trainer, f"{self._s3[0]}/ours", endpoint_url=self._s3[1])
@@ -76,6 +76,7 @@ class Measure(Callback):
         return job
 
     def _ours(self, job: Checkpointer, checkpoints: Any, step: int, *, name: str = "local") -> None:
+        os.sync()
         begin = time.perf_counter()
         job.take(step, checkpoints._content)
         self.found[f"{name}_pause"].append(time.perf_counter() - begin)
@@ -114,12 +115,12 @@ class Measure(Callback):
         self._timed("dcp", lambda: futures.append(dcp.async_save(tensors, checkpoint_id=path)))
         futures[0].result()
 
-    def _sequential(self, state: dict[str, Any]) -> None:
+    def _sequential(self, number: int) -> None:
         """The bytes of a checkpoint, written one after the other to the same disk."""
         data = np.random.default_rng(0).bytes(int(self.found["bytes"][0]))
 
         def write() -> None:
-            with open(self._folder / "sequential", "wb") as file:
+            with open(self._folder / f"sequential{number}", "wb") as file:
                 for start in range(0, len(data), 8 << 20):
                     file.write(memoryview(data)[start : start + (8 << 20)])
                 file.flush()
@@ -137,7 +138,7 @@ class Measure(Callback):
         self._timed("boto3", lambda: client.upload_fileobj(io.BytesIO(data), bucket, "boto3"))
 
     def _resume(self) -> None:
-        """From the listing to the tensors, against reading the bytes and making the tensors."""
+        """From the listing to a model and its tensors, against reading the bytes, and making the same."""
         from ef_common.storage.checkpoints import Checkpoints
         from ef_common.storage.store import Store
         from ef_lightning.checkpoints import FILE, _load
@@ -147,12 +148,17 @@ class Measure(Callback):
             found = checkpoints.newest_valid(keep=True)
             with checkpoints.open(found, FILE) as file:  # type: ignore[arg-type]
                 _load(file)
+            Module("33m")
+
+        def plain() -> None:
+            torch.load(io.BytesIO((self._folder / "sync0.ckpt").read_bytes()), weights_only=True)
+            Module("33m")
 
         self._timed("resume", ours)
-        name = str(self._folder / "sync0.ckpt")
-        self._timed("read", lambda: torch.load(io.BytesIO(Path(name).read_bytes()), weights_only=True))
+        self._timed("read", plain)
 
     def _timed(self, name: str, act: Callable[[], Any]) -> None:
+        os.sync()  # what others have left to be written
         begin = time.perf_counter()
         act()
         self.found[name].append(time.perf_counter() - begin)

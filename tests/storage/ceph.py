@@ -43,7 +43,7 @@ paxos_min_wait = 0.01
 osd_data = {folder}/osd
 keyring = {folder}/osd/keyring
 osd_objectstore = memstore
-memstore_device_bytes = 1073741824
+memstore_device_bytes = {room_bytes}
 {class_dir}
 [client.rgw.a]
 rgw_data = {folder}/rgw
@@ -64,10 +64,12 @@ class Ceph:
 
     Args:
         folder: An empty one, with a short path: there are sockets in it.
+        room_bytes: Of memory, for what is stored. What was deleted takes room for some time.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, room_bytes: int = 1 << 30) -> None:
         self.folder = folder
+        self._room_bytes = room_bytes
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = dict(zip(("mon_v2", "mon_v1", "rgw"), _free_ports(3), strict=True))
 
@@ -111,7 +113,9 @@ class Ceph:
         fsid = uuid.uuid4()
         found = glob.glob("/usr/lib/*/rados-classes")
         class_dir = f"osd_class_dir = {found[0]}" if found else ""
-        config = _CONFIG.format(fsid=fsid, folder=self.folder, class_dir=class_dir, **self._ports)
+        config = _CONFIG.format(
+            fsid=fsid, folder=self.folder, class_dir=class_dir, room_bytes=self._room_bytes, **self._ports
+        )
         (self.folder / "ceph.conf").write_text(config)
         addresses = f"[v2:127.0.0.1:{self._ports['mon_v2']},v1:127.0.0.1:{self._ports['mon_v1']}]"
         self._run(f"monmaptool --create --fsid {fsid} --addv a {addresses} monmap")
