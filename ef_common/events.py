@@ -385,6 +385,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # Steps after `step` in generations before `generation` are void: the job started again from there.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
     "fault": {"what": _text},
+    # This worker is told to go: it leaves at the next boundary.
+    "notice": {"what": _text},
     "checkpoint": {},
     "end": {"reason": _text},
 }

@@ -27,6 +27,14 @@ def keep_samplers(trainer: Any) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
+def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
+    """Where notices to go are heeded, keep Lightning from ending the training by an exception after this batch."""
+    connector = trainer._signal_connector
+    vars(connector).pop("_sigterm_notifier_fn", None)
+    notify = connector._sigterm_notifier_fn
+    connector._sigterm_notifier_fn = lambda number, frame: None if heeded() else notify(number, frame)
+
+
 def layer_sync(strategy: Any) -> Any:
     """What `Trainer(sync_batchnorm=True)`, or a plugin, would synchronize layers with."""
     return strategy._layer_sync

@@ -26,9 +26,9 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
 from ef_common.data.torch_determinism import Determinism
-from ef_common.errors import JobFinished, UnsupportedError, UsageError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
-from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
@@ -162,10 +162,8 @@ class ElasticMixin(CollectivesMixin):
     def setup_environment(self) -> None:
         """Become a worker of the job, or a world of one."""
         super().setup_environment()  # type: ignore[misc]
-        try:
+        with leaving_cleanly():
             self._worker = this_worker(self.backend)
-        except JobFinished:
-            exit_cleanly("the job has finished already; nothing to join")
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
 
@@ -187,7 +185,9 @@ class ElasticMixin(CollectivesMixin):
         self._metrics.connect(self.lightning_module)
         if self._here.elastic and not self.session.newcomer:
             self._agree_on_start(trainer)
-        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
+        fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
+        self._heed_notices(trainer, fitting)
+        if not fitting:
             return
         if self.global_batch_size is not None:
             check_trainer_for_global_batch(trainer, self.global_batch_size, self.session.world_size)
@@ -208,6 +208,14 @@ class ElasticMixin(CollectivesMixin):
         )
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+
+    def _heed_notices(self, trainer: Any, fitting: bool) -> None:
+        notices = self._here.notices
+        if fitting:
+            notices.start()
+        else:
+            notices.stop()
+        hooks.yield_sigterm(trainer, lambda: notices.active)
 
     def _set_up_compensation(self, trainer: Any) -> None:
         changes = self._here.elastic and self.global_batch_size is None
@@ -302,6 +310,7 @@ class ElasticMixin(CollectivesMixin):
             self._log_weights()
             self.session.run(Barrier())
         self.session.close()
+        self._here.notices.stop()
 
     def on_exception(self, exception: BaseException) -> None:
         """Note why this worker ends."""

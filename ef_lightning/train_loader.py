@@ -110,7 +110,8 @@ class ElasticLoader(WrappedLoader):
             self._planned.warm_up()
             # Should nobody hold a state any more, then rank 0's start is everybody's.
             self._begin_epoch()
-            self._session.join()
+            with leaving_cleanly():
+                self._session.join()
             # Else the state brought the progress, the loops' counters, and the order of the epoch.
             logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
         else:
@@ -313,7 +314,7 @@ class LoneLoader(ElasticLoader):
         dealer = self.dealer
         epoch, length, cursor, returned, uncommitted, steps = dealer.progress
         stop = cursor + dealer.batch_size
-        if self._wants_epoch or self._resumed or stop >= length:
+        if self._wants_epoch or self._resumed or stop >= length or self._session.leaving:
             return super().__next__()
         window = Window(cursor, stop, self._session.completed_in.ids, dealer.min_share)
         dealer.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)

@@ -7,6 +7,8 @@ ELASTICFLOW_NODE           name of this node (default: the host name); its worke
 ELASTICFLOW_ADDRESS        address at which the others reach this worker (default: as the coordinator sees it)
 ELASTICFLOW_RUN_DIR        directory of the run (event log, checkpoints)
 ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
+ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
+ELASTICFLOW_GRACE          so many seconds after such a notice, or a signal, the process ends itself (default: 30)
 LOCAL_RANK                 index of the worker on its node, from 0
 LOCAL_WORLD_SIZE           number of workers that the node starts
 =========================  ==================================================================================
@@ -14,6 +16,7 @@ LOCAL_WORLD_SIZE           number of workers that the node starts
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -25,6 +28,7 @@ from ef_common.control.auth import Token
 from ef_common.control.sockets import Address, parse_address
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
+from ef_common.launch.notice_sources import NoticeSource, source_for
 
 COORDINATOR = "ELASTICFLOW_COORDINATOR"
 TOKEN = "ELASTICFLOW_TOKEN"
@@ -32,6 +36,9 @@ NODE = "ELASTICFLOW_NODE"
 ADDRESS = "ELASTICFLOW_ADDRESS"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"
 AUDIT = "ELASTICFLOW_AUDIT"
+NOTICE = "ELASTICFLOW_NOTICE"
+GRACE = "ELASTICFLOW_GRACE"
+DEFAULT_GRACE_S = 30.0
 _MAX_NODE_CHARS = 100
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
@@ -49,6 +56,8 @@ class WorkerEnvironment:
         local_world_size: Number of workers of the node.
         run_dir: Directory of the run, or None.
         audit: Whether to log a hash of the weights after each step.
+        notice: Where to ask whether this machine is to go, or None.
+        grace_s: So long the worker may take to leave.
     """
 
     coordinator: Address | None
@@ -59,6 +68,8 @@ class WorkerEnvironment:
     local_world_size: int = 1
     run_dir: Path | None = None
     audit: bool = False
+    notice: NoticeSource | None = None
+    grace_s: float = DEFAULT_GRACE_S
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -84,6 +95,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         local_world_size=local_world_size,
         run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
         audit=_flag(env, AUDIT),
+        notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
+        grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
     )
 
 
@@ -97,6 +110,17 @@ def _integer(env: Mapping[str, str], name: str, *, default: int, low: int, high:
         value = low - 1
     if not low <= value <= high:
         raise UsageError(f"{name} must be an integer from {low} to {high}. Received: {text!r}")
+    return value
+
+
+def _seconds(env: Mapping[str, str], name: str, *, default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be a number of seconds, 0 or more. Received: {text!r}")
     return value
 
 
