@@ -30,41 +30,31 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TorchrunJob]
 
 
 def start(job: TorchrunJob, *options: str, **more: Any) -> Node:
-    is_host = f"--rdzv-conf=is_host={int(not job.nodes)},last_call_timeout=0"
+    is_host = f"--rdzv-conf=is_host={int(not job.nodes)},last_call_timeout=1"
     script_args = (json.dumps({**OPTIONS, **more}),)
     return job.start(*options, is_host, "--local-addr=127.0.0.1", script_args=script_args, environ=ENVIRON)
 
 
-def start_two(job: TorchrunJob) -> list[Node]:
-    nodes = [start(job, "--nnodes=1:8", "--nproc-per-node=2", "--max-restarts=3") for _ in range(2)]
-    job.wait_for("view", 4, world_size=4)
-    job.wait_for_step(3)
+def start_two(job: TorchrunJob, *options: str) -> list[Node]:
+    nodes = [start(job, "--nnodes=1:8", "--max-restarts=3", *options) for _ in range(2)]
+    job.wait_for("start", 2)
     return nodes
 
 
-def test_node_with_sigterm_leaves_and_the_other_goes_on(job: TorchrunJob) -> None:
-    hosting, leaving = start_two(job)
-    pids = hosting.worker_pids()
-    leaving.signal(signal.SIGTERM)
-    leaving.wait()
-    job.wait_for("view", 2, world_size=2)
-    assert hosting.worker_pids() == pids
-    (job.directory / ENOUGH).touch()
-    assert hosting.wait() == 0
-    assert len(job.events("start")) == 4  # nobody was restarted
-    assert [event["what"] for event in job.events("notice")] == ["SIGTERM"] * 2
-    check_gentle(job)
-    job.audit()
-
-
-def test_worker_that_leaves_is_not_restarted(job: TorchrunJob) -> None:
-    nodes = start_two(job)
-    (victim, *_) = nodes[0].worker_pids()
+def test_worker_and_then_a_node_leave_and_nobody_is_restarted(job: TorchrunJob) -> None:
+    hosting, leaving = start_two(job, "--nproc-per-node=2")
+    job.wait_for("view", 4, world_size=4)
+    victim, survivor = hosting.worker_pids()
     os.kill(victim, signal.SIGUSR1)
     job.wait_for("view", 3, world_size=3)
+    leaving.signal(signal.SIGTERM)
+    leaving.wait()
+    job.wait_for("view", world_size=1)
+    assert hosting.worker_pids() == [survivor]
     (job.directory / ENOUGH).touch()
-    assert [node.wait() for node in nodes] == [0, 0]
+    assert hosting.wait() == 0
     assert len(job.events("start")) == 4
+    assert sorted(event["what"] for event in job.events("notice")) == ["SIGTERM", "SIGTERM", "SIGUSR1"]
     check_gentle(job)
     job.audit()
 
@@ -72,6 +62,7 @@ def test_worker_that_leaves_is_not_restarted(job: TorchrunJob) -> None:
 def test_all_nodes_with_sigterm_leave_and_one_worker_saves(job: TorchrunJob) -> None:
     """Also the agent that hosts the coordinator goes, and not before the workers of the others have left."""
     nodes = start_two(job)
+    job.wait_for("view", 2, world_size=2)
     for node in nodes:
         node.signal(signal.SIGTERM)
     for node in nodes:
@@ -88,8 +79,5 @@ def test_plain_torchrun_that_restarts_for_a_new_node_loses_no_step(job: Torchrun
     second = {event["worker"] for event in job.wait_for("view", 3, world_size=3)}
     first = {event["worker"] for event in job.events("notice")}
     assert len(first) == 2
-    (job.directory / ENOUGH).touch()
-    for node in nodes:
-        node.wait()
     check_saved(job, of=first)
     assert not first & second
