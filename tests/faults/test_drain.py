@@ -19,7 +19,7 @@ from ef_common.launch.environment import COORDINATOR, GRACE, NOTICE
 from ef_common.launch.notices import OUT_OF_TIME
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, check_gentle, check_run, check_saved, saved, struck
-from tests.faults.hosts import ENOUGH, hosted, in_each_framework, train_lightning
+from tests.faults.hosts import ENOUGH, hosted, train_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -44,7 +44,7 @@ def load(job: TrainingJob) -> None:
 # ---------------------------------------------------------------- one of several
 
 
-@in_each_framework
+@hosted("lightning", "keras-tensorflow")
 def test_worker_with_sigterm_leaves_and_the_others_go_on(job: TrainingJob, finish: Finish, load: None) -> None:
     victim, *others = job.start_world(3, job.train, PATIENT)
     job.wait_for_step(3)
