@@ -110,4 +110,13 @@ class JobFinished(Exception):
 
 
 class Left(Exception):
-    """This worker asked to leave, and the new view is without it."""
+    """This worker asked to leave, and the new view is without it.
+
+    Args:
+        reason: Why.
+        last: The new view is without anybody.
+    """
+
+    def __init__(self, reason: str, *, last: bool = False) -> None:
+        super().__init__(reason)
+        self.last = last

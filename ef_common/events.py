@@ -398,5 +398,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # A snapshot was not saved, because a newer one took its place or saving has ended.
     "checkpoint_dropped": {"id": _text, "reason": _text},
     "checkpoint_removed": {"ids": _ids},
+    # This worker is told to go: it leaves at the next boundary.
+    "notice": {"what": _text},
     "end": {"reason": _text},
 }

@@ -17,6 +17,7 @@ The rules that keep the promises:
   in which the newest collective completed. After a planned change a barrier moves it on.
 * A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every
   newcomer in it has.
+* Whoever leaves together with all other members takes the state along. The first of them is told to save it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 from ef_common.core.place import Place
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
-from ef_common.errors import GroupBroken, Left, ProtocolError, UnsupportedError
+from ef_common.errors import CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
 from ef_common.ports import Bootstrap, ControlChannel, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,13 @@ class Session:
         groups: Builds the process group of each view.
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.
+
+    Attributes:
+        state: What newcomers receive.
+        newcomer: It has not been admitted yet.
+        leaving: It wants to leave.
+        on_view: Called with each view that is entered.
+        on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class Session:
         self.completed_in = self.view
         self.state: State | None = None
         self.newcomer = False
+        self.leaving = False
         self._channel = channel
         self._groups = groups
         self._group: Group = LoneGroup()
@@ -114,6 +123,7 @@ class Session:
         self._unconfirmed: list[Callable[[], None]] = []
         self._alone_for: str | None = None
         self.on_view: Callable[[View], None] = lambda view: None
+        self.on_last_leave: Callable[[], None] | None = None
 
     # ------------------------------------------------------------ the view
 
@@ -157,9 +167,13 @@ class Session:
 
         Returns:
             True for a newcomer: it warms up and then calls :meth:`join`.
+
+        Raises:
+            Left: It wants to leave.
         """
         if self._channel is None:
             return False
+        self._leave_if_nobody_waits()
         self.newcomer = self._channel.start(self._view_replaced)
         if not self.newcomer:
             self._recover()
@@ -167,9 +181,14 @@ class Session:
         return self.newcomer
 
     def join(self) -> None:
-        """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done."""
+        """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done.
+
+        Raises:
+            Left: It wants to leave.
+        """
         if self._channel is None or not self.newcomer:
             return
+        self._leave_if_nobody_waits()
         if self.state is not None:
             self.state.prepare()
         self._channel.send("ready")
@@ -180,13 +199,16 @@ class Session:
     def leave(self) -> None:
         """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`.
 
-        Raises:
-            Left: At once, if the worker has not been admitted yet.
+        Before it is admitted, :meth:`start` and :meth:`join` raise it. May be called from any thread, and again: the
+        wish is not heard before there is a line to the coordinator.
         """
+        self.leaving = True
         if self._channel is not None:
             self._channel.send("leave")
-        if self.newcomer:
-            raise Left("left before it was admitted")
+
+    def _leave_if_nobody_waits(self) -> None:
+        if self.leaving:
+            raise Left("it was no member yet")
 
     def tell_place(self, place: Place) -> None:
         """Let newcomers know where this member is, once that is sure to survive any loss."""
@@ -291,17 +313,45 @@ class Session:
         Raises:
             Left: This worker asked to leave, and the new view is without it.
         """
-        if self._channel is None or self.newcomer:
+        if self._channel is None:
+            if self.leaving:
+                self._leave_last()
             return False
-        if self.world_size == 1 and self.change_pending:
+        if self.newcomer:
+            return False
+        if self.world_size == 1 and (self.leaving or self.change_pending):
             self._change_agreed_in = self.view.generation
+        try:
+            return self._change_view()
+        except Left as left:
+            if left.last and self.view.rank_of(self.worker.id) == 0:
+                self._save()
+            raise
+        except CoordinatorLost:
+            if self.leaving and self.world_size == 1:  # nobody can come, so nobody is needed to let it go
+                self._leave_last()
+            raise
+
+    def _leave_last(self) -> None:
+        self._save()
+        raise Left("it was the last one")
+
+    def _save(self) -> None:
+        if self.on_last_leave is not None:
+            self.on_last_leave()
+
+    def _change_view(self) -> bool:
+        """Change the view as long as a change is agreed; whether one was."""
+        channel = self._channel
+        if channel is None:
+            return False
         changed = False
         while self.change_agreed:
             agreed_in = self._change_agreed_in or 0
             self._begin_trouble()
             if self.view.hold:
                 logger.warning("too few nodes are left: waiting at this step for more to join")
-            self._channel.send("at_boundary", self.view.generation)
+            channel.send("at_boundary", self.view.generation)
             self._recover(suspect=False)
             changed = True
             if self.view.admitted_at > agreed_in:

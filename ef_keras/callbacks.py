@@ -16,8 +16,8 @@ import keras
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.global_batches import check_size
-from ef_common.errors import JobFinished, UnsupportedError
-from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
+from ef_common.errors import UnsupportedError
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
@@ -117,15 +117,11 @@ class Elastic(keras.callbacks.Callback):
         """Become a worker; stand first and last among the callbacks."""
         super().set_model(model)
         if self._worker is None:
-            try:
+            with leaving_cleanly():
                 self._worker = this_worker(self._engine)
-            except JobFinished:
-                exit_cleanly("the job has finished already; nothing to join")
         worker = self._worker
         named = self._compensation.reference_batch_size is not None
-        if worker is None or not (
-            worker.elastic or worker.log.enabled or named or self._is_global or self._checkpointing
-        ):
+        if not (worker.elastic or worker.log.enabled or named or self._is_global or self._checkpointing):
             return
         others = hooks.callback_list(self)
         only_on_rank_zero(others, worker.session)
@@ -149,6 +145,7 @@ class Elastic(keras.callbacks.Callback):
         """All callbacks have begun: take hold of the `fit`, and join the others."""
         if self._worker is None:
             return
+        self._worker.notices.start()
         iterator = hooks.epoch_iterator(self.model)
         size = size_of(self._global_batch_size, global_batch_size_of(iterator), deterministic=self._deterministic)
         self._fit = Fit(
@@ -186,6 +183,8 @@ class Elastic(keras.callbacks.Callback):
             fit, self._fit = self._fit, None
             with leaving_cleanly():
                 fit.end()
+            if self._worker is not None:
+                self._worker.notices.stop()
 
     # ------------------------------------------------------------ evaluate
 
@@ -194,6 +193,8 @@ class Elastic(keras.callbacks.Callback):
         worker = self._worker
         if worker is None or not worker.elastic or worker.session.newcomer:
             return
+        if self._fit is None:
+            worker.notices.stop()
         iterator = hooks.epoch_iterator(self.model)
         data = EvaluationData(partial(source_of, iterator), worker.session, self.model, log=worker.log)
         hooks.replace_batches(iterator, data.batches)

@@ -97,6 +97,14 @@ class FitCheckpoints:
         """
         self.job.finish(step, self._content)
 
+    def leave(self, step: int) -> None:
+        """All members are told to go, and this worker is the one that saves the state.
+
+        Raises:
+            StorageError: It could not be saved.
+        """
+        self.job.save(step, self._content)
+
     def _content(self) -> tuple[Content, Callable[[], None]]:
         with self._session.alone("get_config(), or save_own_variables()"):
             copy = self._file.copy()

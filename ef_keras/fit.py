@@ -165,6 +165,8 @@ class Fit:
             self._checkpoints = self._state.checkpoints = FitCheckpoints(
                 settings, self._session, self._model, log=self._worker.log, collect=self._state.collect
             )
+            save, dealer = self._checkpoints.leave, self.data.dealer
+            self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data
@@ -189,7 +191,7 @@ class Fit:
         if self._checkpoints is not None:
             self._checkpoints.finish(self.data.dealer.num_updates)
         self._session.close()
-        self._session.state = None
+        self._session.state = self._session.on_last_leave = None
         self._reducer.detach()
         hooks.start_at(self._model, None)
         hooks.renew_train_function(self._model)

@@ -116,6 +116,16 @@ class TrainerCheckpoints:
         if loader is not None:
             self.job.finish(loader.dealer.num_updates, self._content)
 
+    def leave(self) -> None:
+        """All members are told to go, and this worker is the one that saves the state.
+
+        Raises:
+            StorageError: It could not be saved.
+        """
+        loader = self._loader()
+        if loader is not None:
+            self.job.save(loader.dealer.num_updates, self._content)
+
     def stop(self) -> None:
         """The training is over, whatever it has come to."""
         self.job.stop()

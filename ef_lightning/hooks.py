@@ -27,6 +27,14 @@ def keep_samplers(trainer: Any) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
+def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
+    """Where notices to go are heeded, keep Lightning from ending the training by an exception after this batch."""
+    connector = trainer._signal_connector
+    vars(connector).pop("_sigterm_notifier_fn", None)
+    notify = connector._sigterm_notifier_fn
+    connector._sigterm_notifier_fn = lambda number, frame: None if heeded() else notify(number, frame)
+
+
 def layer_sync(strategy: Any) -> Any:
     """What `Trainer(sync_batchnorm=True)`, or a plugin, would synchronize layers with."""
     return strategy._layer_sync
@@ -319,6 +327,11 @@ def before_restoring(trainer: Any, choose: Callable[[Any], Any]) -> None:
         connector._restore_modules_and_callbacks(choose(path), *args, **kwargs)
 
     connector._restore_modules_and_callbacks = restore
+
+
+def forget_last_batch(checkpoint: dict[str, Any]) -> None:
+    """In a checkpoint between two epochs: the batch before was the last of its epoch, but the next one has begun."""
+    checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"] = False
 
 
 def move_loader_state_out(checkpoint: dict[str, Any]) -> dict[str, Any] | None:

@@ -145,6 +145,8 @@ class TrainerState:
     def checkpoint(self) -> dict[str, Any]:
         """What a checkpoint file holds: all that Lightning resumes from, and under a key of ours the rest."""
         checkpoint = hooks.dump_checkpoint(self._trainer)
+        if not hooks.num_batches_started(self._trainer):
+            hooks.forget_last_batch(checkpoint)
         running = TENSORS.dumps(self._running(), what="state")
         checkpoint[CHECKPOINT_KEY] = {
             **(hooks.move_loader_state_out(checkpoint) or {}),

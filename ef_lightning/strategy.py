@@ -28,9 +28,9 @@ from ef_common.core.view import View
 from ef_common.data import global_batches
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.torch_determinism import Determinism
-from ef_common.errors import JobFinished, UnsupportedError, UsageError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
-from ef_common.launch.leaving import exit_cleanly, leaving_cleanly
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_lightning import hooks
@@ -183,10 +183,8 @@ class ElasticMixin(CollectivesMixin):
     def setup_environment(self) -> None:
         """Become a worker of the job, or a world of one."""
         super().setup_environment()  # type: ignore[misc]
-        try:
+        with leaving_cleanly():
             self._worker = this_worker(self.backend)
-        except JobFinished:
-            exit_cleanly("the job has finished already; nothing to join")
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
         self._set_up_checkpoints(self.lightning_module.trainer)
@@ -215,7 +213,9 @@ class ElasticMixin(CollectivesMixin):
         self._metrics.connect(self.lightning_module)
         if self._here.elastic and not self.session.newcomer:
             self._agree_on_start(trainer)
-        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
+        fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
+        self._heed_notices(trainer, fitting)
+        if not fitting:
             return
         if self.global_batch_size is not None:
             check_trainer_for_global_batch(trainer, self.global_batch_size, self.session.world_size)
@@ -238,9 +238,18 @@ class ElasticMixin(CollectivesMixin):
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, loader=lambda: self._train_loader)
+            self._here.notices.save_on_last_leave(checkpoints.leave)
         self.session.state = state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+
+    def _heed_notices(self, trainer: Any, fitting: bool) -> None:
+        notices = self._here.notices
+        if fitting:
+            notices.start()
+        else:
+            notices.stop()
+        hooks.yield_sigterm(trainer, lambda: notices.active)
 
     def _set_up_compensation(self, trainer: Any) -> None:
         changes = self._here.elastic and self.global_batch_size is None
@@ -294,6 +303,7 @@ class ElasticMixin(CollectivesMixin):
         if self._checkpoints is not None:
             self._checkpoints.stop()
             self._checkpoints = None
+            self.session.on_last_leave = None
         for loader in (self._train_loader, *self._evaluation_loaders):
             if loader is not None:
                 loader.close()
@@ -340,6 +350,7 @@ class ElasticMixin(CollectivesMixin):
         if self._checkpoints is not None:
             self._checkpoints.finish()
         self.session.close()
+        self._here.notices.stop()
 
     def on_exception(self, exception: BaseException) -> None:
         """Note why this worker ends."""
@@ -386,7 +397,7 @@ class ElasticMixin(CollectivesMixin):
             )
         loader.on_boundary = self._between_steps
         if self._checkpoints is not None:
-            loader.on_plan = self._checkpoints.restore_random_state
+            loader.on_reading = self._checkpoints.restore_random_state
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
         self._train_loader = loader

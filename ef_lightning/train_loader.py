@@ -80,7 +80,7 @@ class ElasticLoader(WrappedLoader):
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
-        self.on_plan: Callable[[], None] = lambda: None
+        self.on_reading: Callable[[], None] = lambda: None
 
     @property
     def in_epoch(self) -> bool:
@@ -116,7 +116,8 @@ class ElasticLoader(WrappedLoader):
             self._planned.warm_up()
             # Should nobody hold a state any more, then rank 0's start is everybody's.
             self._begin_epoch()
-            self._session.join()
+            with leaving_cleanly():
+                self._session.join()
             # Else the state brought the progress, the loops' counters, and the order of the epoch.
             logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
         else:
@@ -166,8 +167,11 @@ class ElasticLoader(WrappedLoader):
         plan_of = (members, len(before.returned))
         if plan_of != self._plan_of:
             self._plan_of = plan_of
+            if not before.steps:
+                self.on_reading()  # what reading draws when it begins belongs to the epoch
             self._planned.read(lambda start: self._batches(before, members, start))
-            self.on_plan()
+            if before.steps:
+                self.on_reading()
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
         if self.dealer.global_batch is not None:
             self.padding = not self.dealer.pieces.mine
@@ -320,7 +324,7 @@ class LoneLoader(ElasticLoader):
         dealer = self.dealer
         epoch, length, cursor, returned, uncommitted, steps = dealer.progress
         stop = cursor + dealer.batch_size
-        if self._wants_epoch or self._resumed or stop >= length:
+        if self._wants_epoch or self._resumed or stop >= length or self._session.leaving:
             return super().__next__()
         window = Window(cursor, stop, self._session.completed_in.ids, dealer.min_share)
         dealer.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)

@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.core.place import Place
 from ef_common.core.view import Member, View
-from ef_common.errors import JobFinished
+from ef_common.errors import CoordinatorLost, JobFinished, Left
 from ef_common.session import Barrier, Session
 
 
@@ -107,3 +107,65 @@ def test_session_without_a_coordinator_knows_no_place() -> None:
     session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
     session.tell_place(Place(0, 8))
     assert session.job_place() is None
+
+
+# ---------------------------------------------------------------- leaving
+
+
+class Lonely(Founding):
+    """A line that is lost after the first view."""
+
+    def next_view(self, after: int) -> View:
+        if after:
+            raise CoordinatorLost("it is gone")
+        return self.view
+
+
+def saving(session: Session) -> list[str]:
+    saved: list[str] = []
+    session.on_last_leave = lambda: saved.append(session.worker.id)
+    return saved
+
+
+def test_session_without_a_coordinator_saves_at_the_boundary_and_leaves() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+    saved = saving(session)
+    assert not session.boundary()
+    session.leave()
+    with pytest.raises(Left):
+        session.boundary()
+    assert saved == ["w"]
+
+
+def test_session_alone_leaves_also_if_the_coordinator_is_lost() -> None:
+    channel: Any = Lonely(1)
+    session = Session(channel.view.members[0], channel=channel, groups=Groups())  # type: ignore[arg-type]
+    session.start()
+    saved = saving(session)
+    assert not session.boundary()
+    session.leave()
+    with pytest.raises(Left):
+        session.boundary()
+    assert saved == ["w"]
+
+
+def test_session_that_cannot_save_ends_with_the_error() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+    session.on_last_leave = lambda: int("no number")
+    session.leave()
+    with pytest.raises(ValueError, match="no number"):
+        session.boundary()
+
+
+@pytest.mark.parametrize("call", [Session.start, Session.join])
+def test_session_that_is_no_member_leaves_before_it_asks_for_anything(call: Any) -> None:
+    order: list[str] = []
+    channel: Any = Channel(order)
+    session = Session(Member("w", "n", ""), channel=channel, groups=None)  # type: ignore[arg-type]
+    saved = saving(session)
+    if call is Session.join:
+        session.start()
+    session.leave()
+    with pytest.raises(Left):
+        call(session)
+    assert (order, saved) == (["leave"], [])

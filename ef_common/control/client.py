@@ -201,7 +201,7 @@ class CoordinatorClient:
 
     def _receive_view(self, view: View) -> None:
         if view.rank_of(self.member.id) is None:
-            self._inbox.put_end(Left(view.reason))
+            self._inbox.put_end(Left(view.reason, last=not view.members))
         elif view.generation <= self._inbox.generation:
             raise ProtocolError(f"view {view.generation} came after view {self._inbox.generation}")
         else:

@@ -19,6 +19,10 @@ The coordinator runs :func:`decide` on every event. Rules:
    in the view (their group is built), they keep it, and whoever does need another one (its group breaks, it
    stands at a boundary) gets it at once. Else somebody may be waiting for the one that has gone: as in rule 3.
 8. Once the job is closed, whoever is not a member is told that it has finished.
+9. A member that wants to leave goes at a boundary that all have agreed on, as newcomers come. Whoever is no member
+   goes at once, and is told so. If all members want to go while newcomers are ready, these come in first, and get the
+   state; the others go at the next boundary. If all go, one of them may be saving the state: nothing begins anew
+   (rule 4) before their connections have ended.
 """
 
 from __future__ import annotations
@@ -74,6 +78,8 @@ class Membership:
     last_arrival: float = 0.0
     announced: bool = False
     closed: bool = False
+    dismissed: frozenset[str] = frozenset()  # newcomers that are told that they are out, still connected
+    last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected
 
 
 # ---------------------------------------------------------------- events
@@ -267,6 +273,8 @@ def _arrived(state: Membership, member: Member, now: float) -> Decision:
 
 
 def _ready(state: Membership, worker: str, now: float, settings: Settings) -> Decision:
+    if worker in state.dismissed:
+        return state, (), ""  # on its way when it was told
     phase = phase_of(state, worker)
     if phase is not Phase.WARMING:
         raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
@@ -284,7 +292,9 @@ def _leaving(state: Membership, worker: str) -> Decision:
     phase = phase_of(state, worker)
     if phase not in (Phase.MEMBER, Phase.LEAVING):
         workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
-        return replace(state, workers=workers), (), f"{worker} left before it was admitted"
+        reason = f"{worker} left before it was admitted"
+        state = replace(state, workers=workers, dismissed=state.dismissed | {worker})
+        return state, (Install(View(state.generation, (), reason=reason), (worker,)),), reason
     state = replace(state, workers=_with_phase(state, {worker: Phase.LEAVING}))
     return _announce(state, f"{worker} wants to leave")
 
@@ -331,15 +341,19 @@ def _plan(state: Membership, settings: Settings) -> Decision:
         return state, (), ""
     staying = _staying(state, view)
     joining = _admissible(state, staying, settings)
+    leaving = [m for m in view.members if state.workers[m.id][1] is Phase.LEAVING]
+    hands_over = bool(joining) and not staying  # rule 9
+    if hands_over:
+        staying, leaving = leaving, []
     members = (*staying, *joining)
-    leave = len(view.members) - len(staying)
-    if len({m.node for m in members}) < settings.min_nodes and staying and not leave:
+    if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
         return state, (), ""  # rule 5: hold here until enough are ready
-    reason = f"planned: {len(joining)} join, {leave} leave"
-    dropped = tuple(m.id for m in view.members if state.workers[m.id][1] is Phase.LEAVING)
+    reason = f"planned: {len(joining)} join, {len(leaving)} leave"
+    dropped = tuple(m.id for m in leaving)
     if not members:
         workers = MappingProxyType({w: v for w, v in state.workers.items() if w not in dropped})
-        empty = replace(_without_view(state), workers=workers, generation=state.generation + 1)
+        generation = state.generation + 1
+        empty = replace(_without_view(state), workers=workers, generation=generation, last=frozenset(dropped))
         return empty, (Install(View(empty.generation, (), reason=reason), dropped),), reason
     return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
 
@@ -375,6 +389,8 @@ def _admissible(state: Membership, staying: list[Member], settings: Settings) ->
 
 
 def _gone(state: Membership, worker: str, why: str, settings: Settings, *, goodbye: bool) -> Decision:
+    if worker in state.dismissed | state.last:
+        return replace(state, dismissed=state.dismissed - {worker}, last=state.last - {worker}), (), ""
     if worker not in state.workers:
         return state, (), ""
     workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
@@ -428,7 +444,7 @@ def _without_view(state: Membership) -> Membership:
 
 def _founders(state: Membership, settings: Settings) -> list[Member]:
     """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
-    if state.closed:
+    if state.closed or state.last:
         return []
     waiting = Phase.READY if state.generation else Phase.EARLY
     members = [m for m, phase in state.workers.values() if phase is waiting]

@@ -8,6 +8,8 @@ ELASTICFLOW_ADDRESS        address at which the others reach this worker (defaul
 ELASTICFLOW_RUN_DIR        directory of the run (event log)
 ELASTICFLOW_CHECKPOINT     URL for checkpoints; see `ef_common.data.checkpointer`
 ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
+ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
+ELASTICFLOW_GRACE          so many seconds after such a notice, or a signal, the process ends itself (default: 30)
 LOCAL_RANK                 index of the worker on its node, from 0
 LOCAL_WORLD_SIZE           number of workers that the node starts
 =========================  ==================================================================================
@@ -15,6 +17,7 @@ LOCAL_WORLD_SIZE           number of workers that the node starts
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -26,6 +29,7 @@ from ef_common.control.auth import Token
 from ef_common.control.sockets import Address, parse_address
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
+from ef_common.launch.notice_sources import NoticeSource, source_for
 
 COORDINATOR = "ELASTICFLOW_COORDINATOR"
 TOKEN = "ELASTICFLOW_TOKEN"
@@ -34,6 +38,9 @@ ADDRESS = "ELASTICFLOW_ADDRESS"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"
 CHECKPOINT = "ELASTICFLOW_CHECKPOINT"
 AUDIT = "ELASTICFLOW_AUDIT"
+NOTICE = "ELASTICFLOW_NOTICE"
+GRACE = "ELASTICFLOW_GRACE"
+DEFAULT_GRACE_S = 30.0
 _MAX_NODE_CHARS = 100
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
@@ -52,6 +59,8 @@ class WorkerEnvironment:
         run_dir: Directory of the run, or None.
         checkpoint: URL for checkpoints, or None.
         audit: Whether to log a hash of the weights after each step.
+        notice: Where to ask whether this machine is to go, or None.
+        grace_s: So long the worker may take to leave.
     """
 
     coordinator: Address | None
@@ -63,6 +72,8 @@ class WorkerEnvironment:
     run_dir: Path | None = None
     checkpoint: str | None = None
     audit: bool = False
+    notice: NoticeSource | None = None
+    grace_s: float = DEFAULT_GRACE_S
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -89,6 +100,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
         checkpoint=env.get(CHECKPOINT, "").strip() or None,
         audit=_flag(env, AUDIT),
+        notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
+        grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
     )
 
 
@@ -102,6 +115,17 @@ def _integer(env: Mapping[str, str], name: str, *, default: int, low: int, high:
         value = low - 1
     if not low <= value <= high:
         raise UsageError(f"{name} must be an integer from {low} to {high}. Received: {text!r}")
+    return value
+
+
+def _seconds(env: Mapping[str, str], name: str, *, default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be a number of seconds, 0 or more. Received: {text!r}")
     return value
 
 

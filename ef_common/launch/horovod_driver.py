@@ -17,7 +17,6 @@ from ef_common.core.view import View
 from ef_common.launch import horovod_rounds as rounds
 from ef_common.launch.horovod_rounds import Action
 from ef_common.launch.horovod_store import Store, StoreLost
-from ef_common.launch.leaving import leaving_cleanly
 from ef_common.ports import Bootstrap, ControlChannel
 
 logger = logging.getLogger(__name__)
@@ -224,9 +223,8 @@ class WatchedChannel:
         self._channel.send(kind, generation)
 
     def next_view(self, after: int) -> View:
-        """Wait for the newest view; a worker that has left ends here, with status 0, in whatever step it is."""
-        with leaving_cleanly():
-            return self._channel.next_view(after)
+        """Wait for the newest view."""
+        return self._channel.next_view(after)
 
     def bootstrap(self, generation: int) -> Bootstrap:
         """Exchange of values among the members of one view."""

@@ -17,7 +17,7 @@ def leaving_cleanly() -> Iterator[None]:
     try:
         yield
     except JobFinished:
-        exit_cleanly("the job has finished; nothing to join")
+        exit_cleanly("the job has finished already; nothing to join")
     except Left as left:
         exit_cleanly(f"left the job: {left}")
 

@@ -23,6 +23,7 @@ from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
+from ef_common.launch.notices import Notices
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
 
@@ -36,6 +37,7 @@ class Worker:
     Args:
         session: The worker's membership.
         log: Event log of this worker.
+        notices: What it heeds of notices that it is to go: until the training is complete.
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
         engine: Its data plane.
@@ -45,6 +47,7 @@ class Worker:
 
     session: Session
     log: EventLog
+    notices: Notices
     elastic: bool
     audit: bool
     engine: str
@@ -63,6 +66,7 @@ def this_worker(engine: str = "gloo") -> Worker:
 
     Raises:
         JobFinished: The job is over.
+        Left: It was told to go before it was admitted.
         UsageError: The engine is unknown, not installed, or another one than before; or the environment is wrong.
         CoordinatorLost, AuthenticationError: As their names say.
     """
@@ -95,9 +99,16 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     if environment.coordinator is None:
         log = EventLog(environment.run_dir, member.id)
         session = Session(SOLO.members[0], channel=None, groups=groups)
+        notices = _notices(session, environment, log, elastic=False)
         _write_start(log)
         return Worker(
-            session, log, elastic=False, audit=environment.audit, engine=engine, checkpoint=environment.checkpoint
+            session,
+            log,
+            notices,
+            elastic=False,
+            audit=environment.audit,
+            engine=engine,
+            checkpoint=environment.checkpoint,
         )
     channel: ControlChannel = CoordinatorClient(environment.coordinator, member, environment.token)
     if isinstance(job, HorovodJob):
@@ -110,11 +121,31 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         on_event=log.write,
         clock=time.monotonic,
     )
+    notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
-    newcomer = session.start()
+    try:
+        newcomer = session.start()
+    except BaseException:
+        notices.close()
+        raise
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
     atexit.register(session.stop)
-    return Worker(session, log, elastic=True, audit=environment.audit, engine=engine, checkpoint=environment.checkpoint)
+    atexit.register(notices.close)
+    return Worker(
+        session,
+        log,
+        notices,
+        elastic=True,
+        audit=environment.audit,
+        engine=engine,
+        checkpoint=environment.checkpoint,
+    )
+
+
+def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *, elastic: bool) -> Notices:
+    notices = Notices(session, elastic=elastic, source=environment.notice, grace_s=environment.grace_s, log=log)
+    notices.start()
+    return notices
 
 
 def _write_start(log: EventLog) -> None:

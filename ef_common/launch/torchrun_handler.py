@@ -15,6 +15,7 @@ c10d). Others are ignored, as c10d does.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
@@ -118,6 +119,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._local_addr = local_addr
         self._coordinator: Coordinator | None = None
         self._closed = False
+        self._grace_s = environment.DEFAULT_GRACE_S
 
     def start(self) -> None:
         """Host the coordinator if it is ours to host, and prepare the environment that workers inherit.
@@ -161,6 +163,14 @@ class ElasticFlowRendezvous(RendezvousHandler):
             logger.info("another process of this machine has port %d: it hosts the coordinator", port)
             return
         self._coordinator = coordinator
+        self._grace_s = environment.read_environment().grace_s
+        atexit.register(self._serve_leavers)
+
+    def _serve_leavers(self) -> None:
+        """Of an agent that a signal ends, no `shutdown` is asked; workers of other nodes may be leaving, too."""
+        if self._coordinator is not None:
+            self._coordinator.wait_until_idle(self._grace_s)
+            self._coordinator.stop()
 
     def _variables(self, coordinator: Address, *, is_here: bool) -> dict[str, str]:
         host, _ = self._options.endpoint
@@ -216,6 +226,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             self._coordinator.wait_until_idle(LINGER_S)
         self._coordinator.stop()
         self._coordinator = None
+        atexit.unregister(self._serve_leavers)
         return True
 
 

@@ -243,7 +243,7 @@ class Job(Run):
         """Have all workers write the stacks of their threads to their outputs."""
         for worker in self.workers:
             if worker.alive:
-                worker.kill(signal.SIGUSR1)
+                worker.kill(signal.SIGUSR2)
         time.sleep(_DUMP_S)
 
     @property
@@ -313,7 +313,7 @@ def _work(
         os.dup2(descriptor, standard)
     os.environ.update(variables)
     multiprocessing.set_start_method("fork", force=True)  # for data workers: as in a process of its own
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
         value = target(*args)
         Path(result).write_text(json.dumps(value))

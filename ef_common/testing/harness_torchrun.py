@@ -68,6 +68,10 @@ class Node:
         while any(map(_runs, tree)) and time.monotonic() < deadline:
             time.sleep(0.005)
 
+    def signal(self, number: int) -> None:
+        """Send the agent a signal."""
+        self._process.send_signal(number)
+
     def wait(self) -> int:
         """Wait until the agent ends; its exit status.
 

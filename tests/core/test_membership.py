@@ -209,7 +209,6 @@ def test_rule_2_everybody_leaves_the_last_view_is_empty_and_new() -> None:
     assert job.installed.view.generation == 2
     assert job.installed.dropped == ("a", "b")
     assert job.state.view is None
-    assert job.join("c", at=5.0)(Tick(), at=6.0).view.generation == 3
 
 
 def test_rule_2_second_wish_to_leave_that_comes_late_changes_nothing() -> None:
@@ -409,6 +408,68 @@ def test_rule_7_nobody_is_admitted_after_the_end() -> None:
     job(Gone("a", "goodbye"), Gone("b", "goodbye"))(Tick(), at=100.0)
     assert job.state.view is None
     assert next_deadline(job.state, SETTINGS) is None
+
+
+# ---------------------------------------------------------------- rule 9: leaving
+
+
+def left(*names: str) -> Coordinator:
+    """All members have left together."""
+    return started(*names)(*(Leaving(name) for name in names)).at_boundary(*names)
+
+
+def test_rule_9_nothing_begins_anew_before_the_last_members_have_gone() -> None:
+    job = left("a", "b").join("c", at=5.0)(Tick(), at=7.0)
+    assert job.state.view is None
+
+    assert job(Gone("a", "goodbye", goodbye=True), at=7.0).state.view is None
+    assert next_deadline(job.state, SETTINGS) is None
+    job(Gone("b", "crash"), at=7.0)
+    assert (job.view.ids, job.view.generation) == (("c",), 3)
+
+
+def test_rule_9_ready_newcomers_get_the_state_before_the_last_members_leave() -> None:
+    job = started("a", "b").join("c")(Leaving("a"), Leaving("b")).at_boundary("a", "b")
+    assert job.installed == Install(job.view, ())
+    assert (job.view.ids, job.view.pending) == (("a", "b", "c"), True)
+
+    job.at_boundary("a", "b", "c")
+    assert job.installed == Install(job.view, ("a", "b"))
+    assert job.view.ids == ("c",)
+
+
+def test_rule_9_state_is_handed_over_also_to_too_few_nodes() -> None:
+    settings = Settings(min_nodes=3)
+    job = started("a", "b", "c", settings=settings)(Gone("b", "crash"), Gone("c", "crash")).join("d")(Leaving("a"))
+    job.at_boundary("a")
+
+    assert (job.view.ids, job.view.hold) == (("a", "d"), True)
+    assert job.at_boundary("a", "d").view.ids == ("d",)
+
+
+def test_rule_9_all_leave_while_newcomers_warm_up_leaves_nobody() -> None:
+    job = started("a").arrive("c")(Leaving("a")).at_boundary("a")
+
+    assert job.installed.view.members == ()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_rule_9_newcomer_that_wants_to_leave_is_told_that_it_is_out(ready: bool) -> None:
+    job = started("a").arrive("c")
+    if ready:
+        job(Ready("c"))
+    job(Leaving("c"))
+
+    assert job.installed == Install(View(1, (), reason="c left before it was admitted"), ("c",))
+    assert job.view.ids == ("a",)
+    assert job(Ready("c")).actions == ()  # sent before it was told
+    assert job(Gone("c", "goodbye", goodbye=True)).state.dismissed == frozenset()
+
+
+def test_rule_9_worker_that_wants_to_leave_before_the_first_view_is_not_in_it() -> None:
+    job = Coordinator().arrive("a", "b")(Leaving("a"))(Tick(), at=1.0)
+
+    assert job.view.ids == ("b",)
 
 
 # ---------------------------------------------------------------- illegal events

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job, WorkerProcess
+from ef_common.testing.harness_run import Run
 from tests.faults.hosts import ENOUGH, HOSTS, Host, Train
+from tests.faults.saving import PATTERN
 
 
 class TrainingJob(Job):
@@ -59,6 +62,27 @@ def check_run(job: Job, survivors: Sequence[WorkerProcess]) -> list[dict[str, An
         assert all(result.get(name) == results[0].get(name) for result in results), name
     job.audit()
     return results
+
+
+def check_gentle(run: Run) -> None:
+    """No loss has been seen before the end, and no sample was dealt twice."""
+    assert not any(event["returned"] for event in run.events("step"))
+    assert not [event["reason"] for event in run.events("view") if "gone" in event["reason"].replace("goodbye", "")]
+
+
+def saved(run: Run) -> list[dict[str, Any]]:
+    """What workers have saved that were the last to leave."""
+    return [json.loads(path.read_text()) for path in run.directory.glob(PATTERN)]
+
+
+def check_saved(run: Run, *, of: Collection[str] = ()) -> None:
+    """One worker has saved the newest state, once: of all workers, or of those that began together."""
+    (only,) = saved(run)
+    steps = [event for event in run.events("step") if not of or event["worker"] in of]
+    # An update is logged with the next one, so the newest is not, unless its maker was alone.
+    assert only["step"] - max(event["step"] for event in steps) in (0, 1)
+    if not of:
+        run.audit()
 
 
 def struck(job: Job, where: str) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class HorovodrunJob(Run):
         """Have the workers write the stacks of their threads."""
         for pid in {event["pid"] for event in self.events("start")}:
             if psutil.pid_exists(pid):
-                psutil.Process(pid).send_signal(signal.SIGUSR1)
+                psutil.Process(pid).send_signal(signal.SIGUSR2)
         time.sleep(0.5)
 
     def end(self) -> None:

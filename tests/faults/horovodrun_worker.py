@@ -23,7 +23,7 @@ def main() -> None:
     directory = Path(os.environ["ELASTICFLOW_RUN_DIR"])
     spec = json.loads((directory / "spec.json").read_text())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=sys.stderr, all_threads=True)
     signal.signal(FAIL, fail)
     result = train(spec, fault_of(directory, spec))
     (directory / "results" / f"{os.getpid()}.json").write_text(json.dumps(result))

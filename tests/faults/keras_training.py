@@ -21,6 +21,7 @@ from ef_common.launch.process import this_worker
 from ef_keras import evaluation_data
 from ef_keras.backends import engine
 from tests.faults.faults import Fault, Striker, use_faulty_ports
+from tests.faults.saving import save_on_last_leave
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Options:
     checkpoint: str = ""  # URL
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
+    saves: bool = False  # the last worker that leaves writes a file
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -114,6 +116,10 @@ class Places(keras.callbacks.Callback):
         super().__init__()
         self._options, self._striker = options, striker
         self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._options.saves:
+            save_on_last_leave(this_worker(engine(self._options.backend)), lambda: int(self.model.optimizer.iterations))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch

@@ -26,6 +26,7 @@ from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_lightning import ElasticFlowStrategy, hooks
 from tests.faults.faults import Fault, Striker, use_faulty_ports
+from tests.faults.saving import save_on_last_leave
 
 PRELOAD = ("lightning.pytorch", "torchmetrics", "ef_lightning", "ef_common.launch.process", __name__)
 
@@ -51,6 +52,7 @@ class Options:
     checkpoint: str = ""  # URL
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
+    saves: bool = False  # the last worker that leaves writes a file
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -122,6 +124,10 @@ class Net(LightningModule):
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         striker.begin_backward()
         return loss
+
+    def on_fit_start(self) -> None:
+        if self._options.saves:
+            save_on_last_leave(this_worker(self._options.backend), lambda: self.trainer.global_step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._options.stop:

@@ -8,6 +8,7 @@ import pytest
 from ef_common.control.auth import Token
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
+from ef_common.launch.notice_sources import FileSource
 
 
 def test_environment_full_is_read():
@@ -19,6 +20,8 @@ def test_environment_full_is_read():
             "ELASTICFLOW_ADDRESS": "10.0.0.2",
             "ELASTICFLOW_RUN_DIR": "/runs/7",
             "ELASTICFLOW_AUDIT": "1",
+            "ELASTICFLOW_NOTICE": "file:///run/go%20away",
+            "ELASTICFLOW_GRACE": "60",
             "LOCAL_RANK": "3",
             "LOCAL_WORLD_SIZE": "4",
         }
@@ -27,6 +30,7 @@ def test_environment_full_is_read():
     assert env.token == Token("hunter2", "ELASTICFLOW_TOKEN")
     assert (env.node, env.address, env.local_rank, env.local_world_size) == ("node-1", "10.0.0.2", 3, 4)
     assert (env.run_dir, env.audit) == (Path("/runs/7"), True)
+    assert (env.notice, env.grace_s) == (FileSource(Path("/run/go away")), 60.0)
     assert "hunter2" not in repr(env)
 
 
@@ -34,6 +38,7 @@ def test_environment_empty_is_a_world_of_one():
     env = read_environment({})
     assert (env.coordinator, env.token, env.run_dir, env.audit) == (None, None, None, False)
     assert (env.local_rank, env.local_world_size, env.address) == (0, 1, "")
+    assert (env.notice, env.grace_s) == (None, 30.0)
     assert env.node
 
 
@@ -61,6 +66,15 @@ def test_environment_members_differ():
         ("ELASTICFLOW_NODE", "n" * 101),
         ("ELASTICFLOW_NODE", "n\x00"),
         ("ELASTICFLOW_AUDIT", "maybe"),
+        ("ELASTICFLOW_NOTICE", "/run/notice"),
+        ("ELASTICFLOW_NOTICE", "file://host/run/notice"),
+        ("ELASTICFLOW_NOTICE", "http:///path"),
+        ("ELASTICFLOW_NOTICE", "http://host:http/"),
+        ("ELASTICFLOW_NOTICE", "ftp://host/notice"),
+        ("ELASTICFLOW_GRACE", "soon"),
+        ("ELASTICFLOW_GRACE", "-1"),
+        ("ELASTICFLOW_GRACE", "nan"),
+        ("ELASTICFLOW_GRACE", "inf"),
         ("LOCAL_RANK", "one"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "1"),

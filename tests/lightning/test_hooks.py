@@ -64,6 +64,8 @@ class Hook:
 HOOKS = [
     Hook("trainer._accelerator_connector", "use_distributed_sampler", "keep_samplers", "bool"),
     Hook("trainer", "_accelerator_connector", "keep_samplers"),
+    Hook("trainer", "_signal_connector", "yield_sigterm"),
+    Hook("trainer._signal_connector", "_sigterm_notifier_fn", "yield_sigterm"),
     Hook("trainer.strategy", "_layer_sync", "layer_sync"),
     Hook("trainer", "_val_check_time_interval", "validates_by_time"),
     Hook("trainer", "_active_loop", "active_evaluation_loop, evaluation_loaders"),

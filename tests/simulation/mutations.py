@@ -16,6 +16,7 @@ from ef_common.collectives.gradients import pieces
 from ef_common.core import membership, replay, sharding
 from ef_common.core.membership import Phase
 from ef_common.core.replay import FRESH
+from ef_common.errors import Left
 from ef_common.session import Session
 from ef_common.testing.simulation import operations, trainer
 
@@ -210,6 +211,65 @@ def begin_before_it_is_made_up_for(patch: Patch) -> None:
     patch.setattr(operations.Reduction, "run", run)
 
 
+def everybody_saves(patch: Patch) -> None:
+    """All who leave last save the state."""
+    boundary = Session.boundary
+
+    def each(self: Session) -> bool:
+        try:
+            return boundary(self)
+        except Left as left:
+            if left.last and self.view.rank_of(self.worker.id) != 0:
+                self._save()
+            raise
+
+    patch.setattr(Session, "boundary", each)
+
+
+def save_though_others_stay(patch: Patch) -> None:
+    """Whoever is rank 0 saves when it leaves."""
+    patch.setattr("ef_common.testing.simulation.control.Left", lambda reason, *, last: Left(reason, last=True))
+
+
+def nobody_saves(patch: Patch) -> None:
+    """All leave, and take the state along."""
+    patch.setattr(Session, "_save", lambda self: None)
+
+
+def begin_anew_while_the_last_one_saves(patch: Patch) -> None:
+    """Newcomers begin as soon as the last members have left the view."""
+    plan = membership._plan
+
+    def hasty(state: Any, settings: Any) -> Any:
+        after, actions, reason = plan(state, settings)
+        return replace(after, last=frozenset()), actions, reason
+
+    patch.setattr(membership, "_plan", hasty)
+
+
+def dismiss_silently(patch: Patch) -> None:
+    """A newcomer that wants to leave is forgotten, and not told."""
+    leaving = membership._leaving
+
+    def silent(state: Any, worker: str) -> Any:
+        after, actions, reason = leaving(state, worker)
+        return after, () if worker in after.dismissed else actions, reason
+
+    patch.setattr(membership, "_leaving", silent)
+
+
+def leave_without_an_agreement(patch: Patch) -> None:
+    """Whoever is told to go goes at its next boundary, whatever the others do."""
+    boundary = Session.boundary
+
+    def alone(self: Session) -> bool:
+        if self.leaving and not self.newcomer:
+            raise Left("told to go")
+        return boundary(self)
+
+    patch.setattr(Session, "boundary", alone)
+
+
 MUTATIONS = {
     mutation.__name__: mutation
     for mutation in (
@@ -232,5 +292,11 @@ MUTATIONS = {
         forget_the_pieces_of_the_lost,
         make_up_for_what_was_dealt,
         begin_before_it_is_made_up_for,
+        everybody_saves,
+        save_though_others_stay,
+        nobody_saves,
+        begin_anew_while_the_last_one_saves,
+        dismiss_silently,
+        leave_without_an_agreement,
     )
 }

@@ -34,6 +34,9 @@ RARE = {
     "hold": 1_000,  # too few nodes
     "rescued": 300,  # held until a worker came
     "leave": 500,
+    "drain": 2_000,
+    "all left": 500,
+    "handed over": 200,  # all wanted to leave, and newcomers were ready: they got the state first
     "freeze": 500,
     "slow": 500,
     "arrival after the end": 1_000,

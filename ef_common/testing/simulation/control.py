@@ -195,6 +195,8 @@ class Line:
         self.send("hello")
         while self._view is None and not self._warm_up:
             self._pause()
+        if self._end is not None:
+            raise self._end
         return self._warm_up
 
     def send(self, kind: str, generation: int = 0) -> None:
@@ -266,7 +268,7 @@ class Line:
         elif kind == "view":
             self.change_pending = False
             if value.rank_of(self.member.id) is None:
-                self._end = Left(value.reason)
+                self._end = Left(value.reason, last=not value.members)
             self._view = value
             self._tell(value.generation)
         elif kind == "evicted":

@@ -4,6 +4,9 @@
 * An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
 * In each epoch every position is committed exactly once.
 * A worker trains only with a state; once a new history has begun, the old one is not continued.
+* If all members leave, one of them saves the newest state, once, and nobody goes on with it.
+* In a gentle run (workers come, and leave, and no harm is done) every sample is computed once, no collective is run
+  again, and nobody begins anew before a state has been saved.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from ef_common.core.membership import Event, Gone, Membership, Phase
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
 
+_HARM = ("returned", "rerun", "replayed", "made up", "loss", "all lost", "out of time")
+"""What does not happen in a gentle run, before the end of the training."""
 SILENT = "silent for too long"
 """Why a worker is gone that is evicted."""
 _IN = (Phase.MEMBER, Phase.LEAVING)
@@ -60,10 +65,17 @@ class Result:
 
 @dataclass(slots=True)
 class Invariants:
-    """Everything that has been seen of a run."""
+    """Everything that has been seen of a run.
+
+    Args:
+        length: Positions of an epoch.
+        epochs: Number of epochs.
+        gentle: No fault does harm.
+    """
 
     length: int
     epochs: int
+    gentle: bool = False
     views: dict[int, View] = field(default_factory=dict)
     history: dict[str, dict[int, Record]] = field(default_factory=dict)
     committed: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -72,6 +84,9 @@ class Invariants:
     results: list[Result] = field(default_factory=list)
     evicted: set[str] = field(default_factory=set)
     goodbyes: set[str] = field(default_factory=set)
+    newest: dict[str, int] = field(default_factory=dict)
+    samples: dict[tuple[str, int], int] = field(default_factory=dict)
+    saves: dict[str, int] = field(default_factory=dict)
 
     def decided(self, before: Membership, event: Event, after: Membership) -> None:
         """The coordinator has decided."""
@@ -109,6 +124,8 @@ class Invariants:
             if known != record:
                 raise Violation(f"two contents of one update: {known} and, of {worker}, {record}")
             return
+        if record.update >= self.saves.get(record.life, record.update + 1):
+            raise Violation(f"{worker} goes on with a history that was saved when all had left: {record}")
         for life, others in self.history.items():
             first = record if life == record.life else others[min(others)]
             if first.view[0] > record.view[0] and first.made_at < record.made_at:
@@ -119,6 +136,33 @@ class Invariants:
         history[record.update] = record
         key = (record.life, record.epoch)
         self.committed[key] = add_once(self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}")
+
+    def counted(self, what: str, *, closed: bool) -> None:
+        """Something has happened, before or after the end of the training."""
+        if self.gentle and what in _HARM and not closed:
+            raise Violation(f"no harm was done, and yet: {what}")
+        if self.gentle and what == "restart" and not self.saves:
+            raise Violation("the job begins anew, and nothing has been saved")
+
+    def computed(self, life: str, epoch: int, positions: list[int]) -> None:
+        """A worker computes the gradients of these samples."""
+        if self.gentle:
+            key, ranges = (life, epoch), tuple((position, position + 1) for position in positions)
+            self.samples[key] = add_once(self.samples.get(key, 0), ranges, what=f"computed in epoch {epoch}")
+
+    def made(self, life: str, updates: int) -> None:
+        """A worker has made so many updates."""
+        self.newest[life] = max(self.newest.get(life, 0), updates)
+
+    def saved(self, worker: str, life: str, updates: int) -> None:
+        """A worker has saved its state, as the last members have left."""
+        if life in self.saves:
+            raise Violation(f"{worker} saves what has been saved")
+        confirmed = max(self.history.get(life, {}), default=-1) + 1
+        newest = max(confirmed, self.newest.get(life, 0) if self.gentle else 0)
+        if updates < newest:
+            raise Violation(f"{worker} saves update {updates}, and somebody has made {newest}")
+        self.saves[life] = updates
 
     def evaluated(self, worker: str, life: str, epoch: int, covered: list[int], num_samples: int) -> None:
         """A worker has the results of an evaluation."""

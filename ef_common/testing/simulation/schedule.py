@@ -22,6 +22,7 @@ PLACES = (
     "join",
     "metrics",
     "evaluate",
+    "save",
     "closing",
 )
 """Where a fault may strike; a worker passes them by `mark`."""
@@ -78,14 +79,15 @@ class Fault:
 
     Args:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave",
-            "arrive" (new workers).
+            "drain" (it is told to go, wherever it is), "arrive" (new workers).
         victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
-            members, "others" (all but self), "waiting" (somebody who is not a member), or a worker's name.
+            members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
+            not), or a worker's name.
         at: Virtual time in seconds.
         place: One of `PLACES`.
         nth: Which passage.
         delay_s: From the passage to the strike.
-        duration_s: Until a frozen worker thaws, or messages are fast again.
+        duration_s: Until a frozen worker thaws, or messages are fast again; within which all victims are told to go.
         count: How many workers arrive.
     """
 
@@ -233,6 +235,35 @@ def _leave(draw: random.Random, job: Job) -> list[Fault]:
     return _leave_now(draw)
 
 
+def _drain(draw: random.Random, job: Job) -> list[Fault]:
+    """One after the other, members or not, while others come."""
+    victims = [draw.choice(("any", "any", "waiting")) for _ in range(draw.randint(1, 4))]
+    arrivals = _arrivals(draw) if draw.random() < 0.6 else []
+    return [*(Fault("drain", victim, at=_sometime(draw)) for victim in victims), *arrivals]
+
+
+def _drain_at_place(draw: random.Random, job: Job) -> list[Fault]:
+    victim = draw.choice(("self", "self", "another", "all"))
+    strike = Fault("drain", victim, place=draw.choice(PLACES), nth=draw.randint(1, 12))
+    return [strike, *(_arrivals(draw) if draw.random() < 0.5 else [])]
+
+
+def _drain_all(draw: random.Random, job: Job) -> list[Fault]:
+    """The whole job is told to go, more or less at once; some may come, or be lost, at this moment."""
+    spread_s = draw.choice((0.0, 0.005, 0.1, 0.5))
+    told = Fault("drain", draw.choice(("all", "everybody")), at=_sometime(draw), duration_s=spread_s)
+    return [told, *(_arrivals(draw) if draw.random() < 0.5 else [])]
+
+
+def _drain_and_loss(draw: random.Random, job: Job) -> list[Fault]:
+    """Somebody is lost on the way out, also the one that saves the state."""
+    place = draw.choice(("next_view", "boundary", "exchange", "build", "bucket1", "save"))
+    nth = 1 if place == "save" else draw.randint(1, 4 * job.num_workers)
+    kind = draw.choice(("crash", "crash", "freeze"))
+    strike = Fault(kind, draw.choice(("self", "another")), place=place, nth=nth, duration_s=draw.choice((1, 4)))
+    return [*draw.choice((_drain, _drain_all))(draw, job), strike]
+
+
 def _silence(draw: random.Random, job: Job) -> list[Fault]:
     duration = draw.choice((0.1, 1.0, 3.0, 1000.0))
     victim = draw.choice(("any", "any", "waiting"))
@@ -281,6 +312,10 @@ _THEMES = (
     _boundary_interrupted,
     _boundary_interrupted,
     _leave,
+    _drain,
+    _drain_at_place,
+    _drain_all,
+    _drain_and_loss,
     _silence,
     _silence_at_place,
     _slow,

@@ -23,6 +23,9 @@ MAX_TIME_S = 600.0
 MAX_RESCUES = 8
 _FOREVER_S = 900.0
 _SUSPICIOUS = ("break", "freeze", "slow")
+_GENTLE = ("arrive", "drain", "leave", "slow")
+_GRACE_S = 30.0
+_REMIND_S = 1.0
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class Worker:
             mark=self.mark,
             note=simulation.count,
         )
+
+        self.session.on_last_leave = self.trainer.save
 
     @property
     def running(self) -> bool:
@@ -130,7 +135,8 @@ class Simulation:
         job = schedule.job
         self.schedule = schedule
         self.scheduler = Scheduler(schedule.seed)
-        self.invariants = Invariants(job.length, job.epochs)
+        gentle = all(fault.kind in _GENTLE for fault in schedule.faults)
+        self.invariants = Invariants(job.length, job.epochs, gentle)
         self.network = Network(self.scheduler)
         self.seen: Counter[str] = Counter()
         self.trace: list[str] | None = [] if trace else None
@@ -144,6 +150,7 @@ class Simulation:
         self.workers: dict[str, Worker] = {}
         self._strikes = _Strikes()
         self._num_rescues = 0
+        self._last: list[str] = []  # who should have saved the state
 
     # ------------------------------------------------------------ the run
 
@@ -193,6 +200,10 @@ class Simulation:
         for worker in self.workers.values():
             if worker.end == "told the end" and not self.coordinator.state.closed:
                 raise Violation(f"{worker.name} was told of an end that has not come")
+        for name in self._last:
+            saver = self.workers[name]
+            if saver.end == "left" and saver.trainer.life not in self.invariants.saves:
+                raise Violation(f"all have left, and {name} has not saved what they had")
         self.invariants.ended()
 
     # ------------------------------------------------------------ what happens
@@ -205,6 +216,7 @@ class Simulation:
     def count(self, what: str) -> None:
         """Something rare has happened."""
         self.seen[what] += 1
+        self.invariants.counted(what, closed=self.coordinator.state.closed)
 
     def passed(self, worker: Worker, place: str) -> None:
         """A worker passes a place: faults may strike."""
@@ -240,6 +252,9 @@ class Simulation:
                 self.count("all lost")
         elif isinstance(event, Arrived) and before.closed:
             self.count("arrival after the end")
+        elif before.view is not None and view is None:
+            self.count("all left")
+            self._last.append(before.view.ids[0])
         if view is not None and view is not before.view:
             if view.hold:
                 self.count("hold")
@@ -249,6 +264,9 @@ class Simulation:
                     raise Violation(f"a group breaks without a cause: {view.reason}")
             if view.admitted_at == view.generation and view.generation > 1:
                 self.count("planned change")
+            phases = [after.workers[name][1] for name in view.ids]
+            if phases.count(Phase.LEAVING) == len(before.view.ids if before.view else ()) > 0:
+                self.count("handed over")
 
     # ------------------------------------------------------------ faults
 
@@ -282,6 +300,8 @@ class Simulation:
         if which in self.workers:
             return [self.workers[which]]
         choices = {"any": members, "waiting": outside, "another": others, "both": others}.get(which, [])
+        if which == "everybody":
+            return [worker for worker in self.workers.values() if worker.running]
         chosen = [self.scheduler.random.choice(choices)] if choices else []
         if which in ("self", "both"):
             chosen += itself
@@ -308,6 +328,9 @@ class Simulation:
                 victim.factory.end.break_()
         elif fault.kind == "leave":
             self._leave(victim)
+        elif fault.kind == "drain":
+            delay_s = fault.duration_s * self.scheduler.random.random()
+            self.scheduler.after(delay_s, self._tell, victim, self.scheduler.now + delay_s)
 
     def _crash(self, victim: Worker) -> None:
         victim.end = "crashed"
@@ -341,6 +364,18 @@ class Simulation:
         phase = self.coordinator.state.workers.get(victim.name, (None, None))[1]
         if phase is Phase.MEMBER and not victim.process.frozen and not victim.session.newcomer:
             victim.session.leave()
+
+    def _tell(self, victim: Worker, since: float) -> None:
+        """Tell a worker to go, again and again, as the thread does that heeds notices."""
+        if not victim.running:
+            return
+        if self.scheduler.now >= since + _GRACE_S:
+            self.count("out of time")
+            self._crash(victim)
+            return
+        if not victim.process.frozen:
+            victim.session.leave()
+        self.scheduler.after(_REMIND_S, self._tell, victim, since)
 
 
 def simulate(schedule: Schedule, *, trace: bool = False) -> Outcome:

@@ -189,6 +189,7 @@ class Trainer:
     def _forward(self, places: Sequence[int]) -> tuple[int, int]:
         """The sum of the gradients at these places of the epoch, and their number."""
         positions = self.progress.positions_at(places)
+        self._invariants.computed(self.life, self.epoch, positions)
         self._sleep(self._delay(self.job.step_s))
         return sum(gradient(self.epoch, position) for position in positions), len(positions)
 
@@ -267,6 +268,7 @@ class Trainer:
         if self.job.lends:
             self._buffers[0].spoil()
         self.updates += 1
+        self._invariants.made(self.life, self.updates)
         self._total = self._count = 0
 
     def _evaluate(self) -> None:
@@ -290,6 +292,12 @@ class Trainer:
             turn += 1
         found = (self.worker, self.life, self.epoch, covered, self.job.num_validation)
         self.session.when_confirmed(lambda: self._invariants.evaluated(*found))
+
+    def save(self) -> None:
+        """Everybody leaves: keep what this worker holds."""
+        self._mark("save")
+        self._sleep(self._delay(0.2))
+        self._invariants.saved(self.worker, self.life, self.updates)
 
     # ------------------------------------------------------------ state for newcomers
 

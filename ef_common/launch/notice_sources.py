@@ -1,0 +1,102 @@
+"""Where a notice may be found that this machine is to go: a file, or a URL such as a cloud's metadata server has.
+
+What cannot be asked gives no notice: a worker must not leave because a metadata server is slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from ef_common.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+_MAX_BYTES = 4096
+_NO_NOTICE = ("", "NONE", "FALSE")
+_HEADERS: Mapping[str, str] = {"Metadata-Flavor": "Google", "Metadata": "true"}  # metadata servers insist on one
+
+
+class NoticeSource(Protocol):
+    """Something that can be asked for a notice."""
+
+    def ask(self) -> str:
+        """What the notice is, in one line; empty if there is none. Waits for seconds at most, and never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file: the notice is that it is there.
+
+    Args:
+        path: Of the file.
+    """
+
+    path: Path
+
+    def ask(self) -> str:
+        """See the port."""
+        try:
+            return f"there is a file {self.path}" if self.path.exists() else ""
+        except OSError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    """An http(s) URL: status 200 with a body other than NONE or FALSE is a notice.
+
+    Args:
+        url: Asked without a proxy, as it is this machine's own.
+    """
+
+    url: str
+
+    def ask(self) -> str:
+        """See the port."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(self.url, headers=dict(_HEADERS))
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
+                body = answer.read(_MAX_BYTES) if answer.status == 200 else b""
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 404:
+                logger.debug("%s answers with status %d", self.url, error.code)
+            return ""
+        except (OSError, HTTPException, ValueError) as error:
+            logger.debug("%s cannot be asked: %s", self.url, error)
+            return ""
+        text = " ".join(body.decode(errors="replace").split())
+        return "" if text.upper() in _NO_NOTICE else f"{self.url} says {text[:200]}"
+
+
+def source_for(url: str, *, what: str) -> NoticeSource:
+    """The source that a URL names.
+
+    Args:
+        url: ``file:///path``, ``http://…`` or ``https://…``.
+        what: Name of the setting, for the error.
+
+    Raises:
+        UsageError: It names none.
+    """
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (it is checked where it is read)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        return FileSource(Path(url2pathname(parts.path)))
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return UrlSource(url)
+    raise UsageError(f"{what} must be file:///PATH, http://… or https://…. Received: {url!r}")

@@ -1,0 +1,181 @@
+"""Notices that this worker is to go: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source that is asked every second.
+
+A notice is a wish, and nothing is interrupted by it: the session leaves at the next boundary that all agree on, and
+the process ends with status 0. If it has not come so far within the grace time (a validation may be long), it ends
+itself, as if it had been killed.
+
+Python calls a handler between any two steps of what the main thread does, which may hold any lock. So the handler
+only puts the notice into a queue that can be put into everywhere; a thread does the rest. Launchers that signal whole
+process groups, and then once more each worker, mean one notice by it: a SIGTERM counts as the second one only after
+`SAME_NOTICE_S`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from ef_common.events import EventLog
+from ef_common.launch.notice_sources import NoticeSource
+from ef_common.session import Session
+
+logger = logging.getLogger(__name__)
+
+SAME_NOTICE_S = 1.0
+"""Signals that come within this time are one notice."""
+ASK_S = 1.0
+"""So often a source is asked, and the coordinator is told again."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_LAST_WORDS_S = 1.0
+OUT_OF_TIME = 128 + signal.SIGTERM
+"""Exit status of a worker whose grace time is over: what a shell shows for one that SIGTERM has ended."""
+
+
+class Notices:
+    """Heeds the notices to one worker, between `start` and `stop`.
+
+    Args:
+        session: The worker's session.
+        elastic: It has a coordinator. Without one, only who can save its state (`Session.on_last_leave`) heeds
+            anything.
+        source: Asked every second, if there is one.
+        grace_s: So long after a notice the process ends itself.
+        log: Event log.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        elastic: bool,
+        source: NoticeSource | None = None,
+        grace_s: float,
+        log: EventLog,
+    ) -> None:
+        self.grace_s = grace_s
+        self._session = session
+        self._elastic = elastic
+        self._source = source
+        self._log = log
+        self._process = os.getpid()
+        self._heeding = False
+        self._told: SimpleQueue[tuple[str, float]] = SimpleQueue()
+        self._first_term: float | None = None
+        self._closed = threading.Event()
+        self._watching = False
+        self._handler: Callable[[int, Any], None] = self._handle
+        self._before: dict[int, Any] = {}
+
+    @property
+    def active(self) -> bool:
+        """Notices are heeded now."""
+        return self._heeding and (self._elastic or self._session.on_last_leave is not None)
+
+    def save_on_last_leave(self, save: Callable[[], None]) -> None:
+        """Have `save` called if nobody is left when this worker leaves; so notices are heeded without others, too."""
+        self._session.on_last_leave = save
+        if self._heeding:
+            self.start()
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Heed notices from now on. May be repeated. Whoever sets another handler after it may call ours, or not."""
+        self._heeding = True
+        if not self.active or self._closed.is_set():
+            return
+        self._install()
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, name="elasticflow-notices", daemon=True).start()
+            if self._source is not None:
+                args = (self._source,)
+                threading.Thread(target=self._ask, args=args, name="elasticflow-notice-source", daemon=True).start()
+
+    def stop(self) -> None:
+        """Heed none any more, as nothing would come of it: a signal does what it did before."""
+        self._heeding = False
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, before in list(self._before.items()):
+            if signal.getsignal(number) == self._handler:  # else somebody calls ours, which passes it on
+                signal.signal(number, before)
+                del self._before[number]
+
+    def close(self) -> None:
+        """The process is about to end as it should: the grace time is no more."""
+        self.stop()
+        self._closed.set()
+
+    def _install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning("signals are not heeded: only the main thread may ask for them")
+            return
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            # What is ignored stays so. What did not come from Python is unknown, and could not be put back.
+            if number not in self._before and before not in (signal.SIG_IGN, None):
+                self._before[number] = before
+                signal.signal(number, self._handler)
+
+    # ------------------------------------------------------------ in the handler
+
+    def _handle(self, number: int, frame: Any) -> None:
+        before = self._before.get(number, signal.SIG_DFL)
+        if os.getpid() != self._process:  # a data worker, signalled with its group; its parent still needs it
+            if number == signal.SIGTERM:
+                _end_by(number)
+        elif self.active:
+            self._take(number)
+            if callable(before):
+                before(number, frame)
+        elif callable(before):
+            before(number, frame)
+        else:
+            _end_by(number)
+
+    def _take(self, number: int) -> None:
+        now = time.monotonic()
+        if number == signal.SIGTERM:
+            if self._first_term is not None and now > self._first_term + SAME_NOTICE_S:
+                _end_by(number)
+            self._first_term = self._first_term or now
+        self._told.put((signal.Signals(number).name, now))
+
+    # ------------------------------------------------------------ the threads
+
+    def _ask(self, source: NoticeSource) -> None:
+        while not self._closed.wait(ASK_S):
+            if self.active and (what := source.ask()):
+                self._told.put((what, time.monotonic()))
+                return
+
+    def _watch(self) -> None:
+        what, since = self._told.get()
+        self._session.leave()
+        logger.warning("%s: leaving at the next boundary, within %g s", what, self.grace_s)
+        self._log.write("notice", what=what)
+        while (left := since + self.grace_s - time.monotonic()) > 0:
+            if self._closed.wait(min(left, ASK_S)):
+                return
+            self._session.leave()  # again: it may not have been heard while there was no line yet
+        self._end_late()
+
+    def _end_late(self) -> NoReturn:
+        in_any_case = threading.Timer(_LAST_WORDS_S, os._exit, (OUT_OF_TIME,))
+        in_any_case.daemon = True
+        in_any_case.start()  # the main thread may hang while it writes to the log
+        logger.error("the grace time of %g s is over, and no boundary has come: ending at once", self.grace_s)
+        os._exit(OUT_OF_TIME)
+
+
+def _end_by(number: int) -> None:
+    """End this process by the signal, as if nobody had handled it."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
