@@ -339,6 +339,7 @@ class Session:
     def _save(self) -> None:
         if self.on_last_leave is not None:
             self.on_last_leave()
+            self._confirm()  # what is saved is not lost any more
 
     def _change_view(self) -> bool:
         """Change the view as long as a change is agreed; whether one was."""

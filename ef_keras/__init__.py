@@ -1,7 +1,9 @@
 """ElasticFlow for Keras 3: `model.fit(x, y, callbacks=ef_keras.callbacks())`."""
 
 from ef_common.core.compensation import Compensation
+from ef_common.core.retention import Retention
+from ef_common.data.checkpointer import Checkpointing
 from ef_keras.callbacks import callbacks
 from ef_keras.dataset import dataset
 
-__all__ = ["callbacks", "Compensation", "dataset"]
+__all__ = ["callbacks", "Compensation", "Checkpointing", "Retention", "dataset"]

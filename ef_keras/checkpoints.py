@@ -116,11 +116,17 @@ class FitCheckpoints:
             files={self._file.name: copy.write, STATE: lambda file: file.write(header)},
             progress={name: progress[name] for name in ("epoch", "cursor", "seed")}
             | {"returned": np.asarray(progress["returned"]).tolist()},
-            metrics={},
+            metrics=_newest_metrics(self._model),
             model=self._fingerprint(),
             versions={"elasticflow": __version__, "keras": str(keras.__version__)},
         )
         return content, lambda: None
+
+
+def _newest_metrics(model: Any) -> dict[str, float]:
+    """Results of the newest epoch that has ended."""
+    history = getattr(getattr(model, "history", None), "history", {})
+    return {name: float(values[-1]) for name, values in history.items() if values}
 
 
 def _random_state(model: Any) -> dict[str, Any]:

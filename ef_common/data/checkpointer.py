@@ -5,6 +5,7 @@ Rank 0 takes them; whoever becomes rank 0 goes on with it. All members know the 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import time
@@ -28,6 +29,7 @@ from ef_common.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
+_LAST_WRITE_S = 10.0
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
 
@@ -218,6 +220,7 @@ class Checkpointer:
                 self._checkpoints, retention=self._settings.retention, log=self._log, on_saved=self._saved
             )
             self._saver.start()
+            atexit.register(self.stop)  # an error may end the process while something is written
         return self._saver
 
     def _saved(self, seconds: float) -> None:
@@ -248,12 +251,14 @@ class Checkpointer:
         saver = self._saver
         if saver is None or saver.saved is None or saver.saved.step != step:
             self.take(step, make)
+        atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.close(timeout_s)
             self._saver = None
 
-    def stop(self, timeout_s: float = 0.0) -> None:
-        """Let go of everything, whatever has been saved."""
+    def stop(self, timeout_s: float = _LAST_WRITE_S) -> None:
+        """Save nothing any more; what is being written, or waits, has this long to get there. May be repeated."""
+        atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.stop(timeout_s)
             self._saver = None

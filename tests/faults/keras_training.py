@@ -44,6 +44,7 @@ class Options:
     csv: bool = False  # the results of each epoch, in a file
     global_batch: int | None = None
     checkpoint: str = ""  # URL
+    checkpoint_steps: int = 2
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
@@ -208,7 +209,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         backend=chosen.backend,
         global_batch_size=chosen.global_batch,
         deterministic=chosen.deterministic,
-        checkpoint=Checkpointing(chosen.checkpoint, every_steps=2) if chosen.checkpoint else None,
+        checkpoint=Checkpointing(chosen.checkpoint, every_steps=chosen.checkpoint_steps) if chosen.checkpoint else None,
     )
     stopping = keras.callbacks.EarlyStopping(
         "loss",

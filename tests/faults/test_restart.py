@@ -74,6 +74,26 @@ def test_workers_that_come_when_all_are_lost_go_on_from_the_checkpoint(
 
 
 @in_each_framework
+def test_job_that_is_told_to_go_loses_no_step(
+    make_job: Callable[..., TrainingJob], tmp_path: Path, undisturbed: str
+) -> None:
+    """Checkpoints are rare; the last worker to leave takes one more."""
+    options: dict[str, Any] = {**OPTIONS, "checkpoint": str(tmp_path / "store"), "checkpoint_steps": 1000}
+    job = make_job()
+    workers = job.start_world(3, job.train, {**options, "step_sleep_s": 0.2})
+    job.wait_for_step(4)
+    for worker in workers:
+        worker.kill(signal.SIGTERM)
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    newest = max(event["step"] for event in job.events("step"))
+    assert newest < NUM_STEPS
+    again = make_job()
+    results = check_run(again, again.start_world(2, again.train, options))
+    assert {result["weights"] for result in results} == {undisturbed}
+    assert {event["step"] for event in job.events("rollback")} == {newest}
+
+
+@in_each_framework
 def test_job_that_has_ended_is_not_trained_again(make_job: Callable[..., TrainingJob], tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 1, "checkpoint": str(tmp_path / "store")}
     job = make_job()

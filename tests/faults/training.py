@@ -50,6 +50,7 @@ class Options:
     data_worker_dies_at: int | None = None  # at the first reading of this sample
     global_batch: int | None = None
     checkpoint: str = ""  # URL
+    checkpoint_steps: int = 2
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
@@ -207,7 +208,9 @@ def _trainer(options: Options) -> Trainer:
             compensation="linear",  # the optimizer has its own step
             global_batch_size=options.global_batch,
             deterministic=options.deterministic,
-            checkpoint=Checkpointing(options.checkpoint, every_steps=2) if options.checkpoint else None,
+            checkpoint=Checkpointing(options.checkpoint, every_steps=options.checkpoint_steps)
+            if options.checkpoint
+            else None,
         ),
         accelerator="cpu",
         max_epochs=options.epochs,

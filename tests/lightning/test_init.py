@@ -8,7 +8,13 @@ import ef_lightning
 
 
 def test_contents() -> None:
-    assert ef_lightning.__all__ == ["ElasticFlowStrategy", "Compensation", "strategy_for"]
+    assert ef_lightning.__all__ == [
+        "ElasticFlowStrategy",
+        "Compensation",
+        "Checkpointing",
+        "Retention",
+        "strategy_for",
+    ]
     public = {name for name, value in vars(ef_lightning).items() if not name.startswith("_")}
     modules = {name.rpartition(".")[2] for name in __import__("sys").modules if name.startswith("ef_lightning.")}
     helpers = {"annotations", "TYPE_CHECKING", "Any", "register", "strategy_class"}
