@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
+from ef_common.errors import NewerFormat, UnsupportedError, UsageError
 from ef_common.launch import process
 from ef_lightning import strategy_for
 from tests.lightning import battery, training
@@ -152,6 +156,11 @@ def start(
 ) -> tuple[Any, Any]:
     """The command. Returns the Trainer and the module, whatever the training came to."""
     monkeypatch.setattr(process, "_this", None)  # another process
+    return fit(chosen, checkpoint, *callbacks)
+
+
+def fit(chosen: Case, checkpoint: Checkpointing | None, *callbacks: Any) -> tuple[Any, Any]:
+    """One training of the command."""
     pl.seed_everything(5, verbose=False)
     module = chosen.make()
     options = {**chosen.trainer, "callbacks": [*chosen.trainer.get("callbacks", []), *callbacks]}
@@ -342,3 +351,151 @@ def test_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def listing(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# ---------------------------------------------------------------- what lies in the store
+
+
+def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, *, num: int = 3) -> list[Path]:
+    """Folders of so many checkpoints, newest last, of a training that has broken off."""
+    settings = Checkpointing(str(folder), every_steps=1, retention=Retention(keep_last=num))
+    for _ in range(num):
+        start(CASES["dropout_and_statistics"](pl, folder), settings, monkeypatch, BreaksOffWhenSaved())
+    found = sorted((folder / "checkpoints").iterdir())
+    assert len(found) == num
+    return found
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_file_is_one_of_lightning_that_needs_nothing_of_us(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = broken_off(tmp_path / "store", monkeypatch)[-1] / "lightning.ckpt"
+    saved = torch.load(newest, weights_only=True)
+    plain = importlib.import_module(host)
+    module = noisy(plain).load_from_checkpoint(newest)
+    assert all(torch.equal(tensor, saved["state_dict"][name]) for name, tensor in module.state_dict().items())
+    trainer = training.trainer(plain, "auto", max_epochs=3)
+    trainer.fit(noisy(plain)(), training.loader(LENGTH), training.loader(9), ckpt_path=newest)
+    assert saved["global_step"] == 3
+    assert trainer.global_step == 18
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 18
+
+
+def test_checkpoints_of_another_model_are_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, newest = broken_off(tmp_path / "store", monkeypatch)
+    before = listing(tmp_path / "store")
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    with pytest.raises(UsageError, match=f"of another model.*Use another URL.*{newest.name}"):
+        start(Case(training.regression(pl)), settings, monkeypatch)
+    assert listing(tmp_path / "store") == before
+
+
+def test_checkpoints_of_a_newer_version_are_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, newest = broken_off(tmp_path / "store", monkeypatch)
+    manifest = json.loads((newest / "manifest.json").read_text())
+    (newest / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    before = listing(tmp_path / "store")
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    with pytest.raises(NewerFormat, match="A newer version of ElasticFlow wrote.*Received: format=99"):
+        start(CASES["dropout_and_statistics"](pl, tmp_path), settings, monkeypatch)
+    assert listing(tmp_path / "store") == before
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        ("lightning.ckpt", _cut, "has .* bytes instead of"),
+        ("lightning.ckpt", _flip, "has been changed"),
+        ("lightning.ckpt", Path.unlink, "is missing"),
+        ("manifest.json", _cut, "manifest is torn"),
+        ("manifest.json", _flip, "manifest (is torn|has been changed)"),
+    ],
+)
+def test_damaged_checkpoint_is_passed_over_with_one_warning(
+    name: str,
+    damage: Callable[[Path], None],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, before, newest = broken_off(tmp_path / "store", monkeypatch)
+    damage(newest / name)
+    caplog.clear()
+    made, again = steps_made(
+        CASES["dropout_and_statistics"](pl, tmp_path), Checkpointing(str(tmp_path / "store")), monkeypatch
+    )
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and r.name.startswith("ef_")]
+    assert newest.name in warning
+    assert re.search(reason, warning)
+    assert before.name.endswith("2")
+    assert made == again.global_step - 2
+    undisturbed, _ = start(CASES["dropout_and_statistics"](pl, tmp_path), None, monkeypatch)
+    assert differences(again, undisturbed) == {}
+
+
+# ---------------------------------------------------------------- several trainings, and where they are told to save
+
+
+def test_trainings_of_one_program_have_places_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(checkpoint: Checkpointing | None, *callbacks: Any) -> tuple[Any, Any]:
+        monkeypatch.setattr(process, "_this", None)
+        first, _ = fit(CASES["dropout_and_statistics"](pl, tmp_path), checkpoint)
+        second, _ = fit(Case(training.regression(pl), {"max_epochs": 1}), checkpoint, *callbacks)
+        return first, second
+
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    undisturbed = program(None)
+    _, cut = program(settings, BreaksOffWhenSaved())
+    assert cut.state.status == "interrupted"
+    finished = program(settings)
+    off = [key for pair in zip(finished, undisturbed, strict=True) for key in differences(*pair)]
+    assert [key for key in off if "/val_loop." not in key] == []  # where no loop has run, its counters stand at 0
+    (tmp_path / "store" / "training-002" / "runs" / "000002.json").read_text()
+    assert not (tmp_path / "store" / "training-003").exists()
+
+
+def test_place_is_told_by_the_environment_unless_by_the_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICFLOW_CHECKPOINT", str(tmp_path / "environment"))
+    start(Case(training.regression(pl)), None, monkeypatch)
+    assert listing(tmp_path / "environment")
+    before = listing(tmp_path / "environment")
+    start(Case(training.regression(pl)), Checkpointing(str(tmp_path / "argument")), monkeypatch)
+    assert listing(tmp_path / "argument")
+    assert listing(tmp_path / "environment") == before
+
+
+def test_callback_that_nobody_can_catch_up_with_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = pl.callbacks.StochasticWeightAveraging(0.01)
+    with pytest.raises(UnsupportedError, match="StochasticWeightAveraging .* Use EMAWeightAveraging"):
+        start(Case(training.regression(pl), {"callbacks": [callback]}), Checkpointing(str(tmp_path)), monkeypatch)
+
+
+def test_collective_in_a_hook_of_checkpoints_is_refused_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone makes a checkpoint, so the others would not be there."""
+
+    class Exchanging(training.regression(pl)):  # type: ignore[misc]
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.trainer.strategy.barrier()
+
+    with pytest.raises(UnsupportedError, match=r"on_save_checkpoint, or a state_dict\(\) exchanges values"):
+        start(Case(Exchanging), Checkpointing(str(tmp_path), every_steps=1), monkeypatch)
