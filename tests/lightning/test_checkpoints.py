@@ -388,7 +388,7 @@ def test_checkpoints_of_another_model_are_refused_and_left_alone(
     *_, newest = broken_off(tmp_path / "store", monkeypatch)
     before = listing(tmp_path / "store")
     settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
-    with pytest.raises(UsageError, match=f"of another model.*Use another URL.*{newest.name}"):
+    with pytest.raises(UsageError, match=rf"of another model.*Use another URL.*{newest.name}"):
         start(Case(training.regression(pl)), settings, monkeypatch)
     assert listing(tmp_path / "store") == before
 
@@ -401,7 +401,7 @@ def test_checkpoints_of_a_newer_version_are_refused_and_left_alone(
     (newest / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
     before = listing(tmp_path / "store")
     settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
-    with pytest.raises(NewerFormat, match="A newer version of ElasticFlow wrote.*Received: format=99"):
+    with pytest.raises(NewerFormat, match=r"A newer version of ElasticFlow wrote.*Received: format=99"):
         start(CASES["dropout_and_statistics"](pl, tmp_path), settings, monkeypatch)
     assert listing(tmp_path / "store") == before
 
@@ -465,7 +465,7 @@ def test_trainings_of_one_program_have_places_of_their_own(tmp_path: Path, monke
     assert cut.state.status == "interrupted"
     finished = program(settings)
     off = [key for pair in zip(finished, undisturbed, strict=True) for key in differences(*pair)]
-    assert [key for key in off if "/val_loop." not in key] == []  # where no loop has run, its counters stand at 0
+    assert [key for key in off if ".val_loop." not in key] == []  # where no loop has run, its counters stand at 0
     (tmp_path / "store" / "training-002" / "runs" / "000002.json").read_text()
     assert not (tmp_path / "store" / "training-003").exists()
 
@@ -484,7 +484,7 @@ def test_place_is_told_by_the_environment_unless_by_the_argument(
 
 def test_callback_that_nobody_can_catch_up_with_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callback = pl.callbacks.StochasticWeightAveraging(0.01)
-    with pytest.raises(UnsupportedError, match="StochasticWeightAveraging .* Use EMAWeightAveraging"):
+    with pytest.raises(UnsupportedError, match=r"StochasticWeightAveraging .* Use EMAWeightAveraging"):
         start(Case(training.regression(pl), {"callbacks": [callback]}), Checkpointing(str(tmp_path)), monkeypatch)
 
 
