@@ -43,6 +43,7 @@ class Options:
     csv: bool = False  # the results of each epoch, in a file
     global_batch: int | None = None
     checkpoint: str = ""  # URL
+    checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
@@ -202,7 +203,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         backend=chosen.backend,
         global_batch_size=chosen.global_batch,
         deterministic=chosen.deterministic,
-        checkpoint=Checkpointing(chosen.checkpoint, every_steps=2) if chosen.checkpoint else None,
+        checkpoint=_checkpointing(chosen),
     )
     stopping = keras.callbacks.EarlyStopping(
         "loss",
@@ -231,6 +232,12 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "memory": [float(stopping.best), stopping.wait, stopping.best_epoch],
         "history": history.history,
     }
+
+
+def _checkpointing(options: Options) -> Checkpointing | None:
+    if not options.checkpoint:
+        return None
+    return Checkpointing(options.checkpoint, every_steps=2, storage_options=options.checkpoint_options)
 
 
 def _augmented(image: Any, label: Any) -> Any:

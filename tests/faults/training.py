@@ -49,6 +49,7 @@ class Options:
     data_worker_dies_at: int | None = None  # at the first reading of this sample
     global_batch: int | None = None
     checkpoint: str = ""  # URL
+    checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
 
@@ -193,6 +194,12 @@ def _pass_the_end_of_validations(striker: Striker) -> None:
     hooks.mark_evaluation_done = pass_it
 
 
+def _checkpointing(options: Options) -> Checkpointing | None:
+    if not options.checkpoint:
+        return None
+    return Checkpointing(options.checkpoint, every_steps=2, storage_options=options.checkpoint_options)
+
+
 def _trainer(options: Options) -> Trainer:
     run_dir = read_environment().run_dir or Path()
     return Trainer(
@@ -201,7 +208,7 @@ def _trainer(options: Options) -> Trainer:
             compensation="linear",  # the optimizer has its own step
             global_batch_size=options.global_batch,
             deterministic=options.deterministic,
-            checkpoint=Checkpointing(options.checkpoint, every_steps=2) if options.checkpoint else None,
+            checkpoint=_checkpointing(options),
         ),
         accelerator="cpu",
         max_epochs=options.epochs,
