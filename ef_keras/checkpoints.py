@@ -61,6 +61,10 @@ class FitCheckpoints:
         """The same, in one worker, when all who had a state are lost."""
         return self._load(self.job.begin_again(self._fingerprint()) is not None)
 
+    def is_complete(self, epochs: int) -> bool:
+        """What was found is a training that has ended, whatever has ended it, and is not to last any longer now."""
+        return self.job.found is not None and self.job.found.manifest.progress.get("complete") == {"epochs": epochs}
+
     def _load(self, found: bool) -> dict[str, Any] | None:
         if not found:
             return None
@@ -89,13 +93,17 @@ class FitCheckpoints:
         if self.job.due(step):
             self.job.take(step, self._content)
 
-    def finish(self, step: int) -> None:
+    def finish(self, step: int, *, epochs: int) -> None:
         """The training is complete. All members call this.
+
+        Args:
+            step: Updates that were made.
+            epochs: How many there could have been.
 
         Raises:
             StorageError: It could not be saved.
         """
-        self.job.finish(step, self._content)
+        self.job.finish(step, lambda: self._content(complete={"epochs": epochs}))
 
     def leave(self, step: int) -> None:
         """All members are told to go, and this worker is the one that saves the state.
@@ -105,7 +113,7 @@ class FitCheckpoints:
         """
         self.job.save(step, self._content)
 
-    def _content(self) -> tuple[Content, Callable[[], None]]:
+    def _content(self, *, complete: dict[str, int] | None = None) -> tuple[Content, Callable[[], None]]:
         with self._session.alone("get_config(), or save_own_variables()"):
             copy = self._file.copy()
         collected = self._collect()
@@ -115,7 +123,7 @@ class FitCheckpoints:
         content = Content(
             files={self._file.name: copy.write, STATE: lambda file: file.write(header)},
             progress={name: progress[name] for name in ("epoch", "cursor", "seed")}
-            | {"returned": np.asarray(progress["returned"]).tolist()},
+            | {"returned": np.asarray(progress["returned"]).tolist(), "complete": complete},
             metrics=_newest_metrics(self._model),
             model=self._fingerprint(),
             versions={"elasticflow": __version__, "keras": str(keras.__version__)},

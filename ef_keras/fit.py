@@ -153,9 +153,7 @@ class Fit:
             logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
             hooks.start_at(model, self.data.epoch)
         else:
-            restored = self._checkpoints is not None and self._state.go_back(self._checkpoints.find())
-            if restored:
-                hooks.start_at(model, self.data.epoch)
+            restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
 
@@ -167,6 +165,17 @@ class Fit:
             )
             save, dealer = self._checkpoints.leave, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
+
+    def _restore(self) -> bool:
+        """Go on from a checkpoint, if there is one."""
+        checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
+        if checkpoints is None or not self._state.go_back(checkpoints.find()):
+            return False
+        complete = checkpoints.is_complete(epochs)
+        if complete:
+            logger.info("the training is complete. To train on, change its number of epochs. Received: %d", epochs)
+        hooks.start_at(self._model, epochs if complete else self.data.epoch)
+        return True
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data
@@ -189,7 +198,7 @@ class Fit:
         self.data.dealer.end()
         self._session.run(Barrier())
         if self._checkpoints is not None:
-            self._checkpoints.finish(self.data.dealer.num_updates)
+            self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
         self._session.close()
         self._session.state = self._session.on_last_leave = None
         self._reducer.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,20 +42,35 @@ class TrainerCheckpoints:
         self._copies = HostCopies()
         self._collect: Callable[[], dict[str, Any]] | None = None
         self._loader: Callable[[], ElasticLoader | None] = lambda: None
+        self._resume: Callable[[torch.Tensor], None] = lambda running: None
         self._random: torch.Tensor | None = None
+        self._running: torch.Tensor | None = None
         self._path: str | None = None
-        if not session.newcomer:
-            hooks.before_restoring(trainer, self._find)
+        self._model: str | None = None
+        hooks.before_restoring(trainer, self._find)
 
-    def attach(self, collect: Callable[[], dict[str, Any]], *, loader: Callable[[], ElasticLoader | None]) -> None:
-        """What is to be saved can be had from here on."""
-        self._collect, self._loader = collect, loader
+    def attach(
+        self,
+        collect: Callable[[], dict[str, Any]],
+        *,
+        resume: Callable[[torch.Tensor], None],
+        loader: Callable[[], ElasticLoader | None],
+    ) -> None:
+        """What is to be saved can be had from here on.
+
+        Args:
+            collect: Makes the checkpoint.
+            resume: Takes in what Lightning does not load of one.
+            loader: The training loader, once there is one.
+        """
+        self._collect, self._resume, self._loader = collect, resume, loader
 
     # ------------------------------------------------------------ start
 
     def _find(self, path: Any) -> Any:
         """The file to resume from: ours if there is one, else what the user named."""
-        found = self.job.begin(self._fingerprint() or "")
+        self._model = self._fingerprint()  # as the user made it: its types may change when it is set up
+        found = None if self._session.newcomer else self.job.begin(self._model or "")
         if found is None:
             return path
         if path is not None:
@@ -67,11 +82,22 @@ class TrainerCheckpoints:
         """The checkpoint to resume from, if it is this one."""
         if self._path is None or path != self._path or self.job.found is None:
             return None
-        return self._read()
+        checkpoint = self._read()
+        self._stop_if_complete(self.job.found.manifest.progress)
+        _take_types(self._trainer.lightning_module, checkpoint["state_dict"])
+        self._running = checkpoint[CHECKPOINT_KEY]["running"]
+        return checkpoint
+
+    def _stop_if_complete(self, progress: Mapping[str, Any]) -> None:
+        """A training that has ended is not trained on, whatever has ended it, unless it is given other limits."""
+        limits = hooks.limits(self._trainer, self._trainer.strategy.host)
+        if progress.get("complete") == limits:
+            logger.info("the training is complete. To train on, change one of its limits. Received: %s", limits)
+            self._trainer.should_stop = True
 
     def saved(self) -> dict[str, Any] | None:
         """The checkpoint to go back to, if all who had a state are lost."""
-        found = self.job.begin_again(self._fingerprint() or "")
+        found = self.job.begin_again(self._model or "")
         return None if found is None else self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -86,6 +112,17 @@ class TrainerCheckpoints:
             return None
         kinds = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
         return fingerprint((name, tensor.shape, str(tensor.dtype)) for name, tensor in kinds.items())
+
+    def begin_loops(self) -> None:
+        """The loops are about to begin."""
+        if self._running is not None:
+            hooks.restart_between_steps(self._trainer)
+
+    def go_on(self) -> None:
+        """The loops have come to the step in the middle of an epoch at which all was saved."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._resume(running)
 
     # ------------------------------------------------------------ while it runs
 
@@ -114,7 +151,7 @@ class TrainerCheckpoints:
         """
         loader = self._loader()
         if loader is not None:
-            self.job.finish(loader.dealer.num_updates, self._content)
+            self.job.finish(loader.dealer.num_updates, lambda: self._content(complete=True))
 
     def leave(self) -> None:
         """All members are told to go, and this worker is the one that saves the state.
@@ -130,7 +167,7 @@ class TrainerCheckpoints:
         """The training is over, whatever it has come to."""
         self.job.stop()
 
-    def _content(self) -> tuple[Content, Callable[[], None]]:
+    def _content(self, *, complete: bool = False) -> tuple[Content, Callable[[], None]]:
         collect, loader = self._collect, self._loader()
         if collect is None or loader is None:
             raise RuntimeError("there is nothing to save before the training has been set up")
@@ -145,9 +182,10 @@ class TrainerCheckpoints:
                 "returned": list(progress.returned),
                 "seed": loader.seed,
                 "epochs": int(self._trainer.current_epoch),
+                "complete": hooks.limits(self._trainer, self._trainer.strategy.host) if complete else None,
             },
             metrics={name: float(v) for name, v in self._trainer.callback_metrics.items() if v.numel() == 1},
-            model=self._fingerprint(),
+            model=self._model,
             versions={"elasticflow": __version__, "torch": str(torch.__version__)},
         )
         return content, copy.release
@@ -161,6 +199,13 @@ def _save(tree: Any, file: Any) -> None:
         torch.save(tree, file)
     finally:
         torch.serialization.set_crc32_options(before)
+
+
+def _take_types(module: torch.nn.Module, saved: dict[str, Any]) -> None:
+    """Have tensors take in every digit that was saved: Lightning sets their precision only when they are loaded."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if name in saved and isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            tensor.data = tensor.data.to(saved[name].dtype)
 
 
 def _load(file: Any) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from ef_lightning.host import Host
 # Precision plugins that belong to another strategy.
 _FOREIGN_PRECISION = ("FSDPPrecision", "DeepSpeedPrecision", "XLAPrecision")
 
-# Callbacks that a changing world would break, and what to do instead.
+# Callbacks that a changing world would break, or a start in the middle of an epoch, and what to do instead.
 _ELASTIC_CALLBACKS = {
-    "StochasticWeightAveraging": "swaps schedulers and the length of the run in a way that a newcomer cannot "
-    "catch up with. Use EMAWeightAveraging or WeightAveraging",
+    "StochasticWeightAveraging": "swaps schedulers and the length of the run in a way that nobody can catch up "
+    "with later, neither a newcomer nor a start from a checkpoint. Use EMAWeightAveraging or WeightAveraging",
     "LearningRateFinder": "trains and takes it back again. Find the rate in one process (`python train.py`), "
     "then set it",
     "BatchSizeFinder": "trains and takes it back again. Find the batch size with "
@@ -30,13 +30,14 @@ _ELASTIC_CALLBACKS = {
 }
 
 
-def check_trainer(trainer: Any, host: Host, *, elastic: bool) -> None:
+def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = False) -> None:
     """Refuse what cannot be kept.
 
     Args:
         trainer: The Trainer, with its model connected.
         host: The class tree of its strategy.
         elastic: The world may change; a world of one without a coordinator can do more.
+        saved: There are checkpoints, taken between any two steps.
 
     Raises:
         MixedImportsError: An object of the other class tree.
@@ -63,20 +64,20 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool) -> None:
             "workers could come and go. Use training_step(batch, batch_idx)"
         )
     _check_parameters(module)
-    if elastic:
-        _check_elastic(trainer)
-
-
-def _check_elastic(trainer: Any) -> None:
-    for callback in trainer.callbacks:
-        for cls in type(callback).__mro__:
-            if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls):
-                raise UnsupportedError(f"the callback {cls.__name__} {_ELASTIC_CALLBACKS[cls.__name__]}")
-    if hooks.validates_by_time(trainer):
+    if elastic or saved:
+        _check_callbacks(trainer)
+    if elastic and hooks.validates_by_time(trainer):
         raise UnsupportedError(
             "Trainer(val_check_interval=<a duration>) is decided by each worker's own clock. Use a number of "
             "batches or a fraction of the epoch"
         )
+
+
+def _check_callbacks(trainer: Any) -> None:
+    for callback in trainer.callbacks:
+        for cls in type(callback).__mro__:
+            if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls):
+                raise UnsupportedError(f"the callback {cls.__name__} {_ELASTIC_CALLBACKS[cls.__name__]}")
 
 
 def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> None:

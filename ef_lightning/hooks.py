@@ -58,6 +58,16 @@ def set_up_validation(trainer: Any) -> None:
         trainer.training = True
 
 
+def limits(trainer: Any, host: Host) -> dict[str, Any]:
+    """How long a training may last, as JSON."""
+    timers = [callback for callback in trainer.callbacks if isinstance(callback, host.get("callbacks", "Timer"))]
+    return {
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "max_time_s": [timer._duration for timer in timers],
+    }
+
+
 # ---------------------------------------------------------------- loaders and their lengths
 
 
@@ -221,6 +231,7 @@ def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> Non
         if result.is_tensor:
             for name, value in values.get(key, result._defaults).items():
                 setattr(result, name, value.clone().to(getattr(result, name).dtype))
+            result._update_count = max(result._update_count, key in values)
 
 
 def synced_totals(trainer: Any) -> dict[str, dict[str, Tensor]]:
@@ -296,6 +307,31 @@ def load_loop_fields(trainer: Any, fields: dict[str, Any]) -> None:
     val_loop._seen_batches_per_dataloader.update(fields["val_batches_seen"])
     trainer.accumulate_grad_batches = fields["accumulate"]
     trainer.should_stop = fields["should_stop"]
+
+
+def load_loader_state(trainer: Any) -> None:
+    """Give the training loader its state, if Lightning has not.
+
+    It does not after the end of an epoch, nor if the loader was set up (for `estimated_stepping_batches`) before.
+    """
+    fit_loop = trainer.fit_loop
+    states, fit_loop._combined_loader_states_to_load = fit_loop._combined_loader_states_to_load, []
+    if states:
+        fit_loop._combined_loader._load_state_dicts(states)
+        iter(fit_loop._data_fetcher)
+
+
+def restart_between_steps(trainer: Any) -> None:
+    """What is resumed was saved between two steps: the epoch's loop need not guess what of it was done already."""
+    trainer.fit_loop.epoch_loop.restarting = False
+
+
+def go_on_between_steps(trainer: Any, host: Host) -> None:
+    """The state is whole again: the epoch ends as any other, and callbacks have what they set when it began."""
+    trainer.fit_loop._restarting = False
+    for callback in trainer.callbacks:
+        if isinstance(callback, host.get("callbacks", "GradientAccumulationScheduler")):
+            callback.on_train_epoch_start(trainer)
 
 
 def dump_checkpoint(trainer: Any) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class TrainerState:
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
         state = {"compensation": saved.pop("compensation"), "checkpoints": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
+        hooks.set_logged_values(self._trainer, running["values"])
         loader = self._loader()
         if loader is not None:
             loader.go_back(saved)
@@ -147,7 +148,7 @@ class TrainerState:
         checkpoint = hooks.dump_checkpoint(self._trainer)
         if not hooks.num_batches_started(self._trainer):
             hooks.forget_last_batch(checkpoint)
-        running = TENSORS.dumps(self._running(), what="state")
+        running = TENSORS.dumps({**self._running(), "values": hooks.logged_values(self._trainer)}, what="state")
         checkpoint[CHECKPOINT_KEY] = {
             **(hooks.move_loader_state_out(checkpoint) or {}),
             "compensation": None if self._compensator is None else self._compensator.state(),
@@ -177,23 +178,14 @@ class TrainerState:
     # ------------------------------------------------------------ adopt
 
     def _adopt(self, state: dict[str, Any]) -> None:
-        trainer, module = self._trainer, self._trainer.lightning_module
+        trainer = self._trainer
         for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
             vars(callback).update(private)
         hooks.load_checkpoint(trainer, state["checkpoint"])
-        trainable = set(state["trainable"])
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in trainable)
         self._load_optimizers(state)
-        hooks.load_loop_progress(trainer, state["loops"])
         hooks.load_loop_fields(trainer, state["fields"])
-        for name, metrics in hooks.metric_dicts(trainer).items():
-            metrics.clear()
-            metrics.update(state["metrics"][name])
-        hooks.load_log_state(trainer, self._host, state["logged"])
+        self._load_running(state)
         hooks.set_logger_versions(trainer, state["loggers"])
-        if self._reducer is not None:
-            self._reducer.attach(state["reduced"])
         if self._compensator is not None and state["compensation"] is not None:
             self._compensator.load_state(state["compensation"])
         loader = self._loader()
@@ -201,6 +193,28 @@ class TrainerState:
             loader.load_state(state["loader"])
         if self._checkpoints is not None and state["checkpoints"] is not None:
             self._checkpoints.job.load_state(state["checkpoints"])
+
+    def resume(self, running: Tensor) -> None:
+        """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""
+        trainer, state = self._trainer, TENSORS.loads(running.numpy().tobytes())
+        accumulate = trainer.accumulate_grad_batches  # a setting, which may have been changed
+        hooks.load_loop_fields(trainer, {**state["fields"], "accumulate": accumulate})
+        self._load_running(state)
+        if trainer.strategy.session.rank == 0:
+            hooks.set_logged_values(trainer, state["values"])
+        hooks.go_on_between_steps(trainer, self._host)
+
+    def _load_running(self, state: dict[str, Any]) -> None:
+        trainer, trainable = self._trainer, set(state["trainable"])
+        for name, parameter in trainer.lightning_module.named_parameters():
+            parameter.requires_grad_(name in trainable)
+        hooks.load_loop_progress(trainer, state["loops"])
+        for name, metrics in hooks.metric_dicts(trainer).items():
+            metrics.clear()
+            metrics.update(state["metrics"][name])
+        hooks.load_log_state(trainer, self._host, state["logged"])
+        if self._reducer is not None:
+            self._reducer.attach(state["reduced"])
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy

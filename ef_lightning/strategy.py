@@ -192,6 +192,8 @@ class ElasticMixin(CollectivesMixin):
     def _set_up_checkpoints(self, trainer: Any) -> None:
         settings = Checkpointing.of(self.checkpoint, default=self._here.checkpoint)
         if settings is not None and trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING:
+            if trainer.fast_dev_run:
+                return  # a trial, which nothing is to be left of
             settings = settings.of_training(next(self._here.trainings))
             self._checkpoints = TrainerCheckpoints(settings, self.session, trainer, log=self._log)
 
@@ -205,7 +207,7 @@ class ElasticMixin(CollectivesMixin):
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
-        check_trainer(trainer, self.host, elastic=self._here.elastic)
+        check_trainer(trainer, self.host, elastic=self._here.elastic, saved=self._checkpoints is not None)
         self._trainer = trainer
         hooks.keep_samplers(trainer)
         super().setup(trainer)  # type: ignore[misc]
@@ -237,7 +239,7 @@ class ElasticMixin(CollectivesMixin):
             checkpoints=checkpoints,
         )
         if checkpoints is not None:
-            checkpoints.attach(state.checkpoint, loader=lambda: self._train_loader)
+            checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)
             self._here.notices.save_on_last_leave(checkpoints.leave)
         self.session.state = state
         if self.session.newcomer:
@@ -317,6 +319,9 @@ class ElasticMixin(CollectivesMixin):
         """Have everything set up before the first boundary, where newcomers meet the others."""
         self._connect_metrics()
         hooks.set_up_validation(self._trainer)
+        hooks.load_loader_state(self._trainer)
+        if self._checkpoints is not None:
+            self._checkpoints.begin_loops()
 
     def on_validation_start(self) -> None:
         """Metrics may have been made since the set-up."""
@@ -397,7 +402,9 @@ class ElasticMixin(CollectivesMixin):
             )
         loader.on_boundary = self._between_steps
         if self._checkpoints is not None:
-            loader.on_reading = self._checkpoints.restore_random_state
+            loader.on_resume = self._checkpoints.go_on
+            loader.on_begin = self._checkpoints.boundary
+            loader.on_plan = self._checkpoints.restore_random_state
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
         self._train_loader = loader

@@ -80,7 +80,9 @@ class ElasticLoader(WrappedLoader):
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
-        self.on_reading: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
+        self.on_begin: Callable[[], None] = lambda: None
+        self.on_plan: Callable[[], None] = lambda: None
 
     @property
     def in_epoch(self) -> bool:
@@ -123,6 +125,7 @@ class ElasticLoader(WrappedLoader):
         else:
             if self._wants_epoch or (self._resumed and not self._goes_on()):
                 self._begin_epoch()
+                self.on_begin()
             if not self.progress.uncommitted and self.progress.remaining > 0:
                 with leaving_cleanly():
                     self._session.boundary()
@@ -167,11 +170,10 @@ class ElasticLoader(WrappedLoader):
         plan_of = (members, len(before.returned))
         if plan_of != self._plan_of:
             self._plan_of = plan_of
-            if not before.steps:
-                self.on_reading()  # what reading draws when it begins belongs to the epoch
+            if not before.steps and not self._loader.num_workers:  # to begin to read draws a number, too
+                self.on_plan()
             self._planned.read(lambda start: self._batches(before, members, start))
-            if before.steps:
-                self.on_reading()
+            self.on_plan()
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
         if self.dealer.global_batch is not None:
             self.padding = not self.dealer.pieces.mine
@@ -255,7 +257,9 @@ class ElasticLoader(WrappedLoader):
     def _set(self, state: dict[str, Any]) -> None:
         self.seed = state["seed"]
         self.dealer.load_state(state)
-        if state["order"] is None:
+        if state["epoch"] < 0:
+            self._order = np.arange(0)
+        elif state["order"] is None:
             self._order = order_of(self._loader, self._session, seed=self.seed, epoch=state["epoch"])
         else:
             self._order = np.asarray(state["order"])
@@ -277,7 +281,8 @@ class ElasticLoader(WrappedLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the middle of the epoch of a checkpoint, with any number of workers."""
-        if state["length"] != self._length():
+        in_epoch = state["epoch"] >= 0 and state["cursor"] < state["length"] + len(state["returned"])
+        if in_epoch and state["length"] != self._length():
             raise UsageError(
                 "the checkpoint was made in the middle of an epoch of another length: the data set or "
                 "limit_train_batches has changed. Use a checkpoint of the end of an epoch. "
@@ -294,9 +299,10 @@ class ElasticLoader(WrappedLoader):
 
     def _goes_on(self) -> bool:
         """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
-        progress, batches = self.progress, hooks.num_batches_started(self._trainer)
-        if batches > 0 and progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
-            self.dealer.progress = progress._replace(steps=batches)
+        progress = self.progress
+        if progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
+            self.on_resume()
+            self.dealer.progress = progress._replace(steps=hooks.num_batches_started(self._trainer))
             self.dealer.log_rollback()
             return True
         self.dealer.progress = progress._replace(epoch=-1)

@@ -477,6 +477,118 @@ def test_rollback_with_positions_outside_the_epoch_is_a_violation(run: Run) -> N
     assert run.violation("samples").position == 8
 
 
+# -- several starts --------------------------------------------------------------------------------------
+
+
+def _job(run: Run, workers: str, *, generation: int = 1, rollback: int | None = None) -> None:
+    """Other processes with another coordinator, whose generations begin at 1; 0 is that of a worker without one."""
+    for worker in workers:
+        run.log(worker, "start", pid=1, host="h")
+        if generation:
+            run.view(worker, generation, workers)
+        if rollback is not None:
+            positions = [[0, 2 * rollback]]
+            run.log(worker, "rollback", generation=generation, step=rollback, epoch=0, cursor_positions=positions)
+        run.log(worker, "epoch", epoch=0, length=8)
+
+
+def _job_steps(run: Run, workers: str, *steps: int, generation: int = 1) -> None:
+    """Each step commits two positions, one for each worker."""
+    for step in steps:
+        parts = (
+            [[2 * step - 2, 2 * step - 1], [2 * step - 1, 2 * step]]
+            if len(workers) == 2
+            else [[2 * step - 2, 2 * step]]
+        )
+        for worker, part in zip(workers, parts, strict=True):
+            run.step(worker, step, [[2 * step - 2, 2 * step]], [part], generation=generation, world_size=len(workers))
+            run.log(worker, "weights", step=step, hash=f"{step} {workers if step == 3 else ''}")
+
+
+def _job_end(run: Run, workers: str) -> None:
+    for worker in workers:
+        run.log(worker, "epoch_end", epoch=0, exact=True, length=8)
+
+
+@pytest.mark.parametrize(("second", "generation"), [("cd", 1), ("cd", 3), ("c", 1), ("c", 0)])
+def test_job_started_again_goes_on_from_a_rollback(run: Run, second: str, generation: int) -> None:
+    _job(run, "ab")
+    _job_steps(run, "ab", 1, 2, 3)
+    _job(run, second, generation=generation, rollback=2)
+    _job_steps(run, second, 3, 4, generation=generation)
+    _job_end(run, second)
+    report = run.audit()
+    assert report.ok, report
+    assert "4 steps without a gap" in report["updates"].detail
+    assert "1 more undone by rollbacks" in report["updates"].detail
+
+
+@pytest.mark.parametrize(("second", "generation"), [("cd", 1), ("c", 1), ("c", 0)])
+def test_job_started_again_without_a_rollback_is_a_violation(run: Run, second: str, generation: int) -> None:
+    _job(run, "ab")
+    _job_steps(run, "ab", 1, 2, 3)
+    _job(run, second, generation=generation)
+    _job_steps(run, second, 3, 4, generation=generation)
+    _job_end(run, second)
+    assert not run.audit()["updates"].ok
+
+
+def test_job_started_again_that_repeats_what_it_resumed_from_is_a_violation(run: Run) -> None:
+    _job(run, "ab")
+    _job_steps(run, "ab", 1, 2)
+    _job(run, "cd", rollback=2)
+    run.step("c", 3, [[3, 6]], [[3, 5]])
+    run.step("d", 3, [[3, 6]], [[5, 6]])
+    assert run.violation("samples").position == 3
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_job_of_one_worker_started_twice_again_counts_the_newest_of_each_step(run: Run, generation: int) -> None:
+    _job(run, "a", generation=generation)
+    _job_steps(run, "a", 1, 2, 3, generation=generation)
+    _job(run, "b", generation=generation, rollback=2)
+    _job_steps(run, "b", 3, 4, generation=generation)
+    _job_end(run, "b")
+    _job(run, "c", generation=generation, rollback=1)
+    _job_steps(run, "c", 2, 3, 4, generation=generation)
+    _job_end(run, "c")
+    report = run.audit()
+    assert report.ok, report
+    assert "4 steps without a gap" in report["updates"].detail
+
+
+def test_job_that_grew_and_was_started_again_twice_holds(run: Run) -> None:
+    """Generations of the second job are below those of the first, and those of the third among them."""
+    _job(run, "ab")
+    _job_steps(run, "ab", 1)
+    for worker in "ab":
+        run.view(worker, 7, "ab")
+    _job_steps(run, "ab", 2, 3, generation=7)
+    _job(run, "cd", rollback=2)
+    _job_steps(run, "cd", 3)
+    _job(run, "e", generation=4, rollback=3)
+    _job_steps(run, "e", 4, generation=4)
+    _job_end(run, "e")
+    report = run.audit()
+    assert report.ok, report
+    assert report["views"].detail.startswith("4 generations")
+
+
+def test_newcomer_belongs_to_the_job_that_it_has_met(run: Run) -> None:
+    _job(run, "a")
+    _job_steps(run, "a", 1)
+    _job(run, "b", rollback=1)
+    run.log("c", "start", pid=1, host="h")
+    for worker in "bc":
+        run.view(worker, 2, "bc")
+    run.log("c", "admitted", generation=2, step=1, epoch=0)
+    _job_steps(run, "bc", 2, 3, 4, generation=2)
+    _job_end(run, "bc")
+    report = run.audit()
+    assert report.ok, report
+    assert "one member list each" in report["views"].detail
+
+
 # -- weights ---------------------------------------------------------------------------------------------
 
 

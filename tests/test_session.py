@@ -8,7 +8,7 @@ import pytest
 
 from ef_common.core.place import Place
 from ef_common.core.view import Member, View
-from ef_common.errors import CoordinatorLost, JobFinished, Left
+from ef_common.errors import CoordinatorLost, JobFinished, Left, UnsupportedError
 from ef_common.session import Barrier, Session
 
 
@@ -107,6 +107,23 @@ def test_session_without_a_coordinator_knows_no_place() -> None:
     session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
     session.tell_place(Place(0, 8))
     assert session.job_place() is None
+
+
+def test_collective_of_what_is_called_in_one_worker_alone_is_refused_and_named() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+    with (
+        session.alone("on_save_checkpoint"),
+        pytest.raises(UnsupportedError, match="on_save_checkpoint exchanges values with the other workers"),
+    ):
+        session.run(Barrier())
+    session.run(Barrier())
+
+
+def test_collective_is_possible_again_after_what_was_called_alone_has_failed() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+    with pytest.raises(ArithmeticError), session.alone("on_save_checkpoint"):
+        raise ArithmeticError
+    session.run(Barrier())
 
 
 # ---------------------------------------------------------------- leaving

@@ -45,6 +45,7 @@ class Options:
     global_batch: int | None = None
     checkpoint: str = ""  # URL
     checkpoint_steps: int = 2
+    checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
@@ -209,7 +210,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         backend=chosen.backend,
         global_batch_size=chosen.global_batch,
         deterministic=chosen.deterministic,
-        checkpoint=Checkpointing(chosen.checkpoint, every_steps=chosen.checkpoint_steps) if chosen.checkpoint else None,
+        checkpoint=_checkpointing(chosen),
     )
     stopping = keras.callbacks.EarlyStopping(
         "loss",
@@ -238,6 +239,14 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "memory": [float(stopping.best), stopping.wait, stopping.best_epoch],
         "history": history.history,
     }
+
+
+def _checkpointing(options: Options) -> Checkpointing | None:
+    if not options.checkpoint:
+        return None
+    return Checkpointing(
+        options.checkpoint, every_steps=options.checkpoint_steps, storage_options=options.checkpoint_options
+    )
 
 
 def _augmented(image: Any, label: Any) -> Any:

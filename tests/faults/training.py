@@ -51,6 +51,7 @@ class Options:
     global_batch: int | None = None
     checkpoint: str = ""  # URL
     checkpoint_steps: int = 2
+    checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
@@ -200,6 +201,14 @@ def _pass_the_end_of_validations(striker: Striker) -> None:
     hooks.mark_evaluation_done = pass_it
 
 
+def _checkpointing(options: Options) -> Checkpointing | None:
+    if not options.checkpoint:
+        return None
+    return Checkpointing(
+        options.checkpoint, every_steps=options.checkpoint_steps, storage_options=options.checkpoint_options
+    )
+
+
 def _trainer(options: Options) -> Trainer:
     run_dir = read_environment().run_dir or Path()
     return Trainer(
@@ -208,9 +217,7 @@ def _trainer(options: Options) -> Trainer:
             compensation="linear",  # the optimizer has its own step
             global_batch_size=options.global_batch,
             deterministic=options.deterministic,
-            checkpoint=Checkpointing(options.checkpoint, every_steps=options.checkpoint_steps)
-            if options.checkpoint
-            else None,
+            checkpoint=_checkpointing(options),
         ),
         accelerator="cpu",
         max_epochs=options.epochs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,12 +112,18 @@ HOOKS = [
     Hook("trainer._checkpoint_connector", "restore_datamodule", "load_checkpoint"),
     Hook("trainer._checkpoint_connector", "restore_callbacks", "load_checkpoint"),
     Hook("trainer._checkpoint_connector", "restore_precision_plugin_state", "load_checkpoint"),
+    Hook("trainer._checkpoint_connector", "_restore_modules_and_callbacks", "before_restoring"),
+    Hook("fit_loop", "_combined_loader_states_to_load", "load_loader_state", "list"),
+    Hook("fit_loop._combined_loader", "_load_state_dicts", "load_loader_state"),
+    Hook("fit_loop", "_restarting", "go_on_between_steps", "bool"),
+    Hook("fit_loop.epoch_loop", "restarting", "restart_between_steps", "bool"),
     Hook("trainer.lightning_module", "_current_fx_name", "training_step"),
     Hook("trainer.lightning_module", "_on_before_batch_transfer", "prepare_batch"),
     Hook("trainer._results", "batch", "training_step"),
     Hook("result", "_forward_cache", "training_step", "torch.Tensor"),
     Hook("connector", "should_update_logs", "step_to_log", "bool"),
     Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", "int"),
+    Hook("timer", "_duration", "limits", "float"),
     Hook("rate_monitor", "_extract_stats", "show_rates"),
     Hook("csv_logger", "_version", "set_logger_versions"),
     Hook("csv_logger", "_experiment", "take_over_logs"),
@@ -193,6 +200,7 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
     return {
         "csv_logger": pl.loggers.CSVLogger(tmp_path),
         "rate_monitor": pl.callbacks.LearningRateMonitor(),
+        "timer": pl.callbacks.Timer(timedelta(seconds=1)),
         "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
         "overrides_module": overrides,
         "recorder": recorder,

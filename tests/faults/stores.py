@@ -1,0 +1,103 @@
+"""A store on the local disk that does what a test tells it, and workers that use it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from ef_common.data import checkpointer
+from ef_common.errors import Evicted
+from ef_common.launch.environment import read_environment
+from ef_common.storage.saver import Retries, Saver
+
+KILL, KILLED = "kill", "killed"
+HANG, HANGING = "hang", "hanging"
+"""Files beside the store: kill whoever writes next; what it wrote; have it wait while this is there; it waits."""
+
+
+class ObedientFileSystem(LocalFileSystem):
+    """``obedient:///path``; data files are written as the files beside the store say."""
+
+    protocol = "obedient"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        return LocalFileSystem._strip_protocol(str(path).removeprefix("obedient://"))
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        file = super()._open(path, mode, **kwargs)
+        if mode == "wb":
+            self._obey(Path(path).parents[3], Path(path), file)
+        return file
+
+    def _obey(self, told: Path, path: Path, file: Any) -> None:
+        if (told / KILL).exists():
+            (told / KILL).rename(told / KILLED)
+            (told / KILLED).write_text(path.parent.name)
+            file.write(b"half of it")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while (told / HANG).exists():
+            (told / HANGING).touch()
+            time.sleep(0.02)
+
+
+def train_lightning(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    """A training with this store; `copies` in its result is how many copies of the state there were at a time."""
+    from ef_lightning import checkpoints
+
+    copies = _Copies(checkpoints)
+    return {**_train("training", options, retry_s), "copies": copies.most}
+
+
+def train_keras(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    return _train("keras_torch", options, retry_s)
+
+
+def linger_when_evicted(options: dict[str, Any]) -> str:
+    """Train; whoever is evicted does not end before it is told to, so that what its threads do can be seen."""
+    try:
+        return str(train_lightning(options)["weights"])
+    except Evicted:
+        enough = (read_environment().run_dir or Path()) / "enough"
+        while not enough.exists():
+            time.sleep(0.02)
+        return "evicted"
+
+
+def _train(module: str, options: dict[str, Any], retry_s: float) -> dict[str, Any]:
+    fsspec.register_implementation("obedient", ObedientFileSystem, clobber=True)
+    retries = Retries(timedelta(seconds=0.05), timedelta(seconds=0.2), timedelta(seconds=retry_s))
+    checkpointer.Saver = partial(Saver, retries=retries)  # type: ignore[assignment, misc]
+    from importlib import import_module
+
+    result: dict[str, Any] = import_module(f"tests.faults.{module}").train(options)
+    return result
+
+
+class _Copies:
+    """Counts those that are held."""
+
+    def __init__(self, module: Any) -> None:
+        self.most = self._held = 0
+        count = self
+
+        class Counted(module.HostCopies):  # type: ignore[misc, name-defined]
+            def of(self, tree: Any) -> Any:
+                count._held += 1
+                count.most = max(count.most, count._held)
+                return super().of(tree)
+
+            def give_back(self, tensors: Any) -> None:
+                count._held -= 1
+                super().give_back(tensors)
+
+        module.HostCopies = Counted
