@@ -55,7 +55,7 @@ def each(name: str, *, lightning: Sequence[Any], keras: Sequence[Any]) -> Any:
     )
 
 
-@each("world_size", lightning=[2, 3, 4], keras=[2, 3])
+@each("world_size", lightning=[2, 3, 4], keras=[3])
 def test_same_bits_for_every_world_size(
     job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], world_size: int
 ) -> None:
@@ -71,7 +71,7 @@ def test_other_random_numbers_give_other_bits(undisturbed: Callable[..., str]) -
 @each(
     "place",
     lightning=[("forward", 0), ("forward", 1), ("backward", 0), ("optimizer", 0)],
-    keras=[("forward", 0), ("backward", 0), ("optimizer", 0)],
+    keras=[("backward", 0), ("optimizer", 0)],
 )
 def test_same_bits_when_a_worker_is_killed_within_a_step(
     job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
