@@ -163,6 +163,7 @@ class Fit:
             self._checkpoints = self._state.checkpoints = FitCheckpoints(
                 settings, self._session, self._model, log=self._worker.log, collect=self._state.collect
             )
+            self.data.on_resume = self._checkpoints.resume
 
     def _restore(self) -> bool:
         """Go on from a checkpoint, if there is one."""
