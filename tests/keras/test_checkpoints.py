@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,33 +19,29 @@ BACKENDS = ("tensorflow", "torch")
 STEPS = 3  # of an epoch
 
 
-def call(backend: str, function: str, folder: str) -> Any:
+def call(backend: str, folder: str) -> dict[str, Any]:
     del os.environ["ELASTICFLOW_COORDINATOR"]
     importlib.import_module(f"tests.keras.on_{backend}")
-    return getattr(importlib.import_module("tests.keras.checkpoints"), function)(folder)
+    module = importlib.import_module("tests.keras.checkpoints")
+    return {name: getattr(module, name)(f"{folder}/{name}") for name in ("started_again", "formats", "ended")}
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def alone(tmp_path: Path, backend: str) -> Any:
-    """Call a function in a process without a job."""
-
-    def alone(function: str) -> Any:
-        with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
-            return job.start(call, backend, function, str(tmp_path)).result()
-
-    return alone
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str, Any]:
+    """What has come of the trainings, in one process without a job."""
+    folder = tmp_path_factory.mktemp(backend)
+    with Job(folder / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        found: dict[str, Any] = job.start(call, backend, str(folder)).result()
+        return found
 
 
-Alone = Callable[[str], dict[str, Any]]
-
-
-def test_fit_started_again_at_any_step_ends_as_an_undisturbed_one(alone: Alone) -> None:
-    assert alone("started_again") == {"each step": [3 * STEPS, []], "end of an epoch": [False, []]}
+def test_fit_started_again_at_any_step_ends_as_an_undisturbed_one(results: dict[str, Any]) -> None:
+    assert results["started_again"] == {"each step": [3 * STEPS, []], "end of an epoch": [False, []]}
 
 
 PLAIN = """
@@ -63,8 +57,8 @@ print(json.dumps({
 """
 
 
-def test_file_is_one_of_keras_that_needs_nothing_of_us(alone: Alone, backend: str) -> None:
-    found = alone("formats")
+def test_file_is_one_of_keras_that_needs_nothing_of_us(results: dict[str, Any], backend: str) -> None:
+    found = results["formats"]
     environ = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     command = [sys.executable, "-W", "ignore", "-c", PLAIN, found["model"]]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True)
@@ -76,8 +70,8 @@ def test_file_is_one_of_keras_that_needs_nothing_of_us(alone: Alone, backend: st
     assert found["subclassed again"] == ["history"]
 
 
-def test_fit_that_has_ended_goes_on_only_for_more_epochs(alone: Alone) -> None:
-    found = alone("ended")
+def test_fit_that_has_ended_goes_on_only_for_more_epochs(results: dict[str, Any]) -> None:
+    found = results["ended"]
     message, untouched = found.pop("another model")
     assert message.startswith("the checkpoints there are of another model")
     assert untouched
