@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from ef_common.core.compensation import Rule
 from ef_common.core.view import View
@@ -95,6 +96,23 @@ def passes_for(model: Any) -> Passes:
     from ef_keras.gradients_tensorflow import TensorFlowPasses
 
     return TensorFlowPasses(model)
+
+
+def random_state() -> list[np.ndarray]:
+    """States of generators that are the backend's own: torch's dropout does not draw from Keras's."""
+    if check_backend() == "torch":
+        from ef_keras import gradients_torch
+
+        return gradients_torch.random_state()
+    return []
+
+
+def set_random_state(states: Sequence[np.ndarray]) -> None:
+    """Let them go on from there."""
+    if states and check_backend() == "torch":
+        from ef_keras import gradients_torch
+
+        gradients_torch.set_random_state(states)
 
 
 def prepare_determinism() -> None:

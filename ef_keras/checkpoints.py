@@ -18,7 +18,8 @@ from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content
-from ef_keras import hooks
+from ef_keras import hooks, metrics
+from ef_keras.backends import random_state, set_random_state
 from ef_keras.model_file import MODEL, WEIGHTS, ModelFile
 
 STATE = "elasticflow.state"
@@ -50,6 +51,7 @@ class FitCheckpoints:
         self._model = model
         self._collect = collect
         self._file = ModelFile(model)
+        self._found: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ start
 
@@ -78,9 +80,20 @@ class FitCheckpoints:
                 self._model.load_weights(path)
             except ValueError as error:
                 raise UsageError(f"the checkpoint does not fit this model or its optimizer: {error}") from error
-        _set_random_state(self._model, state["random"], rank=self._session.rank)
+        self._found = state
         collected: dict[str, Any] = state["collected"]
         return collected
+
+    def resume(self) -> None:
+        """The next step is the one before which all was saved: it draws what it would have drawn.
+
+        What metrics had gathered in the epoch is rank 0's; what the other workers had is lost with them.
+        """
+        found, self._found = self._found, None
+        if found is not None:
+            _set_random_state(self._model, found["random"], rank=self._session.rank)
+            if self._session.rank == 0:
+                metrics.set_values(self._model, found["metrics"])
 
     def _fingerprint(self) -> str:
         variables = hooks.state_variables(self._model)
@@ -117,7 +130,12 @@ class FitCheckpoints:
         with self._session.alone("get_config(), or save_own_variables()"):
             copy = self._file.copy()
         collected = self._collect()
-        state = {"file": self._file.name, "collected": collected, "random": _random_state(self._model)}
+        state = {
+            "file": self._file.name,
+            "collected": collected,
+            "random": _random_state(self._model),
+            "metrics": metrics.values_of(self._model),
+        }
         header = ARRAYS.dumps(state, what="state of fit")
         progress = collected["progress"]
         content = Content(
@@ -143,6 +161,7 @@ def _random_state(model: Any) -> dict[str, Any]:
         "keras": [np.array(keras.ops.convert_to_numpy(state)) for state in hooks.seed_states(model)],
         "numpy": [str(kind), np.asarray(keys), *map(float, others)],
         "python": random.getstate(),
+        "backend": random_state(),
     }
 
 
@@ -154,3 +173,4 @@ def _set_random_state(model: Any, saved: dict[str, Any], *, rank: int) -> None:
         kind, keys, position, has_gauss, gauss = saved["numpy"]
         np.random.set_state((kind, keys, int(position), int(has_gauss), gauss))
         random.setstate(saved["python"])
+        set_random_state(saved["backend"])

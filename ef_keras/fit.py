@@ -165,6 +165,7 @@ class Fit:
             )
             save, dealer = self._checkpoints.leave, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
+            self.data.on_resume = self._checkpoints.resume
 
     def _restore(self) -> bool:
         """Go on from a checkpoint, if there is one."""

@@ -99,3 +99,17 @@ class TorchPasses:
         if self._determinism is not None:
             self._determinism.undo()
             self._determinism = None
+
+
+def random_state() -> list[np.ndarray]:
+    """States of torch's generators: the one of the CPU, then those of the GPUs that have been used."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return [state.numpy().copy() for state in (torch.get_rng_state(), *cuda)]
+
+
+def set_random_state(states: Sequence[np.ndarray]) -> None:
+    """Let them go on from there."""
+    cpu, *cuda = [torch.from_numpy(np.array(state)) for state in states]
+    torch.set_rng_state(cpu)
+    if cuda and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)

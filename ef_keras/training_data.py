@@ -45,6 +45,7 @@ class TrainingData:
         epoch: Of the `fit` that is running.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
+        on_resume: Called before the first batch, if that is one in the middle of an epoch.
         on_length: Called with the number of steps of the epoch when it may have changed.
         on_padding: Called before a batch that only keeps step, and when it is over.
         on_epoch_end: Called when the last step of an epoch is over.
@@ -73,6 +74,7 @@ class TrainingData:
         self.epoch = 0
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
         self.on_length: Callable[[int], None] = lambda num_steps: None
         self.on_padding: Callable[[bool], None] = lambda begins: None
         self.on_epoch_end: Callable[[], None] = lambda: None
@@ -88,6 +90,8 @@ class TrainingData:
             self.source.begin(self.epoch, seed=self.seed)
             self.dealer.begin(self.epoch, self.source.length)
             self._ahead = None
+        else:
+            self.on_resume()
         self._resumed = False
         self._announce_length()
         while (batch := self._next()) is not None:

@@ -20,7 +20,7 @@ from ef_common.storage.saver import Retries, Saver
 
 KILL, KILLED = "kill", "killed"
 HANG, HANGING = "hang", "hanging"
-"""Files beside the store: kill whoever writes next; what it wrote; have it wait while this is there; it waits."""
+"""Files beside the store: kill who writes next; what that was; have who writes wait while this is there; it does."""
 
 
 class ObedientFileSystem(LocalFileSystem):

@@ -1,0 +1,223 @@
+"""Trainings that break off, and the same command again; imported after Keras's backend is chosen. No job is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import ef_keras
+from ef_common.core.retention import Retention
+from ef_common.data.checkpointer import Checkpointing
+from ef_common.errors import UsageError
+from ef_common.launch import process
+from tests.keras.features import compiled, data
+
+NUM_SAMPLES, BATCH_SIZE = 20, 8
+MOST_STARTS = 40
+
+
+class BreaksOffError(Exception):
+    """What ends a training here."""
+
+
+class Subclassed(keras.Model):
+    """Cannot be serialized: nobody has told how."""
+
+    def __init__(self, maker: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.first, self.last = maker(16), maker(2)
+
+    def call(self, x: Any) -> Any:
+        return self.last(keras.ops.relu(self.first(x)))
+
+
+def noisy() -> Any:
+    return keras.Sequential(
+        [
+            layers.Input((12,)),
+            layers.Dense(16),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.GaussianNoise(0.1),
+            layers.Dense(2),
+        ]
+    )
+
+
+class BreaksOffWhenSaved(keras.callbacks.Callback):
+    """Before a step, as soon as there is a checkpoint newer than the one that this start began from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elastic: Any = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        saver = self.elastic._fit._checkpoints.job._saver
+        if saver is not None:
+            assert saver.flush(60.0)
+            raise BreaksOffError
+
+
+class BreaksOffAtTheEndOfAnEpoch(BreaksOffWhenSaved):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        pass
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert self.elastic._fit._checkpoints.job._saver.flush(60.0)
+        if epoch == 1:
+            raise BreaksOffError
+
+
+def start(
+    model: Any,
+    checkpoint: Checkpointing | None,
+    *more: Any,
+    epochs: int = 3,
+    again: bool = True,
+    make: Callable[[], list[Any]] = list,
+) -> dict[str, Any]:
+    """The command. Returns what it came to.
+
+    Args:
+        model: Makes the model, compiled.
+        checkpoint: Where it saves.
+        more: Callbacks.
+        epochs: Of `fit`.
+        again: In another process; else the next training of the same one.
+        make: Makes callbacks of Keras's.
+    """
+    if again:
+        process._this = None
+    keras.utils.set_random_seed(3)
+    made, steps = model(), Steps()
+    elastic = ef_keras.callbacks(checkpoint=checkpoint, global_batch_size=BATCH_SIZE)
+    for callback in more:
+        callback.elastic = elastic[0]
+    history = {}
+    try:
+        history = made.fit(
+            *data(NUM_SAMPLES),
+            batch_size=BATCH_SIZE,
+            epochs=epochs,
+            verbose=0,
+            validation_data=data(20),
+            callbacks=[steps, *make(), *more, *elastic],
+        ).history
+        finished = True
+    except BreaksOffError:
+        finished = False
+    return {
+        "finished": finished,
+        "steps": steps.made,
+        "history": {name: [float(v) for v in values] for name, values in history.items()},
+        "weights": [part.tolist() for part in made.get_weights()],
+        "optimizer": [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in made.optimizer.variables],
+        "model": made,
+    }
+
+
+class Steps(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.made += 1
+
+
+def deciding() -> list[Any]:
+    return [
+        keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0),
+        keras.callbacks.EarlyStopping("val_loss", patience=50, restore_best_weights=True),
+    ]
+
+
+def adam() -> Any:
+    return compiled(noisy(), keras.optimizers.AdamW(0.01, use_ema=True))
+
+
+def off(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """What differs."""
+    return [name for name in ("finished", "weights", "optimizer", "history") if found[name] != expected[name]]
+
+
+def started_again(folder: str) -> dict[str, Any]:
+    """At each step, or at the end of an epoch."""
+    undisturbed = start(adam, None, make=deciding)
+    results: dict[str, Any] = {}
+    settings = Checkpointing(f"{folder}/each-step", every_steps=1)
+    num, found = 0, {"finished": False}
+    while not found["finished"] and num < MOST_STARTS:
+        found = start(adam, settings, BreaksOffWhenSaved(), make=deciding)
+        num += 1
+    results["each step"] = [num, off(found, undisturbed)]
+    settings = Checkpointing(f"{folder}/epoch", every_steps=1)
+    broken = start(adam, settings, BreaksOffAtTheEndOfAnEpoch(), make=deciding)
+    results["end of an epoch"] = [broken["finished"], off(start(adam, settings, make=deciding), undisturbed)]
+    return results
+
+
+def formats(folder: str) -> dict[str, Any]:
+    """What lies in the store, and what it holds."""
+    settings = Checkpointing(f"{folder}/store", every_steps=1, retention=Retention(keep_last=1))
+    expected = start(adam, settings, epochs=1)
+    (whole,) = Path(folder).glob("store/checkpoints/*/model.keras")
+    subclassed = Checkpointing(f"{folder}/subclassed", every_steps=1, retention=Retention(keep_last=1))
+
+    def model() -> Any:
+        return compiled(Subclassed(layers.Dense))
+
+    weights = start(model, subclassed, epochs=1)
+    (only,) = Path(folder).glob("subclassed/checkpoints/*/model.weights.h5")
+    again = model()
+    again(np.zeros((1, 12), "float32"))
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(only)
+    x = data(20)[0]
+    return {
+        "model": str(whole),
+        "predictions": expected["model"].predict(x, verbose=0).tolist(),
+        "optimizer": expected["optimizer"],
+        "subclassed": [
+            [part.tolist() for part in again.get_weights()] == weights["weights"],
+            [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in again.optimizer.variables]
+            == weights["optimizer"],
+        ],
+        "subclassed again": off(start(model, subclassed, epochs=1), {**weights, "history": {}}),
+    }
+
+
+def ended(folder: str) -> dict[str, Any]:
+    """Trainings that have ended, and the same command, and one that lasts longer."""
+
+    def stopping() -> list[Any]:
+        return [keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)]
+
+    def three(place: str, make: Callable[[], list[Any]]) -> list[Any]:
+        settings = Checkpointing(f"{folder}/{place}")
+        first = start(adam, settings, make=make)
+        again = start(adam, settings, make=make)
+        longer = start(adam, settings, make=make, epochs=4)
+        return [first["steps"], again["steps"], again["weights"] == first["weights"], longer["steps"]]
+
+    results: dict[str, Any] = {"epochs": three("epochs", list), "stopped": three("stopped", stopping)}
+    settings = Checkpointing(f"{folder}/two", every_steps=1)
+    start(adam, settings, epochs=1)
+    start(adam, settings, BreaksOffWhenSaved(), again=False)
+    first, second = start(adam, settings, epochs=1), start(adam, settings, again=False)
+    results["two"] = [first["steps"], second["steps"], off(second, start(adam, None))]
+    before = listing(Path(folder) / "epochs")
+    try:
+        start(lambda: compiled(Subclassed(layers.Dense)), Checkpointing(f"{folder}/epochs"))
+    except UsageError as error:
+        results["another model"] = [str(error), listing(Path(folder) / "epochs") == before]
+    return results
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
