@@ -30,6 +30,8 @@ from ef_common.storage.store import Store
 logger = logging.getLogger(__name__)
 
 _LAST_WRITE_S = 10.0
+_FINAL_WRITE_S = 1200.0
+"""A store that hangs longer than this at the end of a training is an error: nobody would notice otherwise."""
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
 
@@ -228,7 +230,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------ end
 
-    def finish(self, step: int, make: Make, *, timeout_s: float | None = None) -> None:
+    def finish(self, step: int, make: Make, *, timeout_s: float = _FINAL_WRITE_S) -> None:
         """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this together.
 
         Raises:
@@ -242,7 +244,7 @@ class Checkpointer:
             session.run(Barrier())
             done = writer == _first(session) or writer in session.completed_in.ids
 
-    def save(self, step: int, make: Make, *, timeout_s: float | None = None) -> None:
+    def save(self, step: int, make: Make, *, timeout_s: float = _FINAL_WRITE_S) -> None:
         """Save the newest state, and wait until it is saved. Nothing is saved any more after that.
 
         Raises:
