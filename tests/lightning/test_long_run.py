@@ -33,7 +33,7 @@ def test_everybody_agrees_after_a_join_and_the_loss_of_rank_0(job: Job, host: st
     job.audit()
     assert results[0] == results[1]
     check_metrics(results[0]["metrics"])
-    check_logs(job.directory, results[0]["step"])
+    check_logs(job.directory, killed_after=admitted + 8)
     check_checkpoints(job.directory, results[0])
 
 
@@ -43,14 +43,19 @@ def check_metrics(metrics: dict[str, float]) -> None:
         assert metrics[f"val_sum/dataloader_idx_{index}"] == length * (length - 1) / 2
 
 
-def check_logs(directory: Path, step: int) -> None:
-    """One version, and what the first rank 0 wrote is still there."""
+def check_logs(directory: Path, *, killed_after: int) -> None:
+    """One version, and what the first rank 0 wrote is still there.
+
+    It may have been killed between an update and the row of it, which it alone was to write: that one may be missing.
+    """
     assert [path.name for path in (directory / "csv").iterdir()] == ["version_0"]
     with (directory / "csv" / "version_0" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     steps = sorted({int(row["step"]) for row in rows if row["loss_step"]})
     assert steps[0] == 0
-    assert steps == list(range(steps[-1] + 1))  # none is missing, also where the writer changed
+    missing = sorted({*range(steps[-1] + 1)} - {*steps})
+    assert len(missing) <= 1
+    assert all(step >= killed_after for step in missing)
     assert [path.name for path in (directory / "board").iterdir()] == ["version_0"]
     assert len(list((directory / "board" / "version_0").glob("events*"))) >= 2
 
