@@ -20,7 +20,8 @@ class HostCopies:
         """A copy of a tree of dicts, lists, tuples, tensors and other values, which holds still."""
         made = HostCopy(self)
         made.tree = made.copy(tree)
-        torch.cuda.synchronize() if made.asynchronous else None
+        if made.asynchronous:
+            torch.cuda.synchronize()
         return made
 
     def take(self, tensor: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from typing import Any
 
 os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3", TF_NUM_INTRAOP_THREADS="1")
 
@@ -17,23 +15,13 @@ import numpy as np
 
 import ef_keras
 from tests.benchmarks.keras_models import BATCH_SIZE, mlp, samples
+from tests.benchmarks.keras_step_worker import Clock
 from tests.benchmarks.pair import WORLD_SIZE, report
 from tests.benchmarks.processes import die_with_parent
 
 NUM_STEPS = 400
 WARM_UP_STEPS = 50
 SIDES = ("auto", "none")
-
-
-class Clock(keras.callbacks.Callback):
-    """Notes when steps end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.times.append(time.perf_counter())
 
 
 def main() -> None:
