@@ -1,4 +1,4 @@
-"""The private parts of Lightning that ElasticFlow touches, and nothing else does.
+"""The private parts of Lightning that ElasticFlow touches, and nothing else does (those of loggers: `logs`).
 
 Everything here reads or sets attributes of one Trainer's own objects. `tests/lightning/test_hooks.py` fails with
 the name of what moved when a release of Lightning changes one.
@@ -6,9 +6,7 @@ the name of what moved when a release of Lightning changes one.
 
 from __future__ import annotations
 
-import csv
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -455,19 +453,3 @@ def training_step(trainer: Any, batch: Any, arguments: Sequence[Any]) -> Any:
         module._current_fx_name, results.batch, results.batch_size = outer
         for key, cache in caches.items():
             results[key]._forward_cache = cache
-
-
-def take_over_logs(trainer: Any, host: Host) -> None:
-    """This worker has become rank 0: write on where the one before it did.
-
-    Lightning's CSV writer would delete the metrics that it finds. The others append to what there is.
-    """
-    writer_class = host.get("loggers.csv_logs", "ExperimentWriter")
-    for logger in trainer.loggers:
-        if isinstance(logger, host.get("loggers", "CSVLogger")) and logger._experiment is None:
-            keeping = type("KeepingWriter", (writer_class,), {"_check_log_dir_exists": lambda self: None})
-            writer = keeping(log_dir=logger.log_dir)
-            if os.path.isfile(writer.metrics_file_path):
-                with open(writer.metrics_file_path, newline="") as file:
-                    writer.metrics_keys = list(next(csv.reader(file), []))
-            logger._experiment = writer

@@ -43,6 +43,7 @@ from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
+from ef_lightning.logs import Logs
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
@@ -112,6 +113,7 @@ class ElasticMixin(CollectivesMixin):
         self._determinism: Determinism | None = None
         self._compensation: TrainerCompensation | None = None
         self._saved_compensation: dict[str, Any] | None = None
+        self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
@@ -200,8 +202,8 @@ class ElasticMixin(CollectivesMixin):
     def _follow_ranks(self, view: View) -> None:
         self.cluster_environment.follow(self.session)
         self.host.set_rank(self.session.rank)
-        if self._trainer is not None and self.session.rank == 0:
-            hooks.take_over_logs(self._trainer, self.host)
+        if self._logs is not None:
+            self._logs.follow_ranks()
 
     # ------------------------------------------------------------ set-up and teardown
 
@@ -209,6 +211,8 @@ class ElasticMixin(CollectivesMixin):
         """Prepare model and optimizers, and make them equal in all workers."""
         check_trainer(trainer, self.host, elastic=self._here.elastic, saved=self._checkpoints is not None)
         self._trainer = trainer
+        self._logs = Logs(trainer, self.session, self.host)
+        self._logs.attach()
         hooks.keep_samplers(trainer)
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
@@ -302,6 +306,9 @@ class ElasticMixin(CollectivesMixin):
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
+        if self._logs is not None:
+            self._logs.detach()
+            self._logs = None
         if self._checkpoints is not None:
             self._checkpoints.stop()
             self._checkpoints = None

@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.sockets import format_address
 from ef_common.core.membership import Settings
@@ -240,11 +242,12 @@ class Job(Run):
         return [self.by_id(member) for member in members]
 
     def dump_stacks(self) -> None:
-        """Have all workers write the stacks of their threads to their outputs."""
-        for worker in self.workers:
-            if worker.alive:
-                worker.kill(signal.SIGUSR2)
-        time.sleep(_DUMP_S)
+        """Have all workers, and then their data workers, write the stacks of their threads to their outputs."""
+        workers = [psutil.Process(worker.pid) for worker in self.workers if worker.alive]
+        for process in [*workers, *(child for worker in workers for child in worker.children(recursive=True))]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR2)
+            time.sleep(_DUMP_S)
 
     @property
     def generation(self) -> int:

@@ -195,3 +195,26 @@ def run_losing_the_writer(host: str, directory: str) -> list[float]:
     trainer = training.trainer(pl, enable_checkpointing=True, callbacks=[checkpoint], plugins=[Dying()])
     trainer.fit(module, training.loader())
     return training.weights(module)
+
+
+def run_losing_the_logger(host: str) -> list[float]:
+    """Rank 0 dies after an update, just before it writes what was logged in that step."""
+    pl = training.use(host)
+    directory = read_environment().run_dir or Path()
+
+    class Logging(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss.detach(), sync_dist=True)
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.trainer.global_step == 6 and self.trainer.is_global_zero and not (directory / "died").exists():
+                (directory / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    module = Logging()
+    logs = [pl.loggers.CSVLogger(directory, "csv", prefix="my"), pl.loggers.TensorBoardLogger(directory, "board")]
+    trainer = training.trainer(pl, logger=logs, log_every_n_steps=1, callbacks=[pl.callbacks.LearningRateMonitor()])
+    trainer.fit(module, training.loader())
+    return training.weights(module)

@@ -24,7 +24,7 @@ from tests.lightning import training
 from tests.lightning.conftest import HOSTS
 
 SOURCES = Path(hooks.__file__).parent
-TOUCHING = ("hooks.py", "metrics.py", "data_workers.py")
+TOUCHING = ("hooks.py", "metrics.py", "data_workers.py", "logs.py")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -126,10 +126,11 @@ HOOKS = [
     Hook("timer", "_duration", "limits", "float"),
     Hook("rate_monitor", "_extract_stats", "show_rates"),
     Hook("csv_logger", "_version", "set_logger_versions"),
-    Hook("csv_logger", "_experiment", "take_over_logs"),
-    Hook("csv_logger.experiment", "metrics_keys", "take_over_logs", "list"),
-    Hook("csv_logger.experiment", "metrics_file_path", "take_over_logs", "str"),
-    Hook("csv_logger.experiment", "_check_log_dir_exists", "take_over_logs"),
+    Hook("csv_logger", "_experiment", "Logs"),
+    Hook("csv_logger.experiment", "metrics_keys", "Logs", "list"),
+    Hook("csv_logger.experiment", "metrics_file_path", "Logs", "str"),
+    Hook("csv_logger.experiment", "_check_log_dir_exists", "Logs"),
+    Hook("csv_logger", "_prefix", "Logs", "str"),
     Hook("results_module", "_Metadata", "_empty_result", "type"),
     Hook("results_module", "_Sync", "_empty_result", "type"),
     Hook("results_module", "_ResultMetric", "_empty_result", "type"),
