@@ -65,7 +65,7 @@ class FitCheckpoints:
 
     def is_complete(self, epochs: int) -> bool:
         """What was found is a training that has ended, whatever has ended it, and is not to last any longer now."""
-        return self.job.found is not None and self.job.found.manifest.progress.get("complete") == {"epochs": epochs}
+        return self.job.is_complete({"epochs": epochs})
 
     def _load(self, found: bool) -> dict[str, Any] | None:
         if not found:
@@ -116,7 +116,7 @@ class FitCheckpoints:
         Raises:
             StorageError: It could not be saved.
         """
-        self.job.finish(step, lambda: self._content(complete={"epochs": epochs}))
+        self.job.finish(step, self._content, complete={"epochs": epochs})
 
     def leave(self, step: int) -> None:
         """All members are told to go, and this worker is the one that saves the state.
@@ -126,7 +126,7 @@ class FitCheckpoints:
         """
         self.job.save(step, self._content)
 
-    def _content(self, *, complete: dict[str, int] | None = None) -> tuple[Content, Callable[[], None]]:
+    def _content(self) -> tuple[Content, Callable[[], None]]:
         with self._session.alone("get_config(), or save_own_variables()"):
             copy = self._file.copy()
         collected = self._collect()
@@ -141,7 +141,7 @@ class FitCheckpoints:
         content = Content(
             files={self._file.name: copy.write, STATE: lambda file: file.write(header)},
             progress={name: progress[name] for name in ("epoch", "cursor", "seed")}
-            | {"returned": np.asarray(progress["returned"]).tolist(), "complete": complete},
+            | {"returned": np.asarray(progress["returned"]).tolist()},
             metrics=_newest_metrics(self._model),
             model=self._fingerprint(),
             versions={"elasticflow": __version__, "keras": str(keras.__version__)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,17 +83,21 @@ class TrainerCheckpoints:
         if self._path is None or path != self._path or self.job.found is None:
             return None
         checkpoint = self._read()
-        self._stop_if_complete(self.job.found.manifest.progress)
+        self._stop_if_complete()
         _take_types(self._trainer.lightning_module, checkpoint["state_dict"])
         self._running = checkpoint[CHECKPOINT_KEY]["running"]
         return checkpoint
 
-    def _stop_if_complete(self, progress: Mapping[str, Any]) -> None:
+    def _stop_if_complete(self) -> None:
         """A training that has ended is not trained on, whatever has ended it, unless it is given other limits."""
-        limits = hooks.limits(self._trainer, self._trainer.strategy.host)
-        if progress.get("complete") == limits:
+        limits = self._limits
+        if self.job.is_complete(limits):
             logger.info("the training is complete. To train on, change one of its limits. Received: %s", limits)
             self._trainer.should_stop = True
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        return hooks.limits(self._trainer, self._trainer.strategy.host)
 
     def saved(self) -> dict[str, Any] | None:
         """The checkpoint to go back to, if all who had a state are lost."""
@@ -151,7 +155,7 @@ class TrainerCheckpoints:
         """
         loader = self._loader()
         if loader is not None:
-            self.job.finish(loader.dealer.num_updates, lambda: self._content(complete=True))
+            self.job.finish(loader.dealer.num_updates, self._content, complete=self._limits)
 
     def leave(self) -> None:
         """All members are told to go, and this worker is the one that saves the state.
@@ -167,7 +171,7 @@ class TrainerCheckpoints:
         """The training is over, whatever it has come to."""
         self.job.stop()
 
-    def _content(self, *, complete: bool = False) -> tuple[Content, Callable[[], None]]:
+    def _content(self) -> tuple[Content, Callable[[], None]]:
         collect, loader = self._collect, self._loader()
         if collect is None or loader is None:
             raise RuntimeError("there is nothing to save before the training has been set up")
@@ -182,7 +186,6 @@ class TrainerCheckpoints:
                 "returned": list(progress.returned),
                 "seed": loader.seed,
                 "epochs": int(self._trainer.current_epoch),
-                "complete": hooks.limits(self._trainer, self._trainer.strategy.host) if complete else None,
             },
             metrics={name: float(v) for name, v in self._trainer.callback_metrics.items() if v.numel() == 1},
             model=self._model,

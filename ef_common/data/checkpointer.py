@@ -200,19 +200,22 @@ class Checkpointer:
             self._pace = self._pace.with_workers(self._clock(), max(1, len(members)), losses=losses)
             self._members = members
 
-    def take(self, step: int, make: Make) -> None:
+    def take(self, step: int, make: Make, *, complete: Mapping[str, Any] | None = None) -> None:
         """Take a checkpoint; it is written while the training goes on.
 
         Args:
             step: Updates that were made.
             make: Copies what is to be saved; see `Make`.
+            complete: The training has ended with this: what to say of the end.
         """
         saver = self._started_saver()
         begin = self._clock()
         run = self._checkpoints.run or 0
         id = CheckpointId(run, self._session.completed_in.generation, step)
+        if saver.saved is not None and saver.saved.step == step:
+            id = saver.saved
         content, release = make()
-        saver.submit(Snapshot(id, content, release))
+        saver.submit(Snapshot(id, content, release, complete))
         now = self._clock()
         self._pace = self._pace.with_taken(now, step).with_stall(now - begin)
 
@@ -230,7 +233,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------ end
 
-    def finish(self, step: int, make: Make, *, timeout_s: float = _FINAL_WRITE_S) -> None:
+    def finish(self, step: int, make: Make, *, complete: Mapping[str, Any], timeout_s: float = _FINAL_WRITE_S) -> None:
         """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this together.
 
         Raises:
@@ -240,19 +243,37 @@ class Checkpointer:
         while not done:
             writer = _first(session)
             if writer == session.worker.id:
-                self.save(step, make, timeout_s=timeout_s)
+                self.save(step, make, complete=complete, timeout_s=timeout_s)
             session.run(Barrier())
             done = writer == _first(session) or writer in session.completed_in.ids
 
-    def save(self, step: int, make: Make, *, timeout_s: float = _FINAL_WRITE_S) -> None:
+    def is_complete(self, end: Mapping[str, Any]) -> bool:
+        """What was found is a training that has ended, of which this was said then."""
+        return self.found is not None and self.found.complete == end
+
+    def save(
+        self,
+        step: int,
+        make: Make,
+        *,
+        complete: Mapping[str, Any] | None = None,
+        timeout_s: float = _FINAL_WRITE_S,
+    ) -> None:
         """Save the newest state, and wait until it is saved. Nothing is saved any more after that.
 
         Raises:
             StorageError: It could not be.
         """
         saver = self._saver
-        if saver is None or saver.saved is None or saver.saved.step != step:
-            self.take(step, make)
+        if (
+            complete is not None
+            and self.found is not None
+            and self.is_complete(complete)
+            and self.found.id.step == step
+        ):
+            return  # as it was found
+        if complete is not None or saver is None or saver.saved is None or saver.saved.step != step:
+            self.take(step, make, complete=complete)
         atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.close(timeout_s)

@@ -6,6 +6,7 @@
     checkpoints/run-000002-generation-000005-step-000000123/    one checkpoint
         lightning.ckpt …                                        data, written once
         manifest.json                                           last, created exclusively
+        complete.json                                           after it, if the training had ended
 
 What has no manifest is no checkpoint. What has one is used only if every file is there, with its size and checksum.
 The rules of what may be taken, and who may publish, are in `ef_common.core.lineage`; what is removed, in
@@ -45,11 +46,13 @@ class Checkpoint:
         id: Which one.
         manifest: What it says of itself.
         kept: Its files, verified, if they were to be kept.
+        complete: The training had ended with it: what was said of the end; else None.
     """
 
     id: CheckpointId
     manifest: Manifest
     kept: Mapping[str, memoryview] = field(default_factory=dict, repr=False)
+    complete: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,18 @@ class Checkpoints:
         self._remember(manifest)
         return manifest
 
+    def mark_complete(self, id: CheckpointId, end: Mapping[str, Any]) -> None:
+        """Note that the training has ended with this checkpoint, which was published.
+
+        Args:
+            id: Which one.
+            end: What to say of the end, as JSON.
+        """
+        try:
+            self.store.create(f"{_folder(id)}/{manifests.COMPLETE}", manifests.sealed(end, "end"))
+        except AlreadyExists:
+            _logger.warning("%s: checkpoint %s is marked as the end of another training", self.store, id.name)
+
     def _published(self, id: CheckpointId) -> bool:
         """Whether an attempt that was reported as failed has published it after all."""
         if id not in self._check_fence(id):
@@ -235,7 +250,8 @@ class Checkpoints:
 
     def _checked(self, id: CheckpointId, *, verify: bool, keep: bool) -> Checkpoint:
         manifest = self._manifest(id)
-        problem = _incomplete(manifest, self.store.entries(_folder(id)))
+        entries = self.store.entries(_folder(id))
+        problem = _incomplete(manifest, entries)
         if problem:
             raise InvalidCheckpoint(problem)
         kept: dict[str, memoryview] = {}
@@ -245,7 +261,17 @@ class Checkpoints:
                     kept[name] = memoryview(bytearray(file.size))
                 self._verify(f"{_folder(id)}/{name}", file, kept.get(name))
             self._valid.add(id)
-        return Checkpoint(id, manifest, kept)
+        return Checkpoint(id, manifest, kept, self._end(id, entries))
+
+    def _end(self, id: CheckpointId, entries: Sequence[Entry]) -> dict[str, Any] | None:
+        name = f"{_folder(id)}/{manifests.COMPLETE}"
+        if all(entry.name != manifests.COMPLETE for entry in entries):
+            return None
+        try:
+            return manifests.opened(self.store.read(name), name, "end")
+        except (InvalidCheckpoint, NotFound) as error:  # the training goes on for a little, and is marked again
+            _logger.warning("%s: %s", self.store, error)
+            return None
 
     def _verify(self, name: str, file: StoredFile, target: memoryview | None) -> None:
         try:

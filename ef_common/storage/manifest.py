@@ -19,6 +19,7 @@ from ef_common.errors import InvalidCheckpoint, NewerFormat
 
 FORMAT = 1
 NAME = "manifest.json"
+COMPLETE = "complete.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,13 @@ class Manifest:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a data file may be called this: it lies in the folder of its checkpoint, and not in the manifest's place.
+    """Whether a data file may be called this: a name within the folder that nothing else has.
 
     >>> [is_file_name(name) for name in ("model.weights.h5", "a/b", "..", "manifest.json")]
     [True, False, False, False]
     """
-    return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"} and name != NAME
+    plain = bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"}
+    return plain and name not in (NAME, COMPLETE)
 
 
 def finite(value: float | None) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,13 @@ class Snapshot:
         content: Reads the host copy; called in the saver's thread, again after a failure.
         on_released: Called once, when the host copy is no longer read: it is saved, given up or dropped. From the
             saver's thread, or within `submit` and `close`.
+        complete: The training has ended with it: what to say of the end.
     """
 
     id: CheckpointId
     content: Content
     on_released: Callable[[], None] = lambda: None
+    complete: Mapping[str, Any] | None = None
 
 
 class _Superseded(StorageFailed):
@@ -239,6 +241,10 @@ class Saver:
         begin = time.monotonic()
         manifest = self.checkpoints.publish(snapshot.id, snapshot.content)
         seconds = time.monotonic() - begin
+        if snapshot.complete is not None:
+            self.checkpoints.mark_complete(snapshot.id, snapshot.complete)
+        if snapshot.id == self._saved:
+            return  # it was there already, and now it is complete
         self._log.write("checkpoint", id=snapshot.id.name, step=snapshot.id.step, seconds=seconds, bytes=manifest.size)
         if self._reason is not None:
             self._reason = None

@@ -335,7 +335,9 @@ def test_training_that_was_stopped_early_goes_on_only_with_a_larger_limit(
 
     settings = Checkpointing(str(tmp_path / "store"))
     first, one = steps_made(case(5), settings, monkeypatch)
+    there = sorted(path.name for path in (tmp_path / "store" / "checkpoints").iterdir())
     none, again = steps_made(case(5), settings, monkeypatch)
+    assert sorted(path.name for path in (tmp_path / "store" / "checkpoints").iterdir()) == there
     more, longer = steps_made(case(6), settings, monkeypatch)
     assert (first, none, more) == (6, 0, 6)
     assert (one.current_epoch, again.current_epoch, longer.current_epoch) == (1, 1, 2)

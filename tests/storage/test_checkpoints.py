@@ -65,6 +65,35 @@ def test_publish_then_newest_valid_gives_all_of_it(make: Callable[[], Store], tm
     assert second.publish(CheckpointId(2, 1, 30), content(30)).parent == found.id.name
 
 
+def test_end_of_a_training_is_told_with_its_checkpoint(make: Callable[[], Store]) -> None:
+    checkpoints = job(make())
+    for step in (10, 20):
+        checkpoints.publish(CheckpointId(1, 1, step), content(step))
+    for _ in range(2):  # as after an attempt that was reported as failed
+        checkpoints.mark_complete(CheckpointId(1, 1, 20), {"epochs": 3})
+    found = Checkpoints(make()).newest_valid()
+    assert found is not None
+    assert (found.id.step, found.complete) == (20, {"epochs": 3})
+    assert not make().read(f"checkpoints/{CheckpointId(1, 1, 10).name}/manifest.json").count(b"epochs")
+    checkpoints.publish(CheckpointId(1, 1, 30), content(30))
+    assert checkpoints.clean(Retention(keep_last=1)) == [CheckpointId(1, 1, 10), CheckpointId(1, 1, 20)]
+    newest = Checkpoints(make()).newest_valid()
+    assert newest is not None
+    assert newest.complete is None
+
+
+def test_torn_note_of_the_end_is_no_end(local: Store, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints, id = job(local), CheckpointId(1, 1, 20)
+    checkpoints.publish(id, content(20))
+    checkpoints.mark_complete(id, {"epochs": 3})
+    note = path_of(folder, id, "complete.json")
+    note.write_bytes(note.read_bytes()[:-9])
+    found = Checkpoints(local).newest_valid()
+    assert found is not None
+    assert (found.id, found.complete) == (id, None)
+    assert "complete.json is torn" in caplog.text
+
+
 def test_restarts_go_on_from_each_other_and_retention_holds(make: Callable[[], Store]) -> None:
     step = 0
     for start in range(1, 4):

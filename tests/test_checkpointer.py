@@ -1,0 +1,61 @@
+"""The checkpoints of one training, without a framework: how it ends, and what a restart makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ef_common import events
+from ef_common.core.view import SOLO
+from ef_common.data.checkpointer import Checkpointer, Checkpointing
+from ef_common.events import EventLog
+from ef_common.session import Session
+from ef_common.storage.checkpoints import Checkpoints, Content
+from ef_common.storage.store import Store
+
+END = {"max_epochs": 3}
+
+
+def make() -> tuple[Content, object]:
+    return Content({"weights": lambda file: file.write(b"1, 2, 3")}), lambda: None
+
+
+def start(directory: Path) -> Checkpointer:
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    job = Checkpointer(Checkpointing(str(directory / "store")), session, log=EventLog(directory, "w0"))
+    job.begin("a model")
+    return job
+
+
+def stored(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "store" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("saved_before", ["no", "written", "perhaps being written"])
+def test_last_checkpoint_tells_of_the_end(saved_before: str, tmp_path: Path) -> None:
+    job = start(tmp_path)
+    if saved_before != "no":
+        job.take(7, make)
+    if saved_before == "written":
+        assert job._saver is not None
+        assert job._saver.flush(30.0)
+    job.finish(7, make, complete=END)
+    found = Checkpoints(Store(str(tmp_path / "store"))).newest_valid()
+    assert found is not None
+    assert (found.id.step, found.complete) == (7, END)
+    assert len(stored(tmp_path)) == 1
+    assert len([event for event in events.read(tmp_path) if event["kind"] == "checkpoint"]) == 1
+
+
+def test_training_that_has_ended_is_saved_again_only_if_it_has_gone_on(tmp_path: Path) -> None:
+    start(tmp_path).finish(7, make, complete=END)
+    again = start(tmp_path)
+    assert again.is_complete(END)
+    again.finish(7, make, complete=END)
+    assert len(stored(tmp_path)) == 1
+    longer = start(tmp_path)
+    assert not longer.is_complete({"max_epochs": 4})
+    longer.finish(7, make, complete={"max_epochs": 4})
+    assert len(stored(tmp_path)) == 2
+    assert start(tmp_path).is_complete({"max_epochs": 4})
