@@ -33,12 +33,12 @@ demo-keras: $(HOROVOD)
 	@rm -rf build/demo-keras
 	@$(BIN)/python examples/03-kill-and-join/demo.py --framework keras --run-dir build/demo-keras
 
-# Both parts always run. Two test processes share the cores, hence one thread in each.
+# Both parts always run. Two test processes share the cores, hence one thread in each; a file stays in one of them.
 test: $(HOROVOD)
 	@status=0; \
 	export OMP_NUM_THREADS=1; \
 	$(BIN)/python -m pytest -n 2 -m "not processes" || status=$$?; \
-	$(BIN)/python -m pytest -m processes || status=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes || status=$$?; \
 	exit $$status
 
 check: $(DEV)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -258,7 +259,7 @@ class Checkpoints:
         if verify or keep:
             for name, file in manifest.files.items():
                 if keep:
-                    kept[name] = memoryview(bytearray(file.size))
+                    kept[name] = memoryview(mmap.mmap(-1, max(1, file.size)))[: file.size]  # not filled beforehand
                 self._verify(f"{_folder(id)}/{name}", file, kept.get(name))
             self._valid.add(id)
         return Checkpoint(id, manifest, kept, self._end(id, entries))

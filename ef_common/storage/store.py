@@ -13,10 +13,10 @@ Every error of a store is a `StorageFailed` with a reason, `NotFound` or `Alread
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -24,6 +24,7 @@ import xxhash
 
 from ef_common.errors import AlreadyExists, NotFound, StorageError, StorageFailed, UsageError
 from ef_common.storage.failures import failure, redact, secrets_of
+from ef_common.storage.write_back import WriteBack, sync
 
 CHECKSUM = "xxh3_128"
 CHUNK_BYTES = 8 << 20
@@ -33,7 +34,6 @@ PART_BYTES = 16 << 20
 """Object stores get files in parts of this size. They allow 10,000 of them, and keep a few copies of one in memory."""
 
 _T = TypeVar("_T")
-_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of file systems that do not know it
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -110,13 +110,17 @@ class Store:
     def writer(self, name: str) -> Iterator[Writer]:
         """Write a file as a stream. If the block raises, nothing is left under this name, as far as that can be."""
         with self._opened(name, "wb", f"write {name}") as file:
-            writer = Writer(file, lambda error: self._failure(error, f"write {name}"))
+            write_back = WriteBack(_descriptor(file))
+            writer = Writer(file, lambda error: self._failure(error, f"write {name}"), write_back.wrote)
             try:
                 yield writer
             except Exception:
                 if writer.failure is not None:  # whoever wrote may have made another error of it
                     raise writer.failure from None
                 raise
+            finally:
+                write_back.wait()
+            self._run(f"write {name}", lambda _: write_back.check())
 
     def open(self, name: str) -> BinaryIO:
         """A file to read from, and to close. What reading raises is the store's own: `copy` translates it."""
@@ -143,16 +147,17 @@ class Store:
             How many bytes there were (one more, if there are more), and the checksum of those that were read.
         """
         size, digest = 0, xxhash.xxh3_128()
-        with self.open(name) as file:
+        with self.open(name) as file, ThreadPoolExecutor(1) as hashing:  # a piece is hashed while the next one is read
             while size < len(target):
                 room = target[size : size + CHUNK_BYTES]
                 num = self._run(f"read {name}", lambda _, room=room: file.readinto(room))  # type: ignore[misc, attr-defined]
                 if not num:
-                    return size, digest.hexdigest()
-                digest.update(room[:num])
+                    break
+                hashing.submit(digest.update, room[:num])
                 size += num
-            more = self._run(f"read {name}", lambda _: file.read(1))
-        return size + len(more), digest.hexdigest()
+            else:
+                size += len(self._run(f"read {name}", lambda _: file.read(1)))
+        return size, digest.hexdigest()
 
     def entries(self, folder: str) -> list[Entry]:
         """What lies in a folder, by name; nothing if there is no such folder."""
@@ -245,11 +250,14 @@ class Writer(io.RawIOBase):
         failure: Of the store, while writing.
     """
 
-    def __init__(self, file: Any, translate: Callable[[BaseException], Exception]) -> None:
+    def __init__(
+        self, file: Any, translate: Callable[[BaseException], Exception], wrote: Callable[[int], object]
+    ) -> None:
         self.size = 0
         self.failure: Exception | None = None
         self._file = file
         self._translate = translate
+        self._wrote = wrote
         self._digest = xxhash.xxh3_128()
 
     @property
@@ -274,7 +282,8 @@ class Writer(io.RawIOBase):
                 self.failure = self._translate(error)
                 raise self.failure from None
             self._digest.update(piece)
-        self.size += len(view)
+            self.size += len(piece)
+            self._wrote(self.size)
         return len(view)
 
 
@@ -311,19 +320,19 @@ def _make_parents(fs: Any, folder: str) -> None:
             fs.mkdir(folder, create_parents=False)
 
 
+def _descriptor(file: Any) -> int | None:
+    try:
+        return int(file.fileno())
+    except (AttributeError, OSError):
+        return None
+
+
 def _complete(file: Any) -> None:
     """Close a file; where it has a descriptor, after its bytes have reached the disk: a manifest vouches for them."""
-    try:
-        number = file.fileno()
-    except (AttributeError, OSError):
-        number = None
+    number = _descriptor(file)
     if number is not None:
         file.flush()
-        try:
-            os.fsync(number)
-        except OSError as error:
-            if error.errno not in _NO_FSYNC:
-                raise
+        sync(number)
     file.close()
 
 
