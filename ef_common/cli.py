@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -56,6 +57,80 @@ def audit(run: Path) -> None:
     for found in report.properties:
         click.echo(f"{_mark(found.ok)} {found.name}: {found.detail}")
     sys.exit(0 if report.ok else 1)
+
+
+@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(arguments: tuple[str, ...]) -> None:
+    """Run a training script elastically: `elasticflow run --nproc-per-node 4 train.py`.
+
+    Takes all options of torchrun, --checkpoint URL and --run-dir DIR. See `elasticflow run --help`.
+    """
+    try:
+        from ef_common.launch.run import main as run_job
+    except ImportError as error:
+        click.echo(f"elasticflow run needs torch (pip install 'elasticflow[torch]'): {error}", err=True)
+        sys.exit(2)
+    sys.exit(run_job(list(arguments)))
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
+@click.option("--once", is_flag=True, help="Print it once, and end.")
+def status(run: Path | None, once: bool) -> None:
+    """Show what RUN does: view, workers, step, samples per second, last events.
+
+    RUN is the directory that `elasticflow run` has printed; without it, the newest one below ./elasticflow-runs.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from ef_common import status as statuses
+    from ef_common.errors import UsageError
+    from ef_common.launch import run_directory
+
+    console = Console()
+    try:
+        current = statuses.Status(run or run_directory.newest())
+        current.update()
+        if once or not console.is_terminal:
+            console.print(current.render(statuses.now()))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                ended = statuses.over(current.run_dir)
+                current.update()
+                live.update(current.render(statuses.now()), refresh=True)
+                if ended:
+                    return
+                time.sleep(0.5)
+    except UsageError as error:
+        click.echo(f"elasticflow status: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        return
+
+
+@main.command()
+@click.argument("arguments", nargs=-1, metavar="[RUN] WORKERS")
+def scale(arguments: tuple[str, ...]) -> None:
+    """Have RUN go on with so many WORKERS: starts some, or lets the newest leave.
+
+    RUN is the directory that `elasticflow run` has printed; without it, the newest one below ./elasticflow-runs.
+    """
+    from ef_common.errors import UsageError
+    from ef_common.launch import run_directory
+
+    *runs, workers = arguments or ("",)
+    if not workers.isdecimal() or len(runs) > 1:
+        raise click.UsageError(
+            f"expected a directory, or none, and a number of workers. Received: {' '.join(arguments)!r}"
+        )
+    try:
+        run_directory.order(Path(runs[0]) if runs else run_directory.newest(), int(workers))
+    except UsageError as error:
+        click.echo(f"elasticflow scale: {error}", err=True)
+        sys.exit(2)
 
 
 @main.group()

@@ -3,8 +3,8 @@
 The coordinator runs :func:`decide` on every event. Rules:
 
 1. Before the first view, workers are *early*: they wait in their set-up. The first view is issued when every
-   node seen is complete, at least ``min_nodes`` are there, and either ``max_nodes`` are or nobody has arrived
-   for ``last_call_s``.
+   node seen is complete, at least ``min_nodes`` are there, and either as many as are expected (``start_nodes``,
+   else ``max_nodes``) or nobody has arrived for ``last_call_s``.
 2. After it, a worker that arrives *warms up* (imports, model, data workers) and then says that it is ready.
    Ready workers wait; the members learn that a change is pending, agree on a step boundary among themselves,
    and report it. When all have, the next view holds the members that stay and the workers that are ready.
@@ -54,12 +54,14 @@ class Settings:
         min_nodes: Fewer nodes than this do not train.
         max_nodes: More nodes than this wait as spares.
         last_call_s: How long the first view waits for more nodes after the last arrival.
+        start_nodes: So many are expected at the start; the first view waits for no more.
         loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout plus slack).
     """
 
     min_nodes: int = 1
     max_nodes: int = 1_000_000
     last_call_s: float = 1.0
+    start_nodes: int | None = None
     loss_notice_s: float = 2.5
 
 
@@ -459,7 +461,8 @@ def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
     """Rules 1 and 4: a view out of nothing."""
     members = _founders(state, settings)
     nodes = list(dict.fromkeys(m.node for m in members))
-    called = len(nodes) >= settings.max_nodes or now >= state.last_arrival + settings.last_call_s
+    enough = min(settings.max_nodes, settings.start_nodes or settings.max_nodes)
+    called = len(nodes) >= enough or now >= state.last_arrival + settings.last_call_s
     if not members or not called:
         return None
     waiting = state.workers[members[0].id][1]

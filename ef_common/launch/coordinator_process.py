@@ -52,6 +52,7 @@ def start_coordinator(host: str, token: Token, settings: Settings, *, log: Path 
             "min_nodes": settings.min_nodes,
             "max_nodes": settings.max_nodes,
             "last_call_s": settings.last_call_s,
+            "start_nodes": settings.start_nodes,
         },
     }
     with (log or Path(os.devnull)).open("ab") as errors:

@@ -1,0 +1,365 @@
+"""`elasticflow run`: torchrun, with what an elastic job needs filled in.
+
+With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rendezvous. Without, it is a whole elastic
+job on this machine. Then each worker has an agent of its own, because an agent restarts all of its workers when one
+crashes; and the coordinator is a process of its own, so no worker is special.
+
+This process imports torch once and has one thread; agents are forked from it, also later, when the job is scaled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import click
+import psutil
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from ef_common.control.auth import Token
+from ef_common.control.sockets import LOOPBACK, format_address
+from ef_common.core.membership import Settings
+from ef_common.errors import CoordinatorLost, UsageError
+from ef_common.launch import environment, run_directory
+from ef_common.launch.coordinator_process import start_coordinator
+from ef_common.launch.run_directory import Launcher
+from ef_common.launch.torchrun_handler import BACKEND
+
+DEFAULT_NNODES = "1:8"
+DEFAULT_RESTARTS = 3
+LAST_CALL_S = 10.0
+"""So long the start waits for a worker that was started with the others and does not come."""
+INTERRUPTED = 128 + signal.SIGINT
+_LOOK_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says.
+
+    Args:
+        torchrun: Its own arguments, with our defaults.
+        num_workers: Workers to start on this machine.
+        max_nodes: Nodes, of which the job has no more.
+        local: The whole job runs here.
+        checkpoint: URL, or None.
+        run_dir: Directory of the run, or None for a new one.
+    """
+
+    torchrun: argparse.Namespace
+    num_workers: int
+    max_nodes: int
+    local: bool
+    checkpoint: str | None
+    run_dir: Path | None
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Options:
+        """Read a command line as torchrun does, with the settings that are ours.
+
+        Raises:
+            SystemExit: It is wrong, or help was asked for.
+            UsageError: Values that do not go together.
+        """
+        parser = torchrun.get_args_parser()
+        parser.prog = "elasticflow run"
+        parser.description = (
+            "Run a training script elastically: on this machine, or as one node of a job with --rdzv-endpoint. "
+            "All options of torchrun are taken."
+        )
+        ours = parser.add_argument_group("ElasticFlow")
+        ours.add_argument(
+            "--checkpoint", metavar="URL", help="save there, and go on from there; s3://bucket/run, a path …"
+        )
+        ours.add_argument("--run-dir", metavar="DIR", type=Path, help="for the event log (default: a new one)")
+        for name, value in (
+            ("nnodes", DEFAULT_NNODES),
+            ("rdzv_backend", BACKEND),
+            ("max_restarts", DEFAULT_RESTARTS),
+        ):
+            if f"PET_{name.upper()}" not in os.environ:
+                parser.set_defaults(**{name: value})
+        args = parser.parse_args(argv)
+        local = not args.rdzv_endpoint
+        if local and args.rdzv_backend != BACKEND:
+            raise UsageError(
+                f"this rendezvous needs --rdzv-endpoint. Received: --rdzv-backend={args.rdzv_backend} alone"
+            )
+        try:
+            _, max_nodes = torchrun.parse_min_max_nnodes(args.nnodes)
+            num_workers = torchrun.determine_local_world_size(args.nproc_per_node)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        if num_workers < 1:
+            raise UsageError(f"at least one worker is needed. Received: --nproc-per-node={args.nproc_per_node}")
+        return cls(
+            args, num_workers, max(max_nodes, num_workers) if local else max_nodes, local, args.checkpoint, args.run_dir
+        )
+
+
+def main(argv: list[str]) -> int:
+    """Run a job, or one node of it, to its end.
+
+    Returns:
+        Exit status.
+    """
+    try:
+        options = Options.parse(argv)
+        script = [options.torchrun.training_script, *options.torchrun.training_script_args]
+        run_dir = run_directory.create(script[0], options.run_dir)
+        os.environ[environment.RUN_DIR] = str(run_dir)
+        if options.checkpoint:
+            os.environ[environment.CHECKPOINT] = options.checkpoint
+        launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
+        with _Agents(options) as agents:
+            return _Supervisor(options, run_dir, agents, launcher).run()
+    except (UsageError, CoordinatorLost) as error:
+        _say(f"{error}")
+        return 2
+
+
+class _Agents:
+    """Torchrun agents, which are children of this process. Leaving the context ends all that is left of them.
+
+    Args:
+        options: The command line's.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._args = options.torchrun
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._devices: list[int | None] = []
+        self._asked: set[int] = set()
+        self._told: set[psutil.Process] = set()
+
+    def __enter__(self) -> _Agents:
+        if self._options.local:
+            self._prepare_local_job()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _prepare_local_job(self) -> None:
+        options = self._options
+        secret = os.environ.get(environment.TOKEN) or secrets.token_hex(16)
+        os.environ[environment.TOKEN] = secret
+        if options.num_workers > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers of a node
+        min_nodes, _ = torchrun.parse_min_max_nnodes(self._args.nnodes)
+        settings = Settings(
+            min_nodes=min(min_nodes, options.num_workers),
+            max_nodes=options.max_nodes,
+            last_call_s=LAST_CALL_S,
+            start_nodes=options.num_workers,
+        )
+        address = start_coordinator(LOOPBACK, Token(secret, source=environment.TOKEN), settings)
+        self._args.rdzv_endpoint = format_address(address)
+        self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0")))
+        self._args.nproc_per_node = "1"
+
+    # ------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """Start one more."""
+        device = self._free_device() if self._options.local else None
+        process = multiprocessing.get_context("fork").Process(target=_run_agent, args=(self._args, device))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process.start()
+        self._processes.append(process)
+        self._devices.append(device)
+
+    def _free_device(self) -> int | None:
+        """The GPU that the fewest workers have, if there are any."""
+        num_devices = _num_devices()
+        if not num_devices:
+            return None
+        taken = [self._devices[number] for number in self.alive]
+        return min(range(num_devices), key=taken.count)
+
+    @property
+    def alive(self) -> list[int]:
+        """Those that run, in the order in which they were started."""
+        return [number for number, process in enumerate(self._processes) if process.is_alive()]
+
+    @property
+    def training(self) -> list[int]:
+        """Those that run and were not asked to leave."""
+        return [number for number in self.alive if number not in self._asked]
+
+    @property
+    def finished(self) -> bool:
+        """One that was not asked to leave has come to the end of its script."""
+        return 0 in self._statuses
+
+    @property
+    def failed(self) -> bool:
+        """One that was not asked to leave has ended in another way."""
+        return any(self._statuses)
+
+    @property
+    def _statuses(self) -> list[int | None]:
+        return [process.exitcode for number, process in enumerate(self._processes) if number not in self._asked]
+
+    def drain(self, number: int) -> None:
+        """Have its workers leave at the next boundary. To be repeated until it has ended: they may be starting."""
+        self._asked.add(number)
+        for worker in _workers_of(self._processes[number].pid):
+            if worker not in self._told:  # a second signal would end it at once
+                self._told.add(worker)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all of them at once."""
+        for process in self._processes:
+            victims = _workers_of(process.pid) if process.is_alive() else []
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()  # first: it would start its workers again
+            for victim in victims:
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    os.killpg(victim.pid, signal.SIGKILL)  # with its data workers
+            process.join()
+
+
+def _say(text: str) -> None:
+    click.echo(f"elasticflow run: {text}", err=True)
+
+
+def _num_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _workers_of(pid: int | None) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _run_agent(args: argparse.Namespace, device: int | None) -> None:
+    """Body of an agent's process."""
+    os.setsid()  # Ctrl-C is for the launcher, which tells the workers
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if device is not None:
+        names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_num_devices())))
+        os.environ["CUDA_VISIBLE_DEVICES"] = names.split(",")[device]
+    try:
+        torchrun.run(args)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        _say(f"a worker has ended with status {failure.exitcode}")
+        sys.exit(1)
+    except SignalException as error:
+        sys.exit(128 + int(error.sigval))
+    except UsageError as error:
+        _say(f"{error}")
+        sys.exit(2)
+
+
+class _Supervisor:
+    """Starts and drains workers as it is told, until all have ended.
+
+    Args:
+        options: The command line's.
+        run_dir: Directory of the run.
+        agents: What it supervises.
+        launcher: What others read of it.
+    """
+
+    def __init__(self, options: Options, run_dir: Path, agents: _Agents, launcher: Launcher) -> None:
+        self._options = options
+        self._run_dir = run_dir
+        self._agents = agents
+        self._launcher = launcher
+        self._signals: list[int] = []
+        self._leaving: list[int] = []
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        with self._listening():
+            _say(f"{self._run_dir}")
+            for _ in range(self._options.num_workers if self._options.local else 1):
+                self._agents.start()
+            self._tell()
+            try:
+                while self._agents.alive:
+                    self._look()
+                    time.sleep(_LOOK_S)
+            finally:
+                self._tell(state="ended")
+        return self._status()
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _look(self) -> None:
+        if self._signals and self._launcher.state == "running":
+            self._tell(state="stopping")
+            how = ", with a checkpoint" if os.environ.get(environment.CHECKPOINT) else ""
+            _say(f"the workers leave{how}. Once more ends them at once.")
+        if len(self._signals) > 1:
+            _say("ending at once")
+            self._agents.kill()
+        elif self._launcher.state == "stopping":
+            for number in self._agents.alive:
+                self._agents.drain(number)
+        elif self._options.local:
+            self._follow_orders()
+
+    def _follow_orders(self) -> None:
+        order = run_directory.read_order(self._run_dir)
+        if order is not None and order.number > self._launcher.order:
+            training = self._agents.training
+            for _ in range(order.num_workers - len(training)):
+                self._agents.start()
+            self._leaving += training[order.num_workers :]  # the newest
+            for number in training[order.num_workers :]:
+                self._agents.drain(number)
+            self._tell(order=order.number)
+        for number in self._leaving:
+            self._agents.drain(number)
+
+    def _tell(self, **changes: object) -> None:
+        self._launcher = replace(self._launcher, num_workers=len(self._agents.training), **changes)  # type: ignore[arg-type]
+        run_directory.write_launcher(self._run_dir, self._launcher)
+
+    def _status(self) -> int:
+        if len(self._signals) > 1 or signal.SIGINT in self._signals:
+            return INTERRUPTED
+        if self._signals:
+            return 0
+        if self._agents.finished:
+            if self._agents.failed:
+                _say("some workers have failed; the others have finished")
+            return 0
+        return 1 if self._agents.failed else 0

@@ -1,0 +1,174 @@
+"""The directory of a run, by which `elasticflow run`, `status` and `scale` know of each other.
+
+::
+
+    events/…        the event log
+    launcher.json   what the launcher of this machine does: written by it alone, whole each time
+    wanted.json     how many workers it shall have: written by `elasticflow scale`
+
+Files, and no connection: whoever may write there may scale, and nothing listens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from ef_common.errors import UsageError
+
+PLACE = Path("elasticflow-runs")
+"""Below the working directory: where runs are that were given no other place."""
+_LAUNCHER, _WANTED = "launcher.json", "wanted.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What a launcher does.
+
+    Args:
+        pid: Its process.
+        began: When that has begun, in seconds since the epoch: another one may get the same number.
+        command: The script and its arguments.
+        num_workers: Workers that are to train, as far as it has started them.
+        max_workers: It starts no more.
+        local: The whole job is its own, so it can be scaled.
+        state: ``running``, ``stopping`` or ``ended``.
+        order: Number of the newest order of `elasticflow scale` that it has followed.
+    """
+
+    pid: int
+    began: float
+    command: list[str]
+    num_workers: int
+    max_workers: int
+    local: bool
+    state: str = "running"
+    order: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """It runs, on this machine."""
+        try:
+            process = psutil.Process(self.pid)
+            same = process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+        return same and self.state != "ended"
+
+
+def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
+    """This process as one; see :class:`Launcher`."""
+    began = psutil.Process().create_time()
+    return Launcher(os.getpid(), began, command, num_workers=0, max_workers=max_workers, local=local)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How many workers there shall be.
+
+    Args:
+        number: Counts the orders.
+        num_workers: So many.
+    """
+
+    number: int
+    num_workers: int
+
+
+def create(script: str, place: Path | None = None) -> Path:
+    """Make the directory of a new run.
+
+    Args:
+        script: Which program; gives the name, with the time.
+        place: The directory itself, if the user has named one.
+
+    Raises:
+        UsageError: A run is going on there, or it cannot be made.
+    """
+    if place is None:
+        stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "run"
+        place = PLACE / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the run directory cannot be made: {error.strerror}. Received: {place}") from None
+    found = read_launcher(place)
+    if found is not None and found.alive:
+        raise UsageError(f"a run is going on there (process {found.pid}). Name another --run-dir. Received: {place}")
+    (place / _WANTED).unlink(missing_ok=True)
+    return place.resolve()
+
+
+def newest() -> Path:
+    """The run that was started last from this working directory.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found = sorted(PLACE.glob(f"*/{_LAUNCHER}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UsageError(f"There is no run in ./{PLACE}: name the directory that `elasticflow run` has printed")
+    return found[-1].parent
+
+
+def read_launcher(run_dir: Path) -> Launcher | None:
+    """What its launcher does; None if it had none."""
+    try:
+        return Launcher(**json.loads((run_dir / _LAUNCHER).read_text()))
+    except FileNotFoundError:
+        return None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{run_dir / _LAUNCHER} is not one of this version: {error}") from None
+
+
+def write_launcher(run_dir: Path, launcher: Launcher) -> None:
+    """For the launcher."""
+    _write(run_dir / _LAUNCHER, asdict(launcher))
+
+
+def read_order(run_dir: Path) -> Order | None:
+    """What was ordered last, if anything."""
+    try:
+        return Order(**json.loads((run_dir / _WANTED).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def order(run_dir: Path, num_workers: int) -> Order:
+    """Order a number of workers from the launcher of a run.
+
+    Raises:
+        UsageError: There is no such launcher, or it cannot have so many.
+    """
+    launcher = read_launcher(run_dir)
+    if launcher is None or not launcher.alive:
+        raise UsageError(f"no `elasticflow run` is at work there. Received: {run_dir}")
+    if not launcher.local:
+        raise UsageError(
+            "this is one node of a larger job: start or end whole nodes instead (`elasticflow run`, Ctrl-C)"
+        )
+    if launcher.state != "running":
+        raise UsageError("the run is about to end")
+    if not 1 <= num_workers <= launcher.max_workers:
+        raise UsageError(
+            f"this run can have 1 to {launcher.max_workers} workers (the number behind the colon of --nnodes). "
+            f"Received: {num_workers}"
+        )
+    before = read_order(run_dir)
+    made = Order((before.number if before else 0) + 1, num_workers)
+    _write(run_dir / _WANTED, asdict(made))
+    return made
+
+
+def _write(path: Path, value: object) -> None:
+    """At once, or not at all."""
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    beside.write_text(json.dumps(value))
+    beside.replace(path)

@@ -1,0 +1,229 @@
+"""`elasticflow run`, `status` and `scale`, with real jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from ef_common.cli import main
+from ef_common.launch import run_directory
+from ef_common.storage.checkpoints import Checkpoints
+from ef_common.storage.store import Store
+from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from tests.faults.hosts import ENOUGH
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+SCRIPT = Path(__file__).parents[1] / "faults" / "torchrun_worker.py"
+OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH}
+
+
+class Launched(Run):
+    """A job, or one node of it, that `elasticflow run` has started."""
+
+    def start(self, *arguments: str, name: str = "launcher", run_dir: Path | None = None, **environ: str) -> None:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_"))}
+        variables = {"ELASTICFLOW_AUDIT": "1", "PYTHONWARNINGS": "ignore", **environ}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        place = f"--run-dir={run_dir or self.directory}"
+        self.output = self.outputs / f"{name}.txt"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ef_common.cli", "run", place, "--monitor-interval=0.1", *arguments],
+                env={**inherited, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        if self.process.poll() is not None:
+            raise HarnessError(f"the launcher has ended ({self.process.returncode})\n{self.tails()}")
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(GUARD_S)
+        except subprocess.TimeoutExpired:
+            raise HarnessError(f"the launcher does not end\n{self.tails()}") from None
+
+    def workers(self) -> list[int]:
+        """Processes of workers that have started and live, the oldest first."""
+        return [event["pid"] for event in self.events("start") if psutil.pid_exists(event["pid"])]
+
+    def wait_for_world(self, size: int, *, after: int = 0) -> int:
+        """Wait until so many are in a view, all of them; returns its generation."""
+
+        def complete(events: Any) -> int:
+            found = [event["generation"] for event in events if event["kind"] == "view" and event["world_size"] == size]
+            return max((one for one in found if one > after and found.count(one) == size), default=0)
+
+        return self.wait_until(complete, f"a view of {size} workers after {after}")
+
+    def end(self) -> None:
+        tree = []
+        if self.process.poll() is None:
+            tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in tree:
+            if process.is_running():
+                process.kill()
+        self.process.wait(GUARD_S)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    started: list[Launched] = []
+
+    def start(*arguments: str, directory: Path = tmp_path / "run", **environ: str) -> Launched:
+        launched = Launched(directory)
+        launched.start(*arguments, name=f"launcher-{len(started)}", **environ)
+        started.append(launched)
+        return launched
+
+    yield start
+    for launched in started:
+        launched.end()
+
+
+def script(**options: Any) -> list[str]:
+    return [str(SCRIPT), json.dumps({**OPTIONS, **options})]
+
+
+def elasticflow(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script())
+    run.wait_for_world(2)
+    run.wait_for_step(3)
+    first, victim = run.workers()
+    assert elasticflow("scale", str(run.directory), "3") == (0, "")
+    third = run.wait_for_world(3)
+    os.kill(victim, signal.SIGKILL)
+    after = run.wait_for_world(2, after=third)
+    again = run.wait_for_world(3, after=after)  # it was started again, as a newcomer
+    assert elasticflow("scale", str(run.directory), "1") == (0, "")
+    run.wait_for_world(1, after=again)
+    status, text = elasticflow("status", "--once", str(run.directory))
+    assert status == 0
+    assert "workers wanted  1 (at most 8)" in text
+    assert "view            1 workers" in text
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    assert run.events("start")[0]["pid"] in (first, victim)
+    assert [event["worker"] for event in run.events("end") if event["reason"] == "crash"] == []
+    assert len(run.events("notice")) == 2  # drained, not killed
+    run.audit()
+    status, text = elasticflow("status", str(run.directory))
+    assert "ended" in text
+    assert elasticflow("scale", str(run.directory), "2")[0] == 2
+
+
+def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
+    job: Callable[..., Launched], tmp_path: Path
+) -> None:
+    url = str(tmp_path / "store")
+    arguments = ("--nproc-per-node=2", f"--checkpoint={url}", *script(checkpoint_steps=100_000))
+    run = job(*arguments)
+    run.wait_for_world(2)
+    run.wait_for_step(5)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGINT
+    assert "the workers leave, with a checkpoint" in run.output.read_text()
+    found = Checkpoints(Store(url)).newest_valid()
+    assert found is not None
+    assert found.id.step == max(event["step"] for event in run.events("step")) >= 5
+    assert run.workers() == []
+    again = job(*arguments)
+    again.wait_for_step(found.id.step + 3)
+    (again.directory / ENOUGH).touch()
+    assert again.wait() == 0
+    assert again.events("run")[-1]["resumed"] == found.id.name
+    again.audit()
+
+
+def test_second_interrupt_ends_all_at_once(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script(step_sleep_s=30.0, num_workers=1))  # no boundary comes for long
+    run.wait_for_world(2)
+    tree = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until(lambda _: "Once more" in run.output.read_text(), "the launcher's answer")
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGINT
+    _, left = psutil.wait_procs(tree, GUARD_S)
+    assert left == []
+
+
+def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script())
+    run.wait_for_world(2)
+    tree = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.kill()
+    _, left = psutil.wait_procs(tree, GUARD_S)
+    assert left == []
+    assert not run_directory.read_launcher(run.directory).alive  # type: ignore[union-attr]
+
+
+def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+    first, second = (
+        job(endpoint, f"--rdzv-conf=is_host={is_host},last_call_timeout=60", "--nnodes=1:2", *script(), directory=place)
+        for is_host, place in ((1, tmp_path / "a"), (0, tmp_path / "b"))
+    )
+    for run in (first, second):
+        run.wait_until(lambda _, run=run: run.events("view", world_size=2), "the other node")  # type: ignore[misc]
+    assert "one node of a larger job" in elasticflow("scale", str(first.directory), "2")[1]
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait() == 0
+    first.wait_until(lambda _: first.events("view", world_size=1), "the other node's leave")
+    (first.directory / ENOUGH).touch()
+    assert first.wait() == 0
+
+
+def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Launched], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("raise ValueError('this is wrong')")
+    run = job("--max-restarts=0", "--nproc-per-node=2", str(bad))
+    assert run.wait() == 1
+    assert run.output.read_text().count("ValueError: this is wrong") == 2
+    assert "Root Cause" not in run.output.read_text()
+
+
+def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['ELASTICFLOW_RUN_DIR'], sys.argv[1:])"
+    (tmp_path / "a.py").write_text(code)
+    logs = tmp_path / "logs"
+    run = job(f"--log-dir={logs}", "--redirects=3", "--rdzv-id=mine", str(tmp_path / "a.py"), "--nnodes", "7")
+    assert run.wait() == 0
+    (printed,) = logs.rglob("stdout.log")
+    assert printed.read_text() == f"mine {run.directory} ['--nnodes', '7']\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rdzv-backend=c10d", "x.py"], "needs --rdzv-endpoint"),
+        (["--nproc-per-node=0", "x.py"], "at least one worker"),
+        (["--nproc-per-node=many", "x.py"], "many"),
+        (["--nnodes=3:1:4", "x.py"], "3:1:4"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
+    assert code == 2
+    assert message in text

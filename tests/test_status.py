@@ -1,0 +1,128 @@
+"""What `elasticflow status` tells, from logs that were written here."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from ef_common.cli import main
+from ef_common.errors import UsageError
+from ef_common.events import EventLog
+from ef_common.launch import run_directory
+from ef_common.status import Status, now
+
+
+def step(number: int, mine: list[list[int]]) -> dict[str, object]:
+    return {
+        "step": number,
+        "epoch": 2,
+        "generation": 4,
+        "world_size": 2,
+        "committed": [[0, 16]],
+        "mine": mine,
+        "returned": [],
+        "loss": 0.25,
+    }
+
+
+def text_of(status: Status) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(status.render(now()))
+    return console.export_text()
+
+
+def write_run(run_dir: Path) -> tuple[EventLog, EventLog]:
+    logs = EventLog(run_dir, "a"), EventLog(run_dir, "b")
+    for rank, log in enumerate(logs):
+        log.write("start", pid=100 + rank, host="here")
+        view = {"generation": 4, "members": ["a", "b"], "rank": rank, "world_size": 2, "pause_s": None}
+        log.write("view", **view, reason="2 workers start")
+        log.write("step", **step(7, [[8 * rank, 8 * rank + 8]]))
+    return logs
+
+
+def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    status = Status(tmp_path)
+    status.update()
+    text = text_of(status)
+    assert status.samples_per_second(now()) == pytest.approx(16.0)
+    assert text.count("view of 2 workers: 2 workers start") == 1
+    assert "step 7, epoch 2" in text
+    assert status.samples_per_second(now() + 60) == 0.0
+
+
+def test_status_reads_on_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
+    first, _ = write_run(tmp_path)
+    status = Status(tmp_path)
+    status.update()
+    first.write("step", **step(8, [[16, 24]]))
+    path = first.path
+    assert path is not None
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    status.update()
+    assert status.step == 7
+    path.write_bytes(whole)
+    status.update()
+    assert status.step == 8
+    assert len(status._samples) == 3  # none was read twice
+
+
+def test_run_that_is_not_named_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no run"):
+        run_directory.newest()
+    for script in ("first.py", "second.py"):
+        made = run_directory.create(script)
+        run_directory.write_launcher(made, run_directory.this_launcher([script], max_workers=8, local=True))
+        os.utime(made / "launcher.json", (0, 100 if script == "first.py" else 200))
+    assert run_directory.newest().name.startswith("second-")
+    assert "second.py" in CliRunner().invoke(main, ["status", "--once"]).output
+
+
+def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
+    def launcher(**changes: object) -> None:
+        mine = run_directory.this_launcher(["x"], max_workers=8, local=True)
+        run_directory.write_launcher(tmp_path, replace(mine, **changes))  # type: ignore[arg-type]
+
+    with pytest.raises(UsageError, match="at work there"):
+        run_directory.order(tmp_path, 2)
+    launcher()
+    assert [run_directory.order(tmp_path, number).number for number in (3, 8)] == [1, 2]
+    assert run_directory.read_order(tmp_path) == run_directory.Order(2, 8)
+    for number in (0, 9):
+        with pytest.raises(UsageError, match="1 to 8"):
+            run_directory.order(tmp_path, number)
+    for changes, message in [
+        ({"local": False}, "larger job"),
+        ({"state": "stopping"}, "about to end"),
+        ({"state": "ended"}, "at work there"),
+        ({"pid": 2**22 + 1}, "at work there"),
+        ({"began": 1.0}, "at work there"),  # another process has its number
+    ]:
+        launcher(**changes)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=message):
+            run_directory.order(tmp_path, 3)
+
+
+def test_directory_of_a_run_that_goes_on_is_not_taken(tmp_path: Path) -> None:
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    run_directory.write_launcher(tmp_path, launcher)
+    with pytest.raises(UsageError, match="going on there"):
+        run_directory.create("x.py", tmp_path)
+    run_directory.write_launcher(tmp_path, replace(launcher, state="ended"))
+    assert run_directory.create("x.py", tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("arguments", [[], ["two"], ["a", "b", "3"]])
+def test_scale_tells_what_it_wants(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, ["scale", *arguments])
+    assert result.exit_code == 2
+    assert "a number of workers" in result.output
