@@ -230,8 +230,7 @@ class _Agents:
         """End all of them at once."""
         for process in self._processes:
             victims = _workers_of(process.pid) if process.is_alive() else []
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()  # first: it would start its workers again
+            process.kill()  # first: it would start its workers again
             for victim in victims:
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                     os.killpg(victim.pid, signal.SIGKILL)  # with its data workers

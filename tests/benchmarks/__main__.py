@@ -29,6 +29,7 @@ NAMES = (
     "keras_elastic",
     "compensation_step",
     "checkpoint",
+    "run_start",
 )
 RESULTS = ROOT / "build" / "bench.json"
 

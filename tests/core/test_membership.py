@@ -101,6 +101,13 @@ def test_rule_1_first_view_comes_a_last_call_after_the_last_arrival(at: float, f
         assert (job.view.generation, job.view.admitted_at) == (1, 1)
 
 
+@pytest.mark.parametrize(("names", "formed"), [("a", False), ("ab", True), ("abc", True)])
+def test_rule_1_first_view_comes_at_once_when_as_many_are_there_as_start(names: str, formed: bool) -> None:
+    job = Coordinator(Settings(max_nodes=8, start_nodes=2)).arrive(*names)
+
+    assert (job.state.view is not None) == formed
+
+
 def test_rule_1_first_view_comes_at_once_when_max_nodes_are_there() -> None:
     job = Coordinator(Settings(max_nodes=2)).arrive("a", "b")
 

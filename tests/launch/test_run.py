@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -52,6 +53,10 @@ class Launched(Run):
         if self.process.poll() is not None:
             raise HarnessError(f"the launcher has ended ({self.process.returncode})\n{self.tails()}")
 
+    def interrupt(self) -> None:
+        """As Ctrl-C does: all processes of the terminal's foreground are signalled."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
     def wait(self) -> int:
         try:
             return self.process.wait(GUARD_S)
@@ -72,12 +77,13 @@ class Launched(Run):
         return self.wait_until(complete, f"a view of {size} workers after {after}")
 
     def end(self) -> None:
-        tree = []
-        if self.process.poll() is None:
-            tree = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        for process in tree:
-            if process.is_running():
-                process.kill()
+        """End all of it, also what a launcher has left behind that did not do its work."""
+        mine = f"--run-dir={self.directory}"
+        agents = [p for p in psutil.process_iter(["cmdline"]) if mine in (p.info["cmdline"] or [])]
+        for process in [*agents, *map(psutil.Process, self.workers())]:
+            for one in [process, *process.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
         self.process.wait(GUARD_S)
 
 
@@ -136,19 +142,20 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     job: Callable[..., Launched], tmp_path: Path
 ) -> None:
     url = str(tmp_path / "store")
-    arguments = ("--nproc-per-node=2", f"--checkpoint={url}", *script(checkpoint_steps=100_000))
+    # A step takes longer than the time within which two signals are one.
+    arguments = ("--nproc-per-node=2", f"--checkpoint={url}", *script(checkpoint_steps=100_000, step_sleep_s=2.0))
     run = job(*arguments)
     run.wait_for_world(2)
-    run.wait_for_step(5)
-    run.process.send_signal(signal.SIGINT)
+    run.wait_for_step(2)
+    run.interrupt()
     assert run.wait() == 128 + signal.SIGINT
     assert "the workers leave, with a checkpoint" in run.output.read_text()
     found = Checkpoints(Store(url)).newest_valid()
     assert found is not None
-    assert found.id.step == max(event["step"] for event in run.events("step")) >= 5
+    assert found.id.step == max(event["step"] for event in run.events("step")) >= 2
     assert run.workers() == []
     again = job(*arguments)
-    again.wait_for_step(found.id.step + 3)
+    again.wait_for_step(found.id.step + 1)
     (again.directory / ENOUGH).touch()
     assert again.wait() == 0
     assert again.events("run")[-1]["resumed"] == found.id.name
@@ -156,13 +163,14 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
 
 
 def test_second_interrupt_ends_all_at_once(job: Callable[..., Launched]) -> None:
-    run = job("--nproc-per-node=2", *script(step_sleep_s=30.0, num_workers=1))  # no boundary comes for long
+    # No boundary comes for long, and nobody ends by himself.
+    run = job("--nproc-per-node=2", *script(step_sleep_s=600.0, num_workers=1), ELASTICFLOW_GRACE="600")
     run.wait_for_world(2)
     tree = psutil.Process(run.process.pid).children(recursive=True)
-    run.process.send_signal(signal.SIGINT)
+    run.interrupt()
     run.wait_until(lambda _: "Once more" in run.output.read_text(), "the launcher's answer")
     assert run.process.poll() is None
-    run.process.send_signal(signal.SIGINT)
+    run.interrupt()
     assert run.wait() == 128 + signal.SIGINT
     _, left = psutil.wait_procs(tree, GUARD_S)
     assert left == []
