@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Status:
         match record["kind"]:
             case "start":
                 worker.pid, worker.host = record["pid"], record["host"]
-            case "view" if record["generation"] >= self.generation:
+            case "view" if record["generation"] >= self.generation or self._begins_anew(record["members"]):
                 self.generation, self.members = record["generation"], tuple(record["members"])
             case "step":
                 worker.step, worker.loss, self.epoch = record["step"], record["loss"], record["epoch"]
@@ -91,6 +91,10 @@ class Status:
             case "checkpoint":
                 self.num_checkpoints += 1
         self._tell(record)
+
+    def _begins_anew(self, members: Sequence[str]) -> bool:
+        """The job was started again, and counts its generations from 1: nobody of the last view is there."""
+        return not set(members) & set(self.members)
 
     def _tell(self, record: dict[str, Any]) -> None:
         """What happens to all is told by all of them: once is enough."""

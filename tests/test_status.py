@@ -58,6 +58,19 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert status.samples_per_second(now() + 60) == 0.0
 
 
+def test_job_that_is_started_again_is_followed(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    fields = {"rank": 0, "world_size": 1, "pause_s": None, "reason": "1 workers start"}
+    EventLog(tmp_path, "c").write("view", generation=1, members=["c"], **fields)
+    logs[0].write("view", generation=3, members=["a"], **{**fields, "reason": "of long ago"})
+    status = Status(tmp_path)
+    status.update()
+    assert (status.generation, status.members) == (3, ("a",))  # nobody of it was in the one before
+    EventLog(tmp_path, "d").write("view", generation=2, members=["d", "a"], **fields)  # written late
+    status.update()
+    assert (status.generation, status.members) == (3, ("a",))
+
+
 def test_status_reads_on_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
     first, _ = write_run(tmp_path)
     status = Status(tmp_path)

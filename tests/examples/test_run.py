@@ -1,0 +1,38 @@
+"""The examples that are started by `elasticflow run`, as their READMEs say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def shell(*command: str, cwd: Path) -> str:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICFLOW_")}
+    environ |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_own_module_trains_elastically_with_its_callbacks(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "08-own-module" / "train.py")
+    printed = shell("elasticflow", "run", "--nproc-per-node=2", script, "--epochs=6", cwd=tmp_path)
+    assert float(re.findall(r"^test accuracy: ([\d.]+)", printed, re.MULTILINE)[0]) > 0.9
+    made = tmp_path / "build" / "own-module"
+    assert len(list((made / "best").glob("*.ckpt"))) == 3  # the best two, and the last
+    assert (made / "csv" / "version_0" / "metrics.csv").exists()
+    shell("elasticflow", "audit", *map(str, (tmp_path / "elasticflow-runs").iterdir()), cwd=tmp_path)
+
+
+def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
+    printed = shell(str(EXAMPLES / "09-by-hand" / "by_hand.sh"), str(tmp_path / "run"), cwd=tmp_path)
+    assert "run 2, from run-000001" in printed
+    properties = printed.partition("Was every sample")[2].splitlines()[1:]
+    assert [line[:1] for line in properties] == ["✓"] * 5
