@@ -309,8 +309,8 @@ class Session:
         """
         if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
             return
-        self._wished_in = self.completed_in.generation if num_wishes else None
-        if num_wishes:
+        if num_wishes:  # a step may have several reductions, and the wish is in one of them
+            self._wished_in = self.completed_in.generation
             self.wish = False
         if num_flags >= self.completed_in.world_size and self._change_agreed_in is None:
             self._change_agreed_in = self.completed_in.generation

@@ -28,6 +28,7 @@ TIMEOUT_S = 300.0
 """How long rank 0 waits for the others' shares when its own is written."""
 
 _MANY_FAILURES = 2
+_LONGEST_ALONE = 32
 
 Offer = Callable[[], tuple[int, Mapping[str, Any]]]
 """Size of the file, and plain values by which every member can write its pieces; `UnsupportedError` if none can."""
@@ -141,7 +142,7 @@ class Sharing:
         self._num_failures = 0 if saved == self._open else self._num_failures + 1
         self._open = None
         if self._num_failures >= _MANY_FAILURES:
-            self._num_alone = 2 ** (self._num_failures - _MANY_FAILURES)
+            self._num_alone = min(_LONGEST_ALONE, 2 ** (self._num_failures - _MANY_FAILURES))
             logger.warning("sharing has failed %d times in a row: rank 0 writes alone", self._num_failures)
 
     def written_alone(self) -> None:
