@@ -16,7 +16,7 @@ from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_common.testing.harness import WorkerProcess
 from tests.faults import stores
-from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import Striker
 from tests.faults.hosts import Host
 from tests.faults.test_checkpoints import OPTIONS, manifests
@@ -175,6 +175,27 @@ def hang_in_shares(job: TrainingJob, tmp_path: Path, workers: list[WorkerProcess
     id = CheckpointId.parse(max(names))
     assert id is not None
     return id
+
+
+@pytest.mark.parametrize("moment", ["issue", "wait"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_worker_that_is_killed_while_all_agree_costs_that_checkpoint_at_most(
+    job: TrainingJob, tmp_path: Path, rank: int, moment: str
+) -> None:
+    fault = {"where": "plan", "rank": rank, "moment": moment, "generation": 1}
+    options = {**SHARED, "checkpoint": str(tmp_path / "store")}
+    job.start_world(3, job.train, options, fault)
+    workers = job.view(3)
+    assert workers[rank].wait() == -signal.SIGKILL
+    check_run(job, [worker for worker in workers if worker is not workers[rank]])
+    struck(job, "plan")
+    both = published(tmp_path / "store", num_pieces=2)
+    assert both
+    for step, path in both.items():
+        assert torch.load(path, weights_only=True)["global_step"] == step
+    assert not published(tmp_path / "store", num_pieces=3)
+    generations = [int(name.split("-")[3]) for name in manifests(tmp_path / "store")]
+    assert set(generations) == {2}
 
 
 @pytest.mark.parametrize("rank", [0, 2])

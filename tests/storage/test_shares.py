@@ -230,7 +230,7 @@ def test_publish_waits_for_the_last_share(local: Store) -> None:
     ("settings", "problem", "reason"),
     [
         ({"timeout_s": 0.2}, None, "b has not written its share of .*state after 0 s"),
-        ({"is_here": lambda worker: worker != "c"}, None, "c was lost before"),
+        ({"is_here": lambda worker: worker != "c", "timeout_s": 10.0}, None, "c was lost before"),
         ({}, "its state differs", "c cannot write its share: its state differs"),
     ],
 )
