@@ -13,6 +13,7 @@ from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
 from ef_common.data.sharing import Plan
 from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.shares import SharedFile
@@ -242,7 +243,8 @@ class TrainerCheckpoints:
                 return self._content_of(plan.file(_write_nothing, problem=str(error))), lambda: None
             return self._content_of(plan.file(share.write)), share.release
 
-        self.job.share(step, offer, make, alone=self._content)
+        with leaving_cleanly():
+            self.job.share(step, offer, make, alone=self._content)
 
     def _is_shared(self) -> IsShared:
         """Which tensors of a checkpoint are equal in all members: the model's own, and the optimizers'."""

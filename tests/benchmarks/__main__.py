@@ -29,6 +29,7 @@ NAMES = (
     "keras_elastic",
     "compensation_step",
     "checkpoint",
+    "checkpoint_shares",
 )
 RESULTS = ROOT / "build" / "bench.json"
 
