@@ -18,7 +18,7 @@ from ef_common.testing.harness import WorkerProcess
 from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import Striker
-from tests.faults.hosts import Host
+from tests.faults.hosts import Host, hosted
 from tests.faults.test_checkpoints import OPTIONS, manifests
 from tests.faults.training import Net, Options, _loader
 from tests.storage.conftest import BUCKET, moto  # noqa: F401  # a fixture
@@ -160,6 +160,34 @@ def test_shares_are_joined_in_an_object_store(
     assert names == [FILE, "manifest.json"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"global_batch": None, "batch_size": 8},
+        {
+            "global_batch": None,
+            "batch_size": 4,
+            "accumulate": 2,
+            "val_length": 30,
+            "limits": {"val_check_interval": 0.5},
+        },
+    ],
+    ids=["dealt", "accumulating_and_validating"],
+)
+@hosted("lightning", "lightning-horovod")
+def test_shared_checkpoints_of_other_trainings_are_valid(
+    job: TrainingJob, tmp_path: Path, host: Host, more: dict[str, Any]
+) -> None:
+    options = {**SHARED, "length": 203, **more, "checkpoint": str(tmp_path / "store")}
+    results = check_run(job, job.start_world(2, host.train, options))
+    together = published(tmp_path / "store", num_pieces=2)
+    assert len(together) >= 2
+    for step, path in together.items():
+        assert torch.load(path, weights_only=True)["global_step"] == step
+    assert set(published(tmp_path / "store", num_pieces=0)) == {results[0]["step"]}
+    assert not job.events("checkpoint_failed")
+
+
 # ---------------------------------------------------------------- faults
 
 
@@ -260,3 +288,22 @@ def test_worker_that_was_cut_off_while_it_wrote_its_share_spoils_nothing(
     found = Checkpoints(Store(tmp_path / "store")).newest_valid()
     assert found is not None
     assert found.id.step == 44
+
+
+def test_all_are_told_to_go_while_shares_are_written_and_the_last_state_is_saved(
+    job: TrainingJob, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    job.start_world(3, stores.train_lightning, {**options, "epochs": 4})
+    workers = job.view(3)
+    shared(job)
+    hang_in_shares(job, tmp_path, workers)
+    for worker in workers:
+        worker.kill(signal.SIGTERM)
+    job.wait_until(lambda _: len(job.events("notice")) >= 3, "all are told")
+    (tmp_path / stores.HANG).unlink()
+    assert {worker.wait() for worker in workers} == {0}
+    found = Checkpoints(Store(tmp_path / "store")).newest_valid(keep=True)
+    assert found is not None
+    newest = max(event["step"] for event in job.events("step"))
+    assert found.id.step - newest in (0, 1)  # an update is logged with the next one
+    job.audit()
