@@ -17,6 +17,7 @@
     │   │   └── NotFound            what was asked for is not there
     │   ├── AlreadyExists           somebody else has created it
     │   ├── InvalidCheckpoint       torn, truncated, changed or half deleted
+    │   ├── ShareMissing            a worker has not written its part of a checkpoint
     │   └── Fenced                  others have gone on, so this writer must not publish
     └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
 
@@ -82,6 +83,10 @@ class AlreadyExists(StorageError):
 
 class InvalidCheckpoint(StorageError):
     """A checkpoint that must not be used; the message says what is wrong with it."""
+
+
+class ShareMissing(StorageError):
+    """A worker has not written its part of a checkpoint; the message says who, and why."""
 
 
 class Fenced(StorageError):

@@ -393,6 +393,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "fault": {"what": _text},
     # A checkpoint is whole in the store; seconds and bytes are those of its writing.
     "checkpoint": {"id": _text, "step": _count, "seconds": _number, "bytes": _count},
+    # This worker has written its share of one that another worker publishes.
+    "share": {"id": _text, "seconds": _number, "bytes": _count},
     # An attempt to save one failed; final if there will be no other one.
     "checkpoint_failed": {"id": _text, "reason": _text, "final": _flag},
     # A snapshot was not saved, because a newer one took its place or saving has ended.

@@ -90,6 +90,7 @@ class Session:
         state: What newcomers receive.
         newcomer: It has not been admitted yet.
         leaving: It wants to leave.
+        wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         on_view: Called with each view that is entered.
         on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
     """
@@ -110,6 +111,8 @@ class Session:
         self.state: State | None = None
         self.newcomer = False
         self.leaving = False
+        self.wish = False
+        self._wished_in: int | None = None
         self._channel = channel
         self._groups = groups
         self._group: Group = LoneGroup()
@@ -297,12 +300,28 @@ class Session:
         for act in acts:
             act()
 
-    def agree(self, num_flags: float) -> None:
-        """Settle whether a change is agreed, from the sum of the members' `change_pending` flags."""
+    def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
+        """Settle what is agreed, from the sums of the members' flags in the collective that has just completed.
+
+        Args:
+            num_flags: Of `change_pending`.
+            num_wishes: Of `wish`, which is heard then.
+        """
         if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
             return
+        if num_wishes:  # a step may have several reductions, and the wish is in one of them
+            self._wished_in = self.completed_in.generation
+            self.wish = False
         if num_flags >= self.completed_in.world_size and self._change_agreed_in is None:
             self._change_agreed_in = self.completed_in.generation
+
+    def take_wish(self) -> bool:
+        """At a step boundary: whether all members know of a wish, and have not changed since.
+
+        It is a function of collectives that all have completed, so all get the same answer here. It is asked once.
+        """
+        heard, self._wished_in = self._wished_in, None
+        return heard is not None and heard == self.completed_in.generation
 
     def boundary(self) -> bool:
         """At a step boundary: let a change happen if all have agreed on one.

@@ -10,12 +10,18 @@ import torch
 
 from ef_common import __version__
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
+from ef_common.data.sharing import Plan
+from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
-from ef_common.storage.checkpoints import Content
+from ef_common.storage.checkpoints import Content, WriteFile
+from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks
+from ef_lightning.file_layout import IsShared, Layout, Path, layout_of, save
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.random_state import restore_random_state
+from ef_lightning.shares import LEAST_TENSOR_BYTES, ShareCopy
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
@@ -23,6 +29,9 @@ logger = logging.getLogger(__name__)
 FILE = "lightning.ckpt"
 CHECKPOINT_KEY = "elasticflow"
 """Where a checkpoint file holds what Lightning does not know: how far its epoch is, the ratio of the run …"""
+
+MOST_LITERAL_BYTES = 8 << 20
+"""What rank 0 sends to all others of a file that they write together."""
 
 
 class TrainerCheckpoints:
@@ -138,8 +147,11 @@ class TrainerCheckpoints:
         if not loader.in_epoch or loader.progress.uncommitted:
             return
         step = loader.dealer.num_updates
-        if self.job.due(step):
-            self.job.take(step, self._content)
+        match self.job.turn(step, self._num_bytes):
+            case "alone":
+                self.job.take(step, self._content)
+            case "together":
+                self._share(step)
 
     def restore_random_state(self) -> None:
         """Nothing but samples will be read before the next step: it draws what it would have drawn."""
@@ -172,14 +184,23 @@ class TrainerCheckpoints:
         self.job.stop()
 
     def _content(self) -> tuple[Content, Callable[[], None]]:
-        collect, loader = self._collect, self._loader()
-        if collect is None or loader is None:
+        collect = self._collect
+        if collect is None:
             raise RuntimeError("there is nothing to save before the training has been set up")
+        copy = self._copies.of(self._dumped(collect))
+        return self._content_of(lambda file: save(copy.tree, file)), copy.release
+
+    def _dumped(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with self._session.alone("on_save_checkpoint, or a state_dict()"):
-            copy = self._copies.of(collect())
+            return dump()
+
+    def _content_of(self, file: WriteFile | SharedFile) -> Content:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("there is nothing to save before the training has been set up")
         progress = loader.progress
-        content = Content(
-            files={FILE: lambda file: _save(copy.tree, file)},
+        return Content(
+            files={FILE: file},
             progress={
                 "epoch": progress.epoch,
                 "cursor": progress.cursor,
@@ -191,17 +212,58 @@ class TrainerCheckpoints:
             model=self._model,
             versions={"elasticflow": __version__, "torch": str(torch.__version__)},
         )
-        return content, copy.release
+
+    # ------------------------------------------------------------ shares
+
+    def _num_bytes(self) -> int:
+        """Of the state that all members hold."""
+        module = self._trainer.lightning_module
+        states = [state for optimizer in self._trainer.optimizers for state in optimizer.state.values()]
+        kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers(), *kept))
+
+    def _share(self, step: int) -> None:
+        """Take a checkpoint together with the others; each dumps its own state, as under DDP."""
+        trees: list[dict[str, Any]] = []
+
+        def offer() -> tuple[int, dict[str, Any]]:
+            if self._collect is None:
+                raise RuntimeError("there is nothing to save before the training has been set up")
+            trees.append(self._dumped(self._collect))
+            layout = layout_of(trees[0], self._is_shared())
+            if len(layout.literal) > MOST_LITERAL_BYTES:
+                raise UnsupportedError(
+                    f"{len(layout.literal) >> 20} MiB of the checkpoint are no parameters, buffers or states of "
+                    "optimizers, so only rank 0 has them"
+                )
+            return layout.size, layout.plain()
+
+        def make(plan: Plan) -> tuple[Content, Callable[[], None]]:
+            tree = trees[0] if trees else self._dumped(lambda: hooks.dump_checkpoint(self._trainer))
+            try:
+                share = ShareCopy(self._copies, Layout.of(plan.layout), tree, plan.mine)
+            except ValueError as error:
+                return self._content_of(plan.file(_write_nothing, problem=str(error))), lambda: None
+            return self._content_of(plan.file(share.write)), share.release
+
+        with leaving_cleanly():
+            self.job.share(step, offer, make, alone=self._content)
+
+    def _is_shared(self) -> IsShared:
+        """Which tensors of a checkpoint are equal in all members: the model's own, and the optimizers'."""
+        module = self._trainer.lightning_module
+        names = {(name,) for name, _ in (*module.named_parameters(), *module.named_buffers())}
+
+        def is_shared(path: Path, tensor: torch.Tensor) -> bool:
+            if tensor.nbytes < LEAST_TENSOR_BYTES or not all(isinstance(key, (str, int)) for key in path):
+                return False
+            return path[0] == "optimizer_states" or (path[0] == "state_dict" and path[1:] in names)
+
+        return is_shared
 
 
-def _save(tree: Any, file: Any) -> None:
-    """As `torch.save`, without checksums of its own: those of the manifest are there, and cost a tenth."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(tree, file)
-    finally:
-        torch.serialization.set_crc32_options(before)
+def _write_nothing(file: Any, start: int, stop: int) -> None:
+    """Of a worker that cannot write its share."""
 
 
 def _take_types(module: torch.nn.Module, saved: dict[str, Any]) -> None:

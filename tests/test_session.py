@@ -126,6 +126,32 @@ def test_collective_is_possible_again_after_what_was_called_alone_has_failed() -
     session.run(Barrier())
 
 
+@pytest.mark.parametrize(("num_wishes", "heard"), [(0.0, False), (1.0, True)])
+def test_wish_that_was_heard_is_taken_once(num_wishes: float, heard: bool) -> None:
+    session = Session(Member("w", "n", ""), channel=Founding(2), groups=Groups())  # type: ignore[arg-type]
+    session.start()
+    session.wish = True
+    session.agree(0.0, num_wishes)
+    session.agree(0.0, 0.0)  # the next reduction of the same step
+    assert session.wish is not heard
+    assert [session.take_wish(), session.take_wish()] == [heard, False]
+
+
+def test_wish_is_forgotten_when_the_members_change() -> None:
+    session = Session(Member("w", "n", ""), channel=Founding(2), groups=Groups())  # type: ignore[arg-type]
+    session.start()
+    session.agree(0.0, 1.0)
+    session.completed_in = View(2, session.completed_in.members[:1])
+    assert not session.take_wish()
+
+
+def test_wish_that_a_newcomer_computes_by_itself_is_not_heard() -> None:
+    session = Session(Member("w", "n", ""), channel=Channel([]), groups=None)  # type: ignore[arg-type]
+    session.start()
+    session.agree(0.0, 1.0)
+    assert not session.take_wish()
+
+
 # ---------------------------------------------------------------- leaving
 
 

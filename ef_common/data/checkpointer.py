@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from ef_common.collectives import operations
 from ef_common.core.cadence import Cadence, Pace
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
+from ef_common.data.sharing import Offer, Plan, Sharing
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
@@ -39,6 +40,12 @@ _START = Retries(total=timedelta(minutes=5)).warning(logger)
 Make = Callable[[], tuple[Content, Callable[[], None]]]
 """Copies what is to be saved; returns it, and what lets go of the copy."""
 
+MakeShare = Callable[[Plan], tuple[Content, Callable[[], None]]]
+"""The same, of this worker's share."""
+
+Turn = Literal["alone", "together"]
+"""How a checkpoint is taken."""
+
 
 @dataclass(frozen=True)
 class Checkpointing:
@@ -51,6 +58,8 @@ class Checkpointing:
             workers are lost; see :mod:`ef_common.core.cadence`.
         retention: What is kept.
         storage_options: For fsspec's filesystem of that kind.
+        share_bytes: States of at least so many bytes are written by all workers together, each a share, where the
+            framework's plugin and the store can do that.
 
     Raises:
         UsageError: Values that contradict each other.
@@ -61,9 +70,12 @@ class Checkpointing:
     every: timedelta | None = None
     retention: Retention = field(default_factory=Retention)
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    share_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         Cadence(self.every_steps, self.every)
+        if self.share_bytes < 0:
+            raise UsageError(f"expected a size. Received: share_bytes={self.share_bytes}")
         if not self.url:
             raise UsageError(f"checkpoints need a URL. Received: checkpoint={self.url!r}")
 
@@ -104,6 +116,7 @@ class Checkpointer:
         self._pace = Pace.begin(clock(), 0)
         self._members: frozenset[str] = frozenset()
         self._saver: Saver | None = None
+        self._sharing = Sharing(session, self._checkpoints.store, least_bytes=settings.share_bytes)
         self.found: Checkpoint | None = None
 
     # ------------------------------------------------------------ start
@@ -193,6 +206,24 @@ class Checkpointer:
             return False  # one copy is enough, and a second one while the store fails
         return self._cadence.due(self._pace, self._clock(), step).due
 
+    def turn(self, step: int, num_bytes: Callable[[], int]) -> Turn | None:
+        """How a checkpoint is to be taken now, if one is; all members ask for it at each boundary.
+
+        Args:
+            step: Updates that were made.
+            num_bytes: Size of the state.
+        """
+        if self._session.take_wish():
+            return "together"
+        if not self.due(step + 1):
+            return None
+        saver = self._saver
+        if saver is None or not saver.num_held:
+            self._sharing.settle(None if saver is None else saver.saved)
+            if self._sharing.wish(step, num_bytes):
+                return None
+        return "alone" if self.due(step) else None
+
     def _follow_members(self) -> None:
         members = frozenset(self._session.completed_in.ids)
         if members != self._members:
@@ -208,16 +239,40 @@ class Checkpointer:
             make: Copies what is to be saved; see `Make`.
             complete: The training has ended with this: what to say of the end.
         """
-        saver = self._started_saver()
         begin = self._clock()
-        run = self._checkpoints.run or 0
-        id = CheckpointId(run, self._session.completed_in.generation, step)
-        if saver.saved is not None and saver.saved.step == step:
-            id = saver.saved
+        saver = self._started_saver()
+        id = saver.saved if saver.saved is not None and saver.saved.step == step else self._id(step)
         content, release = make()
-        saver.submit(Snapshot(id, content, release, complete))
+        self._sharing.written_alone()
+        self._submit(Snapshot(id, content, release, complete=complete), begin)
+
+    def share(self, step: int, offer: Offer, make: MakeShare, *, alone: Make) -> None:
+        """Take a checkpoint together with all other members, at a boundary at which `turn` says so.
+
+        Args:
+            step: Updates that were made.
+            offer: What rank 0 tells the others.
+            make: Copies this worker's share.
+            alone: Copies all, if rank 0 is to write alone after all.
+        """
+        begin = self._clock()
+        busy = self._saver is not None and self._saver.num_held > 0
+        plan = self._sharing.agree(self._id(step), offer, busy=busy)
+        if plan is None:
+            return
+        if plan.pieces:
+            content, release = make(plan)
+            self._submit(Snapshot(plan.id, content, release, publishes=plan.leads), begin)
+        elif plan.leads:
+            self.take(step, alone)
+
+    def _id(self, step: int) -> CheckpointId:
+        return CheckpointId(self._checkpoints.run or 0, self._session.completed_in.generation, step)
+
+    def _submit(self, snapshot: Snapshot, begin: float) -> None:
+        self._started_saver().submit(snapshot)
         now = self._clock()
-        self._pace = self._pace.with_taken(now, step).with_stall(now - begin)
+        self._pace = self._pace.with_taken(now, snapshot.id.step).with_stall(now - begin)
 
     def _started_saver(self) -> Saver:
         if self._saver is None:

@@ -30,6 +30,7 @@ from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerForm
 from ef_common.storage import manifest as manifests
 from ef_common.storage.manifest import Manifest, StoredFile
 from ef_common.storage.memory_file import MemoryFile
+from ef_common.storage.shares import PieceChecksums, SharedFile, join_shares, leftovers, write_share
 from ef_common.storage.store import Entry, Store, Writer
 
 RUNS = "runs"
@@ -61,11 +62,12 @@ class Content:
     """What a checkpoint is to hold.
 
     Args:
-        files: By name, functions that write them. They may be called again after a failure.
+        files: By name, functions that write them. They may be called again after a failure. Or files that several
+            workers write.
         progress: See `Manifest`, also for the others.
     """
 
-    files: Mapping[str, WriteFile]
+    files: Mapping[str, WriteFile | SharedFile]
     progress: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     model: str | None = None
@@ -146,11 +148,17 @@ class Checkpoints:
 
     # ------------------------------------------------------------ write
 
-    def publish(self, id: CheckpointId, content: Content) -> Manifest:
+    def publish(self, id: CheckpointId, content: Content, *, pause: Callable[[float], object] = time.sleep) -> Manifest:
         """Write a checkpoint: data first, then the manifest.
+
+        Args:
+            id: Which one.
+            content: What it holds.
+            pause: How to wait for others that write shares of it; what it raises ends that.
 
         Raises:
             Fenced: A newer run or generation has gone on.
+            ShareMissing: Another worker has not written its share.
             UsageError: A name that a file must not have.
             Exception: What a function of `content` raised.
         """
@@ -159,7 +167,7 @@ class Checkpoints:
             raise UsageError(f"Expected plain names of files, other than {manifests.NAME}. Received: {bad}")
         if self._published(id):
             return self._manifests[id]
-        files = {name: self._write(f"{_folder(id)}/{name}", write) for name, write in content.files.items()}
+        files = {name: self._write(f"{_folder(id)}/{name}", write, pause) for name, write in content.files.items()}
         manifest = Manifest(
             id=id,
             files=files,
@@ -191,6 +199,22 @@ class Checkpoints:
         except AlreadyExists:
             _logger.warning("%s: checkpoint %s is marked as the end of another training", self.store, id.name)
 
+    def contribute(self, id: CheckpointId, content: Content) -> int:
+        """Write this worker's shares of a checkpoint that another one publishes.
+
+        Returns:
+            How many bytes they have.
+
+        Raises:
+            Fenced: A newer run or generation has gone on.
+            Exception: What a function of `content` raised.
+        """
+        self._check_fence(id)
+        shared = {name: file for name, file in content.files.items() if isinstance(file, SharedFile)}
+        for name, file in shared.items():
+            write_share(self.store, f"{_folder(id)}/{name}", file)
+        return sum(p.size for file in shared.values() for p in file.pieces if p.worker == file.worker)
+
     def _published(self, id: CheckpointId) -> bool:
         """Whether an attempt that was reported as failed has published it after all."""
         if id not in self._check_fence(id):
@@ -214,7 +238,10 @@ class Checkpoints:
             raise Fenced(f"{id.name} must not be published: {found.reason}", final=found.final)
         return published
 
-    def _write(self, name: str, write: WriteFile) -> StoredFile:
+    def _write(self, name: str, write: WriteFile | SharedFile, pause: Callable[[float], object]) -> StoredFile:
+        if isinstance(write, SharedFile):
+            write_share(self.store, name, write)
+            return join_shares(self.store, name, write, pause=pause)
         with self.store.writer(name) as writer:
             write(writer)
         return StoredFile(writer.size, writer.checksum)
@@ -275,10 +302,14 @@ class Checkpoints:
             return None
 
     def _verify(self, name: str, file: StoredFile, target: memoryview | None) -> None:
+        pieces = PieceChecksums(file.pieces)
         try:
-            found = self.store.copy(name, len) if target is None else self.store.read_into(name, target)
+            found = self.store.copy(name, pieces.update) if target is None else self.store.read_into(name, target)
         except NotFound:
             raise InvalidCheckpoint(f"{name} is missing") from None
+        if file.pieces:
+            pieces.update(memoryview(b"") if target is None else target)
+            found = (found[0], "" if pieces.hold else "another one")
         if found != (file.size, file.checksum):
             raise InvalidCheckpoint(f"{name} has been changed: its checksum differs")
 
@@ -293,6 +324,7 @@ class Checkpoints:
         if self.run is None:
             return []
         stored = [self._stored(id) for id in self._folders()]
+        self._remove_leftovers([one.id for one in stored if one.complete and one.id.run <= self.run])
         chain = lineage([one.id for one in stored if one.complete], self._claims())
         reasons = removable(stored, retention, chain=chain, valid=self._valid, run=self.run)
         for id, reason in reasons.items():
@@ -302,6 +334,13 @@ class Checkpoints:
             self._manifests.pop(id, None)
             self._valid.discard(id)
         return list(reasons)
+
+    def _remove_leftovers(self, ids: Sequence[CheckpointId]) -> None:
+        """What the sharing of a checkpoint has left; it is published, so nobody needs that."""
+        for id in ids:
+            names = [entry.name for entry in self.store.entries(_folder(id))]
+            for name in leftovers(names, self._manifest(id).files):
+                self.store.delete(f"{_folder(id)}/{name}")
 
     def _stored(self, id: CheckpointId) -> Stored:
         entries = self.store.entries(_folder(id))

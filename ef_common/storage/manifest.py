@@ -1,7 +1,8 @@
 """The manifest: what makes files a checkpoint. It is written last, and says how to recognize damage, its own included.
 
 JSON: ``{"format": 1, "checksum": …, "manifest": {…}}``, where the checksum is that of the inner object in its canonical
-form (sorted names, no spaces). A higher format is a newer version's, whatever else is in it.
+form (sorted names, no spaces). Format 2 has checksums of pieces. A higher one is a newer version's, whatever else it
+holds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -17,7 +18,8 @@ import xxhash
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import InvalidCheckpoint, NewerFormat
 
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_PIECES = 1  # versions before this one read it
 NAME = "manifest.json"
 COMPLETE = "complete.json"
 
@@ -28,11 +30,33 @@ class StoredFile:
 
     Args:
         size: In bytes.
-        checksum: xxh3_128, in hexadecimal digits.
+        checksum: xxh3_128, in hexadecimal digits; empty if there are pieces.
+        pieces: Size and checksum of each piece in order, of a file that several workers have written.
     """
 
     size: int
     checksum: str
+    pieces: tuple[tuple[int, str], ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        if self.pieces:
+            return {"size": self.size, "pieces": [list(piece) for piece in self.pieces]}
+        return {"size": self.size, "checksum": self.checksum}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> StoredFile:
+        """Inverse of `plain`.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is none.
+        """
+        if "pieces" not in plain:
+            return cls(int(plain["size"]), str(plain["checksum"]))
+        pieces = tuple((int(size), str(checksum)) for size, checksum in plain["pieces"])
+        if sum(size for size, _ in pieces) != int(plain["size"]):
+            raise ValueError(f"pieces of another size: {plain}")
+        return cls(int(plain["size"]), "", pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +99,11 @@ class Manifest:
         inner = {
             **{name: getattr(self, name) for name in ("writer", "created", "parent", "progress", "model", "versions")},
             "id": self.id._asdict(),
-            "files": {name: asdict(file) for name, file in self.files.items()},
+            "files": {name: file.plain() for name, file in self.files.items()},
             "metrics": {name: finite(value) for name, value in self.metrics.items()},
         }
-        return sealed(inner, "manifest")
+        has_pieces = any(file.pieces for file in self.files.values())
+        return sealed(inner, "manifest", version=FORMAT if has_pieces else _WITHOUT_PIECES)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
@@ -94,10 +119,7 @@ class Manifest:
                 raise ValueError(f"names of files: {sorted(inner['files'])}")
             return cls(
                 id=CheckpointId(**{name: int(value) for name, value in inner["id"].items()}),
-                files={
-                    str(name): StoredFile(int(file["size"]), str(file["checksum"]))
-                    for name, file in inner["files"].items()
-                },
+                files={str(name): StoredFile.of(file) for name, file in inner["files"].items()},
                 writer=str(inner["writer"]),
                 created=float(inner["created"]),
                 parent=inner["parent"],
@@ -127,9 +149,9 @@ def finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def sealed(inner: Mapping[str, Any], name: str) -> bytes:
+def sealed(inner: Mapping[str, Any], name: str, *, version: int = _WITHOUT_PIECES) -> bytes:
     """A JSON object with its format and its checksum."""
-    outer = {"format": FORMAT, "checksum": _checksum(inner), name: inner}
+    outer = {"format": version, "checksum": _checksum(inner), name: inner}
     return f"{json.dumps(outer, sort_keys=True, indent=1)}\n".encode()
 
 
@@ -151,7 +173,11 @@ def opened(data: bytes, what: str, name: str) -> dict[str, Any]:
             "Use that version, or another URL: nothing is written over"
         )
     inner = outer.get(name)
-    if version != FORMAT or not isinstance(inner, dict) or outer.get("checksum") != _checksum(inner):
+    if (
+        version not in (_WITHOUT_PIECES, FORMAT)
+        or not isinstance(inner, dict)
+        or outer.get("checksum") != _checksum(inner)
+    ):
         raise InvalidCheckpoint(f"{what} has been changed: its checksum differs")
     return inner
 

@@ -17,7 +17,7 @@ import tenacity
 
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.errors import Fenced, StorageError, StorageFailed
+from ef_common.errors import Fenced, ShareMissing, StorageError, StorageFailed
 from ef_common.events import EventLog
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.failures import describe
@@ -36,12 +36,14 @@ class Snapshot:
         on_released: Called once, when the host copy is no longer read: it is saved, given up or dropped. From the
             saver's thread, or within `submit` and `close`.
         complete: The training has ended with it: what to say of the end.
+        publishes: False for the shares of a checkpoint that another worker publishes.
     """
 
     id: CheckpointId
     content: Content
     on_released: Callable[[], None] = lambda: None
     complete: Mapping[str, Any] | None = None
+    publishes: bool = True
 
 
 class _Superseded(StorageFailed):
@@ -222,7 +224,7 @@ class Saver:
         with self._changed:
             self._writing = None
             self._failure = None if overtaken else failure
-            if failure is None:
+            if failure is None and snapshot.publishes:
                 self._saved = snapshot.id
             if isinstance(failure, Fenced) and failure.final:
                 self._fenced = failure
@@ -239,7 +241,13 @@ class Saver:
 
     def _attempt(self, snapshot: Snapshot) -> None:
         begin = time.monotonic()
-        manifest = self.checkpoints.publish(snapshot.id, snapshot.content)
+        if not snapshot.publishes:
+            num_bytes = self.checkpoints.contribute(snapshot.id, snapshot.content)
+            seconds = time.monotonic() - begin
+            self._log.write("share", id=snapshot.id.name, seconds=seconds, bytes=num_bytes)
+            self._reason = None
+            return
+        manifest = self.checkpoints.publish(snapshot.id, snapshot.content, pause=self._pause)
         seconds = time.monotonic() - begin
         if snapshot.complete is not None:
             self.checkpoints.mark_complete(snapshot.id, snapshot.complete)
@@ -267,6 +275,11 @@ class Saver:
             if self._changed.wait_for(self._is_superseded, seconds):
                 raise _Superseded(f"given up for a newer one, after: {self._reason}")
 
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            if self._changed.wait_for(self._is_superseded, seconds):
+                raise ShareMissing("given up for a newer one, while others still wrote their shares")
+
     def _is_superseded(self) -> bool:
         return self._pending is not None
 
@@ -287,6 +300,8 @@ class Saver:
         if isinstance(error, Fenced):
             consequence = "no more checkpoints are saved by this worker" if error.final else "it is dropped"
             _logger.warning("%s: %s: %s", self._store, error, consequence)
+        elif isinstance(error, ShareMissing):
+            _logger.warning("%s: checkpoint %s is given up: %s", self._store, snapshot.id.name, error)
         elif isinstance(error, StorageFailed):
             if not isinstance(error, _Superseded):
                 self._warn_once(error)

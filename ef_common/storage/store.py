@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import xxhash
 
@@ -32,6 +32,9 @@ CHUNK_BYTES = 8 << 20
 
 PART_BYTES = 16 << 20
 """Object stores get files in parts of this size. They allow 10,000 of them, and keep a few copies of one in memory."""
+
+Way = Literal["ranges", "parts"]
+"""How several writers write one file."""
 
 _T = TypeVar("_T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -109,18 +112,41 @@ class Store:
     @contextlib.contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
         """Write a file as a stream. If the block raises, nothing is left under this name, as far as that can be."""
-        with self._opened(name, "wb", f"write {name}") as file:
-            write_back = WriteBack(_descriptor(file))
-            writer = Writer(file, lambda error: self._failure(error, f"write {name}"), write_back.wrote)
-            try:
+        what = f"write {name}"
+        with self._opened(name, "wb", what) as file, self._translated(file, what) as writer:
+            yield writer
+
+    @property
+    def shares(self) -> Way | None:
+        """How several writers can write one file: into ranges of it, in parts that the store joins, or not at all."""
+        from fsspec.implementations.local import LocalFileSystem
+
+        fs = self._connected()
+        if isinstance(fs, LocalFileSystem):
+            return "ranges"
+        return "parts" if callable(getattr(fs, "merge", None)) else None
+
+    @contextlib.contextmanager
+    def range_writer(self, name: str, start: int) -> Iterator[Writer]:
+        """Write a part of a file as a stream, from an offset on; what else is in it stays. It is made if need be."""
+        what = f"write {name}"
+        file = self._run(what, lambda fs: _open_at(fs, self._path(name), start))
+        try:
+            with self._translated(file, what) as writer:
                 yield writer
-            except Exception:
-                if writer.failure is not None:  # whoever wrote may have made another error of it
-                    raise writer.failure from None
-                raise
-            finally:
-                write_back.wait()
-            self._run(f"write {name}", lambda _: write_back.check())
+            self._run(what, lambda _: _complete(file))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                file.close()
+            raise
+
+    def join(self, parts: Sequence[str], name: str) -> None:
+        """Make one file of several, within the store; they stay."""
+        self._run(f"join parts to {name}", lambda fs: fs.merge(self._path(name), [self._path(part) for part in parts]))
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a file another name; one that has it is replaced."""
+        self._run(f"rename {name}", lambda fs: fs.mv(self._path(name), self._path(new_name)))
 
     def open(self, name: str) -> BinaryIO:
         """A file to read from, and to close. What reading raises is the store's own: `copy` translates it."""
@@ -194,6 +220,20 @@ class Store:
             self._run(f"delete {name}", remove)
 
     # ------------------------------------------------------------ fsspec
+
+    @contextlib.contextmanager
+    def _translated(self, file: Any, what: str) -> Iterator[Writer]:
+        write_back = WriteBack(_descriptor(file))
+        writer = Writer(file, lambda error: self._failure(error, what), write_back.wrote)
+        try:
+            yield writer
+        except Exception:
+            if writer.failure is not None:  # whoever wrote may have made another error of it
+                raise writer.failure from None
+            raise
+        finally:
+            write_back.wait()
+        self._run(what, lambda _: write_back.check())
 
     @contextlib.contextmanager
     def _opened(self, name: str, mode: str, what: str) -> Iterator[Any]:
@@ -325,6 +365,18 @@ def _descriptor(file: Any) -> int | None:
         return int(file.fileno())
     except (AttributeError, OSError):
         return None
+
+
+def _open_at(fs: Any, path: str, start: int) -> Any:
+    """A file that others may write to at the same time, at an offset."""
+    try:
+        fs.touch(path, truncate=False)
+    except FileNotFoundError:
+        _make_parents(fs, fs._parent(path))
+        fs.touch(path, truncate=False)
+    file = fs.open(path, "r+b")
+    file.seek(start)
+    return file
 
 
 def _complete(file: Any) -> None:

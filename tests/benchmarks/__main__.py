@@ -30,6 +30,7 @@ NAMES = (
     "compensation_step",
     "checkpoint",
     "run_start",
+    "checkpoint_shares",
 )
 RESULTS = ROOT / "build" / "bench.json"
 

@@ -226,6 +226,21 @@ def test_flags_tell_how_many_know_of_a_change() -> None:
     assert in_world(2, act) == [[0.0, 1.0, 2.0]] * 2
 
 
+def test_wish_of_one_member_is_heard_by_all() -> None:
+    def act(rank: int, group: Group) -> list[float]:
+        module, session = small(), OneView(rank, group, 2)
+        reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
+        reducer.attach()
+        for session.wish in (False, rank == 1, False):
+            reducer.before_backward()
+            mean_loss(module, rank).backward()
+            reducer.after_backward()
+        group.all_gather(b"")
+        return session.wishes
+
+    assert in_world(2, act) == [[0.0, 1.0, 0.0]] * 2
+
+
 def test_module_without_parameters_reduces_nothing() -> None:
     session: Any = OneView(0, None, 2)  # type: ignore[arg-type]
     reducer = GradientReducer(session, nn.Tanh(), weights=weights)

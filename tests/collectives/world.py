@@ -29,7 +29,9 @@ class OneView:
         self.group = group
         self.worker = self.view.members[rank]
         self.change_pending = False
+        self.wish = False
         self.agreed: list[float] = []
+        self.wishes: list[float] = []
         self.newest: Any = None
         self.after: Callable[[Operation], None] = lambda operation: None
 
@@ -39,5 +41,6 @@ class OneView:
         self.after(operation)
         return self.view
 
-    def agree(self, num_flags: float) -> None:
+    def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
         self.agreed.append(num_flags)
+        self.wishes.append(num_wishes)

@@ -24,7 +24,8 @@ class Fault:
 
     Args:
         where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
-            "before_join", "build", "transfer", "exchange" (a transfer of a step).
+            "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan" (of a checkpoint that all
+            write).
         step: Updates made before it (batches, in a validation); it does not count outside of steps.
         epoch: In a validation: which epoch's.
         rank: Only the worker with this rank is struck; None for the worker that was given the fault.
@@ -138,7 +139,13 @@ class FaultyGroup:
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         self.check()
-        return self._group.all_gather(payload)
+        plans = b"offer" in payload and b"busy" in payload
+        if plans:
+            self.striker.at("plan", moment="issue")
+        found = self._group.all_gather(payload)
+        if plans:
+            self.striker.at("plan", moment="wait")
+        return found
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
         self._transfer("send")

@@ -20,7 +20,8 @@ from ef_common.storage.saver import Retries, Saver
 
 KILL, KILLED = "kill", "killed"
 HANG, HANGING = "hang", "hanging"
-"""Files beside the store: kill who writes next; what that was; have who writes wait while this is there; it does."""
+"""Files beside the store: kill who writes next; what that was; have who writes wait while this is there; it does
+(and, with its process id, who)."""
 
 
 class ObedientFileSystem(LocalFileSystem):
@@ -34,7 +35,7 @@ class ObedientFileSystem(LocalFileSystem):
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         file = super()._open(path, mode, **kwargs)
-        if mode == "wb":
+        if mode in ("wb", "r+b"):
             self._obey(Path(path).parents[3], Path(path), file)
         return file
 
@@ -47,6 +48,7 @@ class ObedientFileSystem(LocalFileSystem):
             os.kill(os.getpid(), signal.SIGKILL)
         while (told / HANG).exists():
             (told / HANGING).touch()
+            (told / f"{HANGING}-{os.getpid()}").touch()
             time.sleep(0.02)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import SumMetric
 
+from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.events import EventLog
 from ef_common.launch.environment import read_environment
@@ -52,6 +53,9 @@ class Options:
     checkpoint: str = ""  # URL
     checkpoint_steps: int = 2
     checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
+    share_bytes: int = 1 << 30
+    keep_last: int = 3
+    width: int = 0  # of the module, if neither of the two is wanted
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
@@ -104,7 +108,9 @@ class Net(LightningModule):
 
     def __init__(self, options: Options, striker: Striker) -> None:
         super().__init__()
-        width = 5000 if options.wide else 16  # 64 · 5000 parameters make it a module whose gradients are lent
+        width = options.width or (
+            5000 if options.wide else 16
+        )  # 64 · 5000 parameters make it a module whose gradients are lent
         self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
         dropout = nn.Dropout(0.3) if options.random else nn.Identity()
         self.head = nn.Sequential(nn.Linear(64, width), nn.ReLU(), dropout, nn.Linear(width, 2))
@@ -205,7 +211,11 @@ def _checkpointing(options: Options) -> Checkpointing | None:
     if not options.checkpoint:
         return None
     return Checkpointing(
-        options.checkpoint, every_steps=options.checkpoint_steps, storage_options=options.checkpoint_options
+        options.checkpoint,
+        every_steps=options.checkpoint_steps,
+        retention=Retention(keep_last=options.keep_last),
+        storage_options=options.checkpoint_options,
+        share_bytes=options.share_bytes,
     )
 
 

@@ -309,9 +309,9 @@ def test_claim_that_is_torn_counts_but_breaks_nothing(folder: Path, local: Store
 def test_newer_format_is_an_error_and_nothing_is_written_over(folder: Path, local: Store, name: str) -> None:
     old = job(local)
     old.publish(CheckpointId(1, 1, 10), content(10))
-    newer = json.dumps({"format": 2}).encode()
+    newer = json.dumps({"format": 3}).encode()
     local.create(name, newer)
-    with pytest.raises(NewerFormat, match="Received: format=2"):
+    with pytest.raises(NewerFormat, match="Received: format=3"):
         Checkpoints(local).newest_valid()
     if name.startswith("runs"):
         with pytest.raises(NewerFormat):
@@ -324,7 +324,7 @@ def test_newer_format_is_an_error_and_nothing_is_written_over(folder: Path, loca
 def test_clean_keeps_what_a_newer_version_wrote(local: Store) -> None:
     checkpoints = job(local)
     name = f"checkpoints/{CheckpointId(1, 1, 1).name}/manifest.json"
-    local.create(name, json.dumps({"format": 2}).encode())
+    local.create(name, json.dumps({"format": 3}).encode())
     for step in (2, 3):
         checkpoints.publish(CheckpointId(1, 1, step), content(step))
     assert checkpoints.clean(Retention(keep_last=1)) == [CheckpointId(1, 1, 2)]

@@ -57,8 +57,8 @@ def test_decode_of_any_flipped_bit_is_invalid_or_harmless(bit: int) -> None:
 
 
 def test_decode_of_a_newer_format_says_so_whatever_else_is_in_it() -> None:
-    with pytest.raises(NewerFormat, match=r"reads format 1\. Received: format=2"):
-        Manifest.decode(json.dumps({"format": 2, "stored": "otherwise"}).encode())
+    with pytest.raises(NewerFormat, match=r"reads format 2\. Received: format=3"):
+        Manifest.decode(json.dumps({"format": 3, "stored": "otherwise"}).encode())
 
 
 @pytest.mark.parametrize(

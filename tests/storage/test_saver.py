@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -96,6 +97,17 @@ def test_submit_saves_and_tells(scene: Scene, caplog: pytest.LogCaptureFixture) 
     assert (event["id"], event["step"], event["bytes"]) == (CheckpointId(1, 1, 7).name, 7, 7)
     assert [event["seconds"]] == scene.costs
     assert warnings(caplog) == []
+
+
+def test_share_of_what_another_publishes_is_not_what_this_one_has_saved(scene: Scene) -> None:
+    with scene.saver() as saver:
+        saver.submit(dataclasses.replace(scene.snapshot(7), publishes=False))
+        assert saver.flush(ENOUGH_S)
+        assert saver.saved is None
+    assert scene.released == [7]
+    assert scene.checkpoints.newest_valid() is None
+    assert [event["id"] for event in scene.events("share")] == [CheckpointId(1, 1, 7).name]
+    assert scene.events("checkpoint") == []
 
 
 def test_close_without_a_snapshot_is_no_failure(scene: Scene) -> None:

@@ -20,7 +20,7 @@ from ef_common.collectives.gradients.shared import Array, Room
 from ef_common.core.view import View
 from ef_common.session import Session
 
-_NUM_FIXED_FLAGS = 1  # change pending
+_NUM_FIXED_FLAGS = 2  # change pending, wish
 
 
 class DeterministicReducer:
@@ -100,8 +100,8 @@ class DeterministicReducer:
         if reduction is None:
             return self._session.completed_in
         contributors = self._session.run(reduction)
-        changes, *used = reduction.flags.tolist()
-        self._session.agree(changes)
+        changes, wishes, *used = reduction.flags.tolist()
+        self._session.agree(changes, wishes)
         with torch.no_grad():
             # The sum must stay as it is, for one that lacks it; what is done to gradients now is the user's.
             self._gradients.copy_(torch.from_numpy(reduction.total))
@@ -122,7 +122,7 @@ class DeterministicReducer:
 
     def _flags(self) -> Sequence[float]:
         used = [float(id(parameter) in self._used) for parameter in self._parameters]
-        return [float(self._session.change_pending), *used]
+        return [float(self._session.change_pending), float(self._session.wish), *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))

@@ -142,7 +142,8 @@ class GradientReducer:
         is_lent = contributors.world_size > 1 and not reduction.layout.double_buffered
         if is_lent:
             confirmation.start(self._session.group)
-        self._session.agree(reduction.read_flags())
+        num_changes = reduction.read_flags()
+        self._session.agree(num_changes, reduction.num_wishes)
         self.num_stops = reduction.num_stops
         if 0 < reduction.num_skipped < contributors.world_size:
             raise UsageError(

@@ -29,7 +29,7 @@ class Reduction:
         self.stale = False
         self.skipped = False
         self.wants_stop = False
-        self.num_skipped = self.num_stops = 0.0
+        self.num_skipped = self.num_stops = self.num_wishes = 0.0
         self._flags: list[float] = []
         self._session = session
         self._weights = weights
@@ -124,7 +124,7 @@ class Reduction:
 
     def _write_flags(self) -> None:
         flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), float(self.wants_stop)]
-        flags.append(self._lacking)
+        flags += [float(self._session.wish), self._lacking]
         flags += [float(p.grad is not None) for p in self.layout.parameters]
         self.layout.buckets[-1].flags.copy_(torch.tensor(flags))
 
@@ -150,7 +150,7 @@ class Reduction:
     def read_flags(self) -> float:
         """Take in the members' flags. Returns how many know of a pending change."""
         self._flags = self.layout.buckets[-1].flags.tolist()
-        self.num_skipped, self.num_stops, self._lacking = self._flags[2:NUM_FIXED_FLAGS]
+        self.num_skipped, self.num_stops, self.num_wishes, self._lacking = self._flags[2:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 
     def apply(self) -> None:

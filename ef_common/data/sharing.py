@@ -1,0 +1,151 @@
+"""When all members write a checkpoint together, and what they settle before.
+
+Rank 0 wishes for it before a step, its wish is summed with the flags of that step's reduction, and all who have
+completed that one take the checkpoint at the next boundary. There rank 0 tells all of them, in one collective, what the
+file is to hold and who writes which pieces. What one member knows alone decides nothing:
+
+* if the members have changed between wish and boundary, or within that collective, nobody takes one;
+* if a member is still busy with the share before, rank 0 writes alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ef_common.collectives import operations
+from ef_common.core.lineage import CheckpointId
+from ef_common.errors import UnsupportedError
+from ef_common.session import Session
+from ef_common.storage.shares import Piece, SharedFile, cut
+from ef_common.storage.store import Store, Writer
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 300.0
+"""How long rank 0 waits for the others' shares when its own is written."""
+
+_MANY_FAILURES = 2
+_LONGEST_ALONE = 32
+
+Offer = Callable[[], tuple[int, Mapping[str, Any]]]
+"""Size of the file, and plain values by which every member can write its pieces; `UnsupportedError` if none can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all members have agreed on.
+
+    Args:
+        id: Of the checkpoint.
+        worker: This worker.
+        leads: It is the one that publishes.
+        pieces: Who writes what; none if rank 0 writes alone.
+        layout: What rank 0 has offered.
+        is_here: Whether a worker still is a member.
+    """
+
+    id: CheckpointId
+    worker: str
+    leads: bool
+    pieces: tuple[Piece, ...]
+    layout: Mapping[str, Any] = field(repr=False)
+    is_here: Callable[[str], bool]
+
+    @property
+    def mine(self) -> list[tuple[int, int]]:
+        """The ranges that this worker writes."""
+        return [(piece.start, piece.stop) for piece in self.pieces if piece.worker == self.worker]
+
+    def file(self, write: Callable[[Writer, int, int], object], *, problem: str | None = None) -> SharedFile:
+        """The file, as this worker writes it."""
+        return SharedFile(self.pieces, self.worker, write, self.is_here, TIMEOUT_S, problem)
+
+
+class Sharing:
+    """Agrees with the other members, and learns from what became of it.
+
+    Args:
+        session: The worker's session.
+        store: Where the file goes.
+        least_bytes: Smaller states are not shared.
+    """
+
+    def __init__(self, session: Session, store: Store, *, least_bytes: int) -> None:
+        self._session = session
+        self._store = store
+        self._least_bytes = least_bytes
+        self._wished: tuple[int, int] | None = None
+        self._open: CheckpointId | None = None
+        self._num_failures = 0
+        self._num_alone = 0
+        self._reason = ""
+
+    def wish(self, step: int, num_bytes: Callable[[], int]) -> bool:
+        """In rank 0, before a step after which a checkpoint is due: ask all to take it together, if that can be."""
+        session = self._session
+        if session.world_size < 2 or self._num_alone or self._store.shares is None:
+            return False
+        generation = session.completed_in.generation
+        if self._wished is not None and self._wished[0] == generation and self._wished[1] < step:
+            return False  # it was not heard: this training reduces nothing
+        if num_bytes() < self._least_bytes:
+            return False
+        self._wished = (generation, step)
+        session.wish = True
+        return True
+
+    def agree(self, id: CheckpointId, offer: Offer, *, busy: bool) -> Plan | None:
+        """All members call this at the same boundary. None: nothing is taken at it."""
+        session = self._session
+        self._wished, session.wish = None, False
+        mine: dict[str, Any] = {"busy": busy, "offer": None}
+        ids = session.completed_in.ids
+        if ids[0] == session.worker.id:
+            mine["offer"] = {"id": id.name, "members": list(ids), **self._offer(offer, list(ids))}
+        values, view = operations.gather(session, mine, what="plan of a checkpoint")
+        found = next((value["offer"] for value in values if value["offer"] is not None), None)
+        agreed = None if found is None else CheckpointId.parse(found["id"])
+        if found is None or agreed is None or found["members"] != list(view.ids):
+            return None
+        pieces = () if any(value["busy"] for value in values) else tuple(Piece(*piece) for piece in found["pieces"])
+        leads = view.ids[0] == session.worker.id
+        if leads and pieces:
+            self._open = agreed
+        return Plan(agreed, session.worker.id, leads, pieces, found["layout"], lambda id: id in session.view.ids)
+
+    def _offer(self, offer: Offer, workers: list[str]) -> dict[str, Any]:
+        way, reason = self._store.shares, ""
+        try:
+            size, layout = offer()
+        except UnsupportedError as error:
+            reason = str(error)
+        if way is None or reason:
+            if reason != self._reason:
+                logger.warning("rank 0 writes checkpoints alone: %s", reason)
+                self._reason = reason
+            return {"pieces": [], "layout": {}}
+        return {"pieces": [list(piece) for piece in cut(size, workers, way)], "layout": layout}
+
+    # ------------------------------------------------------------ what became of it
+
+    def settle(self, saved: CheckpointId | None) -> None:
+        """Nothing is being written any more.
+
+        Args:
+            saved: The newest one that was published.
+        """
+        if self._open is None:
+            return
+        self._num_failures = 0 if saved == self._open else self._num_failures + 1
+        self._open = None
+        if self._num_failures >= _MANY_FAILURES:
+            self._num_alone = min(_LONGEST_ALONE, 2 ** (self._num_failures - _MANY_FAILURES))
+            logger.warning("sharing has failed %d times in a row: rank 0 writes alone", self._num_failures)
+
+    def written_alone(self) -> None:
+        """Rank 0 has taken one alone."""
+        self._wished, self._session.wish = None, False
+        self._num_alone = max(0, self._num_alone - 1)

@@ -1,0 +1,127 @@
+"""The layout of a file: with the tensors put back, it is the file."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ef_lightning.file_layout import Layout, Slice, layout_of, save
+from ef_lightning.host_copy import HostCopies
+from ef_lightning.shares import ShareCopy
+
+
+def _module_and_optimizer() -> dict[str, Any]:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.rand(4, 64)).sum().backward()
+    optimizer.step()
+    return {"state_dict": module.state_dict(), "optimizer_states": [optimizer.state_dict()], "epoch": 3}
+
+
+def _trees() -> dict[str, Any]:
+    base = torch.arange(6000.0)
+    wide = torch.arange(4096.0).reshape(64, 64)
+    return {
+        "module_and_optimizer": _module_and_optimizer(),
+        "shared_storage": {"a": base[:3000], "b": base[3000:], "c": base, "d": base},
+        "not_contiguous": {"turned": wide.t(), "every_other": wide[::2, ::2], "last": wide.expand(3, 64, 64)},
+        "channels_last": [torch.rand(4, 8, 16, 16).to(memory_format=torch.channels_last)],
+        "empty_and_scalar": {"none": torch.empty(0), "rows": torch.empty(0, 5), "one": torch.tensor(2.0), "w": wide},
+        "types": (
+            wide.bfloat16(),
+            wide.half(),
+            wide.long(),
+            wide > 3,
+            wide.to(torch.complex64),
+            wide.to(torch.float8_e4m3fn),
+            wide.to(torch.uint8),
+        ),
+        "sparse": {"sparse": wide.to_sparse(), "dense": wide},
+        "objects": {"set": {1, 2}, "held": OrderedDict(a=torch.ones(2000), b=slice(2)), 5: torch.ones(2000), "t": (1,)},
+        "no_tensors": {"a": 1, "b": "text"},
+        "parameter": {"p": torch.nn.Parameter(wide.clone()), "size_one": torch.rand(1, 3000, 1)},
+    }
+
+
+def _written(layout: Layout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
+    """By one worker for each range."""
+    file = io.BytesIO()
+    for start, stop in ranges:
+        share = ShareCopy(HostCopies(), layout, tree, [(start, stop)])
+        share.write(file, start, stop)
+    return file.getvalue()
+
+
+def _expected(tree: Any) -> bytes:
+    file = io.BytesIO()
+    save(HostCopies().of(tree).tree, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", _trees())
+def test_layout_with_the_tensors_put_back_is_the_file_that_torch_writes(name: str, deterministic: bool) -> None:
+    tree = _trees()[name]
+    torch.use_deterministic_algorithms(deterministic)  # memory that is new is filled then
+    try:
+        layout = Layout.of(layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    expected = _expected(tree)
+    assert layout.size == len(expected)
+    assert bool(layout.kinds) == (name != "no_tensors")
+    third = layout.size // 3
+    assert _written(layout, tree, [(0, third), (third, 2 * third), (2 * third, layout.size)]) == expected
+    torch.load(io.BytesIO(expected), weights_only=name != "objects")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_parts_of_any_ranges_join_to_the_file(data: st.DataObject) -> None:
+    tree = _module_and_optimizer()
+    layout = layout_of(tree, lambda path, tensor: tensor.nbytes >= 1000)
+    borders = sorted(data.draw(st.lists(st.integers(0, layout.size), max_size=6)))
+    ends = [0, *borders, layout.size]
+    assert _written(layout, tree, list(itertools.pairwise(ends))) == _expected(tree)
+
+
+def test_layout_keeps_nothing_of_what_is_shared() -> None:
+    tree = {"shared": torch.full((1 << 20,), 7.0), "own": torch.full((1 << 10,), 8.0)}
+    layout = layout_of(tree, lambda path, tensor: path == ("shared",))
+    assert len(layout.literal) < 8192
+    assert tree["own"].numpy().tobytes() in layout.literal
+    slices = [part for part in layout.parts(0, layout.size) if isinstance(part, Slice)]
+    assert slices == [Slice(("shared",), 0, 4 << 20)]
+
+
+def test_share_of_a_state_that_differs_names_where() -> None:
+    tree = {"state_dict": {"w": torch.ones(5000)}}
+    layout = layout_of(tree, lambda path, tensor: True)
+    copies = HostCopies()
+    for other in ({"state_dict": {}}, {"state_dict": {"w": torch.ones(5000).half()}}, {"state_dict": {"w": 3}}):
+        with pytest.raises(ValueError, match=r"'state_dict', 'w'"):
+            ShareCopy(copies, layout, other, [])
+
+
+def test_share_holds_still_while_the_state_changes_and_its_memory_is_used_again() -> None:
+    tree = {"w": torch.ones(5000)}
+    layout = layout_of(tree, lambda path, tensor: True)
+    copies = HostCopies()
+    share = ShareCopy(copies, layout, tree, [(0, layout.size)])
+    before = _expected(tree)
+    tree["w"].zero_()
+    file = io.BytesIO()
+    share.write(file, 0, layout.size)
+    assert file.getvalue() == before
+    (memory,) = share._copy._used
+    share.release()
+    again = ShareCopy(copies, layout, tree, [(0, layout.size)])
+    assert again._copy._used[0] is memory
