@@ -90,7 +90,7 @@ class _Held:
     places: dict[int, str]
     bindings: dict[str, Binding]
     metrics: dict[str, keras.metrics.Mean] = field(default_factory=dict)
-    shapes: Any = None
+    shapes: Any = None  # of the first batch
 
 
 def program(parts: Parts, functions: Functions, *, allow_unused: bool) -> Program:
@@ -164,16 +164,19 @@ class Program(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         """An update."""
         batch = _unwrapped(data)
-        return self._measure(batch, self._train(self, lambda: self._cost(batch, "forward"), check=self._check))
+        cost = partial(self._cost, batch, "forward", training=True)
+        return self._measure(batch, self._train(self, cost, check=self._check))
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """A batch of an evaluation."""
         batch = _unwrapped(data)
-        return self._measure(batch, self._cost(batch, "evaluate"))
+        return self._measure(batch, self._cost(batch, "evaluate", training=False))
 
-    def _cost(self, batch: Any, role: str) -> dict[str, Any]:
+    def _cost(self, batch: Any, role: str, *, training: bool) -> dict[str, Any]:
+        if self._held.shapes is None:
+            self._held.shapes = keras.tree.map_structure(_spec, batch)
         with self._as(role):
-            outcome: dict[str, Any] = self(batch, training=role == "forward")
+            outcome: dict[str, Any] = self(batch, training=training)
         if self.losses and LOSS in outcome:
             outcome[LOSS] = keras.ops.sum([outcome[LOSS], *map(keras.ops.sum, self.losses)])
         return outcome
@@ -222,13 +225,11 @@ class Program(keras.Model):
         super()._symbolic_build(data_batch=data_batch)
 
     def _build_on(self, batch: Any) -> None:
-        self._held.shapes = keras.tree.map_structure(_spec, batch)
         roles = ["forward"]
         if self._held.bindings["evaluate"] is not self._held.bindings["forward"]:
             roles.append("evaluate")
         for role in roles:
-            with self._as(role):
-                self._metrics_of(self(batch, training=False))
+            self._metrics_of(self._cost(batch, role, training=False))
 
     def _check(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         missing = [
@@ -311,7 +312,10 @@ def _num_samples(batch: Any) -> Any:
 
 
 def _spec(part: Any) -> Any:
-    return None if part is None else {"shape": list(part.shape), "dtype": keras.backend.standardize_dtype(part.dtype)}
+    if part is None:
+        return None
+    shape = [1 if size is None else int(size) for size in part.shape]  # a graph may leave open how many samples
+    return {"shape": shape, "dtype": keras.backend.standardize_dtype(part.dtype)}
 
 
 def _zeros(spec: Any) -> Any:

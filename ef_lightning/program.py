@@ -54,7 +54,8 @@ def module(
 
     Returns:
         A LightningModule of the class tree that the program has imported. The model's parts are in `module.params`,
-        the state dict has them as `params.<key>.…`. In training it logs `loss` and the metrics of each step.
+        the state dict has them as `params.<key>.…`. In training it logs `loss` and metrics as means over the samples of
+        an epoch, and `loss_step`, of this worker alone.
 
     Raises:
         UsageError: A model without parameters, of Keras, or of both; functions that cannot be called with a batch; and
@@ -131,8 +132,9 @@ class ProgramMixin:
         if self._unchecked:
             self._unchecked = False
             self._check_all_used(loss)
+        self.log(f"{LOSS}_step", loss, prog_bar=True)
         for name, value in outcome.items():
-            self.log(name, _float(value), prog_bar=name == LOSS)
+            self.log(name, _float(value), on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:

@@ -14,9 +14,6 @@ SCHEDULER = "scheduler"
 FRAMEWORKS = ("keras", "tensorflow", "torch")
 """In this order, as a layer of Keras is a module of torch, too."""
 
-Model = Callable[[], Mapping[str, Any]] | Mapping[str, Any]
-"""A function that makes the model, or what one has returned."""
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -37,12 +34,18 @@ class Parts:
         return _leaves("", self.params)
 
 
+Model = Callable[[], Mapping[str, Any]] | Mapping[str, Any] | Parts
+"""A function that makes the model, or what one has returned."""
+
+
 def parts_of(model: Model) -> Parts:
     """Make the model, if that has not been done.
 
     Raises:
         UsageError: It is no dict with names as keys.
     """
+    if isinstance(model, Parts):
+        return model
     made = model() if callable(model) else model
     if not isinstance(made, Mapping):
         raise UsageError(
