@@ -28,6 +28,7 @@ NAMES = (
     "keras_step",
     "keras_elastic",
     "compensation_step",
+    "forward_step",
     "checkpoint",
 )
 RESULTS = ROOT / "build" / "bench.json"

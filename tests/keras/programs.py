@@ -11,6 +11,7 @@ import numpy as np
 from keras import layers, ops
 
 import ef_keras
+import elasticflow
 from ef_common.errors import UsageError
 from tests.keras.features import compiled, data, stream
 
@@ -167,6 +168,46 @@ def saved(folder: str) -> Any:
     local = _message(lambda: ef_keras.model(model, lambda x, y, params: 0).save(f"{folder}/other.keras"))
     difference = float(np.abs(np.subtract(*predictions)).max())
     return {"same": same, "predictions": difference, "moved": moved, "unknown": unknown, "local": local}
+
+
+# ---------------------------------------------------------------- elasticflow.train
+
+
+def trained(folder: str) -> Any:
+    """What comes of `elasticflow.train` with arrays, a dict and a stream; and of a second start."""
+    x, y = data()
+    plain = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
+    found: dict[str, Any] = {}
+    keras.utils.set_random_seed(7)
+    by_hand = program()
+    by_hand.fit(x, y, validation_data=(x, y), **plain)  # of which torch's loaders draw random numbers
+    for name, given in {"tuple": (x, y), "dict": {"y": y, "x": x}}.items():
+        keras.utils.set_random_seed(7)
+        result = elasticflow.train(model, forward, given, validation=given, predict=predict, **plain)
+        found[name] = _difference(by_hand.trainable_variables, result.model.trainable_variables)
+        found["metrics"] = sorted(result.metrics)
+        found["predictions"] = list(result.model.predict(x, verbose=0).shape)
+    keras.utils.set_random_seed(7)
+    streamed = elasticflow.train(model(), forward, stream(16), validation=stream(16), epochs=1, verbose=0)
+    found["stream"] = int(streamed.model.optimizer.iterations)
+    three = (x, y, np.ones(len(x), "float32"))
+    weighted = elasticflow.train(model, weighted_forward, three, validation=three, epochs=1, verbose=0)
+    found["three"] = sorted(weighted.metrics)
+    for epochs in (2, 4):
+        settings = {**plain, "epochs": epochs, "checkpoint": f"{folder}/checkpoints"}
+        found[f"epochs {epochs}"] = int(
+            elasticflow.train(model, forward, (x, y), **settings).model.optimizer.iterations
+        )
+    found["global batch"] = int(
+        elasticflow.train(model, forward, (x, y), global_batch_size=32, **plain).model.optimizer.iterations
+    )
+    found["x"] = _message(lambda: elasticflow.train(model, forward, (x, y), validation_data=(x, y)))
+    found["optimizer"] = _message(lambda: elasticflow.train({"w": model()["scale"]}, forward, (x, y)))
+    return found
+
+
+def weighted_forward(x: Any, y: Any, weight: Any, params: Any) -> Any:
+    return ops.mean(keras.losses.sparse_categorical_crossentropy(y, predict(x, params), from_logits=True) * weight)
 
 
 # ---------------------------------------------------------------- mistakes

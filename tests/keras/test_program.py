@@ -13,7 +13,7 @@ from ef_common.testing.harness import Job
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-WHAT = ("as_by_hand", "dict_batches", "evaluation", "callbacks", "saved", "mistakes")
+WHAT = ("as_by_hand", "dict_batches", "evaluation", "callbacks", "saved", "trained", "mistakes")
 
 
 def call(backend: str, folder: str) -> dict[str, Any]:
@@ -84,6 +84,28 @@ def test_functions_that_cannot_be_found_again_raise_with_a_remedy(results: dict[
     assert "register_keras_serializable" in results["saved"]["unknown"]
     assert "Define it at the top of a module, or save the weights only" in results["saved"]["local"]
     assert "Received: forward=" in results["saved"]["local"]
+
+
+def test_train_gives_what_fit_gives(results: dict[str, Any]) -> None:
+    found = results["trained"]
+    assert found["tuple"] == found["dict"] == 0.0
+    assert found["metrics"] == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert found["predictions"] == [200, 2]
+    assert found["stream"] == 12
+    assert found["three"] == ["loss", "val_loss"]
+
+
+def test_train_goes_on_from_its_checkpoint(results: dict[str, Any]) -> None:
+    assert [results["trained"][f"epochs {epochs}"] for epochs in (2, 4)] == [26, 52]
+
+
+def test_train_makes_updates_of_the_global_batch(results: dict[str, Any]) -> None:
+    assert results["trained"]["global batch"] == 14
+
+
+def test_train_refuses_what_it_sets_itself_and_a_model_without_an_optimizer(results: dict[str, Any]) -> None:
+    assert "use validation=. Received: validation_data=" in results["trained"]["x"]
+    assert 'the model has no "optimizer"' in results["trained"]["optimizer"]
 
 
 MISTAKES = [
