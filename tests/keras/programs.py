@@ -180,7 +180,7 @@ def trained(folder: str) -> Any:
     found: dict[str, Any] = {}
     keras.utils.set_random_seed(7)
     by_hand = program()
-    by_hand.fit(x, y, validation_data=(x, y), **plain)  # of which torch's loaders draw random numbers
+    by_hand.fit(x, y, validation_data=(x, y), callbacks=ef_keras.callbacks(), **plain)
     for name, given in {"tuple": (x, y), "dict": {"y": y, "x": x}}.items():
         keras.utils.set_random_seed(7)
         result = elasticflow.train(model, forward, given, validation=given, predict=predict, **plain)
