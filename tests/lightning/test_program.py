@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ef_lightning
 from ef_common.errors import UsageError
+from ef_lightning import host as hosts
+from tests.lightning.conftest import HOSTS
 from tests.lightning.training import trainer, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+
+@pytest.fixture(autouse=True)
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The class tree that the program works with: other tests of this process may have imported the other one."""
+    name = str(getattr(request, "param", "lightning.pytorch"))
+    monkeypatch.setattr(hosts, "detect", lambda: hosts.HOSTS[name])
+    return name
 
 
 def net() -> nn.Module:
@@ -100,6 +111,21 @@ def test_weights_are_bit_for_bit_those_of_the_module_by_hand(options: dict[str, 
     assert not torch.equal(ours["scale"], torch.ones(1))
 
 
+@pytest.mark.parametrize("host", HOSTS, indirect=True)
+def test_module_is_of_the_class_tree_of_the_program(host: str) -> None:
+    tree = importlib.import_module(host)
+    module = ef_lightning.module(model, forward)
+    assert isinstance(module, tree.LightningModule)
+    trainer(tree, ef_lightning.strategy_for(host)()).fit(module, loader(), loader(10))
+    assert not torch.equal(module.params.get()["scale"], torch.ones(1))
+
+
+def test_module_without_a_lightning_that_is_imported_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "detect", lambda: None)
+    with pytest.raises(UsageError, match=r"import `lightning\.pytorch` or"):
+        ef_lightning.module(model, forward)
+
+
 def test_dict_batches_are_bound_by_name() -> None:
     class Rows(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -109,11 +135,13 @@ def test_dict_batches_are_bound_by_name() -> None:
             x, y = data(8)[index]
             return {"y": y, "x": x}
 
-    one, other = ef_lightning.module(model, forward), ef_lightning.module(model, forward)
-    trainer(pl, "auto").fit(one, DataLoader(Rows(), 4))
-    trainer(pl, "auto").fit(other, loader(8))
-    assert weights(one) == pytest.approx(weights(other), abs=1)  # dropout draws differently
-    assert one.trainer.global_step == 4
+    found = []
+    for batches in (DataLoader(Rows(), 4), loader(8)):
+        module = ef_lightning.module(model, forward)
+        torch.manual_seed(5)
+        trainer(pl, "auto").fit(module, batches)
+        found.append(weights(module))
+    assert found[0] == found[1]
 
 
 def test_evaluation_is_the_mean_over_samples_in_eval_mode_without_gradients() -> None:
