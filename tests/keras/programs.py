@@ -144,6 +144,18 @@ def callbacks(folder: str) -> Any:
     }
 
 
+def evaluated_together() -> Any:
+    """In each worker of a job: the history of a fit with an own evaluation, and its result in closed form."""
+    x, y = data(77)
+    keras.utils.set_random_seed(7)
+    made = program(evaluate=other_evaluation)
+    settings = {"epochs": 2, "batch_size": 8, "verbose": 0, "callbacks": ef_keras.callbacks()}
+    history = made.fit(x, y, validation_data=(x, y), **settings).history
+    expected = float(np.abs(made.predict(x, verbose=0)[:, 0] - y).mean())
+    kept = {name: values for name, values in history.items() if name not in ("lr_scale", "global_batch_size")}
+    return [kept, expected]
+
+
 # ---------------------------------------------------------------- files
 
 

@@ -63,6 +63,21 @@ def test_evaluation_is_the_mean_over_samples_of_its_own_function(results: dict[s
     assert history == ["accuracy", "loss", "val_error"]
 
 
+def join_in(backend: str) -> Any:
+    importlib.import_module(f"tests.keras.on_{backend}")
+    return importlib.import_module("tests.keras.programs").evaluated_together()
+
+
+def test_workers_see_one_evaluation_of_its_own_function(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        first, second = (worker.result() for worker in job.start_world(2, join_in, backend))
+        job.audit()
+    assert first == second
+    history, expected = first
+    assert sorted(history) == ["accuracy", "loss", "val_error"]
+    assert history["val_error"][-1] == pytest.approx(expected, rel=1e-5)
+
+
 def test_callbacks_schedules_and_summary_work_as_by_hand(results: dict[str, Any]) -> None:
     found = results["callbacks"]
     assert found["epochs"] == 2

@@ -237,6 +237,7 @@ def test_parts_of_all_kinds_are_trained_and_moved() -> None:
     module = ef_lightning.module(parts, cost)
     assert len(list(module.parameters())) == 3
     assert sorted(dict(module.named_buffers())) == ["params.head.1"]
+    assert module.params.get()["head"][1].dtype == torch.float32
     module.double()
     found = module.params.get()
     assert found["head"][1].dtype == found["head"][0].dtype == torch.float64
