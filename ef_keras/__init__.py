@@ -5,5 +5,6 @@ from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_keras.callbacks import callbacks
 from ef_keras.dataset import dataset
+from ef_keras.program import model
 
-__all__ = ["callbacks", "Compensation", "Checkpointing", "Retention", "dataset"]
+__all__ = ["callbacks", "model", "Compensation", "Checkpointing", "Retention", "dataset"]

@@ -98,6 +98,17 @@ def passes_for(model: Any) -> Passes:
     return TensorFlowPasses(model)
 
 
+def train_step_of() -> Callable[..., dict[str, Any]]:
+    """What makes an update of a program under the backend in use: `train` of :mod:`ef_keras.steps_tensorflow`."""
+    if check_backend() == "torch":
+        from ef_keras import steps_torch
+
+        return steps_torch.train
+    from ef_keras import steps_tensorflow
+
+    return steps_tensorflow.train
+
+
 def random_state() -> list[np.ndarray]:
     """States of generators that are the backend's own: torch's dropout does not draw from Keras's."""
     if check_backend() == "torch":

@@ -28,6 +28,7 @@ NAMES = (
     "keras_step",
     "keras_elastic",
     "compensation_step",
+    "forward_step",
     "checkpoint",
     "run_start",
     "checkpoint_shares",

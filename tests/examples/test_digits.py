@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["01-lightning-digits", "02-keras-digits"])
+@pytest.mark.parametrize("example", ["01-lightning-digits", "02-keras-digits", "05-forward-torch", "06-forward-keras"])
 def test_digits_in_one_process_are_learnt(tmp_path: Path, example: str) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICFLOW_")}
     run = subprocess.run(

@@ -31,6 +31,14 @@ def test_own_module_trains_elastically_with_its_callbacks(tmp_path: Path) -> Non
     shell("elasticflow", "audit", *map(str, (tmp_path / "elasticflow-runs").iterdir()), cwd=tmp_path)
 
 
+def test_text_is_learnt_by_two_workers(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "07-text" / "train.py")
+    printed = shell("elasticflow", "run", "--nproc-per-node=2", script, "--epochs=1", "--samples=2048", cwd=tmp_path)
+    found = re.findall(r"^bits per letter, in text that was not read: ([\d.]+)$", printed, re.MULTILINE)
+    assert len(found) == 1  # rank 0 alone prints
+    assert float(found[0]) < 4.5  # 6.7 before it has learnt anything
+
+
 def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
     printed = shell(str(EXAMPLES / "09-by-hand" / "by_hand.sh"), str(tmp_path / "run"), cwd=tmp_path)
     assert "run 2, from run-000001" in printed

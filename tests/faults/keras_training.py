@@ -49,6 +49,7 @@ class Options:
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
+    program: bool = False  # the model is one of a `forward`
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -181,9 +182,19 @@ def net(options: Options, striker: Striker) -> Any:
     rate = keras.optimizers.schedules.ExponentialDecay(0.05, 100, 0.9)
     optimizer = StrikingSGD(rate, momentum=0.9)
     optimizer.striker = striker
+    if options.program:
+        return ef_keras.model({"net": model, "optimizer": optimizer}, forward)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy", Count("samples"), Count("seen")])
     return model
+
+
+def forward(x: Any, y: Any, params: Any) -> Any:
+    """The cost that the compiled net has."""
+    outputs = params["net"](x)
+    loss = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+    hits = keras.ops.equal(keras.ops.argmax(outputs, -1), keras.ops.cast(y, "int64"))
+    return {"loss": keras.ops.mean(loss), "accuracy": keras.ops.mean(keras.ops.cast(hits, "float32"))}
 
 
 def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.events import EventLog
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
-from ef_lightning import ElasticFlowStrategy, hooks
+from ef_lightning import ElasticFlowStrategy, hooks, module
 from tests.faults.faults import Fault, Striker, use_faulty_ports
 from tests.faults.saving import save_on_last_leave
 
@@ -59,6 +60,7 @@ class Options:
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
+    program: bool = False  # the module is one of a `forward`
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -164,6 +166,25 @@ class Net(LightningModule):
         return [optimizer], [scheduler]
 
 
+def program(options: Options) -> LightningModule:
+    """The same net and optimizer, but for the strikes, as a model and a `forward`."""
+
+    def forward(images: Tensor, labels: Tensor, params: Any, training: bool) -> Any:
+        time.sleep(options.step_sleep_s)
+        outputs = params["head"](params["features"](images).flatten(1)) + params["bias"]
+        accuracy = (outputs.argmax(1) == labels).float().mean()
+        return {"loss": F.cross_entropy(outputs, labels), "accuracy": accuracy}
+
+    model = {
+        "features": nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        "head": nn.Linear(64, 2),
+        "bias": torch.zeros(2, requires_grad=True),
+        "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.9),
+    }
+    return module(model, forward)  # type: ignore[no-any-return]
+
+
 def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     """Train, and tell how it ended.
 
@@ -178,7 +199,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     # The start must be equal all the same; to compare runs, it is the same in all of them.
     torch.manual_seed(os.getpid() if chosen.global_batch is None else 0)
     trainer = _trainer(chosen)
-    net = Net(chosen, striker)
+    net = program(chosen) if chosen.program else Net(chosen, striker)
     validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
     trainer.fit(net, _loader(chosen), validation)
     worker = this_worker(chosen.backend)
@@ -189,7 +210,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,
         "world_size": worker.session.world_size,
-        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "metrics": {name: float(v) for name, v in trainer.callback_metrics.items() if name != "loss_step"},
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "compensation": trainer.strategy._saved_compensation,
     }

@@ -10,6 +10,7 @@ import ef_lightning
 def test_contents() -> None:
     assert ef_lightning.__all__ == [
         "ElasticFlowStrategy",
+        "module",
         "Compensation",
         "Checkpointing",
         "Retention",

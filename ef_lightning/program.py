@@ -1,0 +1,221 @@
+"""`ef_lightning.module()`: a LightningModule of a `model` and a `forward`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ef_common.errors import UsageError
+from ef_common.program.binding import Binding, binding_of
+from ef_common.program.outcome import LOSS, check_tensor, outcome_of
+from ef_common.program.parts import Model, Parts, check_framework, parts_of
+from ef_lightning import host as hosts
+from ef_lightning.entries import Entries
+
+Function = Callable[..., Any]
+
+
+def module(
+    model: Model,
+    forward: Function,
+    *,
+    evaluate: Function | None = None,
+    predict: Function | None = None,
+    allow_unused: bool = False,
+) -> Any:
+    """Make a LightningModule of a program.
+
+    Example::
+
+        def model():
+            return {"net": nn.Linear(4, 2), "optimizer": partial(torch.optim.SGD, lr=0.1)}
+
+        def forward(x, y, params):
+            return F.cross_entropy(params["net"](x), y)
+
+        Trainer(max_epochs=10).fit(ef_lightning.module(model, forward), loader)
+
+    Args:
+        model: Returns a dict of modules and tensors, with dicts and lists in it (or is that dict). Tensors that require
+            a gradient are parameters; others move along as buffers. "optimizer" is a class, a partial or a function
+            that is called with the parameters; "scheduler", if there is one, a function that is called with the
+            optimizer and returns what Lightning takes for it. It runs under the caller's seed.
+        forward: Called with the entries of a batch and the model; returns the cost (shape ()), or a dict with it as
+            "loss" and with metrics, each a mean over the samples. See :mod:`ef_common.program.binding`.
+        evaluate: The same for validation and test, where a dict needs no "loss"; by default `forward`. Results are
+            means over the samples, and are logged as `val_loss`, `val_<metric>`, or `test_…`.
+        predict: Called as `forward` is, with the entries that it names; returns predictions.
+        allow_unused: A parameter may be without influence on the cost of the first step.
+
+    Returns:
+        A LightningModule of the class tree that the program has imported. The model's parts are in `module.params`,
+        the state dict has them as `params.<key>.…`. In training it logs `loss` and metrics as means over the samples of
+        an epoch, and `loss_step`, of this worker alone.
+
+    Raises:
+        UsageError: A model without parameters, of Keras, or of both; functions that cannot be called with a batch; and
+            in the first step: entries without parameters or the other way round, a cost that is no scalar, has no
+            gradient, or does not depend on all parameters.
+    """
+    host = hosts.detect()
+    if host is None:
+        raise UsageError("import `lightning.pytorch` or `pytorch_lightning` before you make a module")
+    return module_class(host.name)(
+        parts_of(model),
+        binding_of(forward),
+        evaluate=binding_of(forward) if evaluate is None else binding_of(evaluate, role="evaluate"),
+        predict=None if predict is None else binding_of(predict, role="predict"),
+        allow_unused=allow_unused,
+    )
+
+
+@functools.cache
+def module_class(host_name: str) -> Any:
+    """The class of these modules for `"lightning.pytorch"` or `"pytorch_lightning"`."""
+    base = hosts.HOSTS[host_name].get("core.module", "LightningModule")
+    namespace = {"__doc__": ProgramMixin.__doc__, "__module__": ProgramMixin.__module__}
+    return type("Program", (ProgramMixin, base), namespace)
+
+
+class ProgramMixin:
+    """A LightningModule but for its base class; see :func:`module`.
+
+    Args:
+        parts: The model.
+        forward: The cost of a batch.
+        evaluate: The same in an evaluation.
+        predict: Predictions, if there are any.
+        allow_unused: See :func:`module`.
+
+    Raises:
+        UsageError: There is nothing to train.
+    """
+
+    if TYPE_CHECKING:
+        log: Callable[..., None]
+        parameters: Callable[[], Any]
+        named_parameters: Callable[[], Any]
+
+    def __init__(
+        self, parts: Parts, forward: Binding, *, evaluate: Binding, predict: Binding | None, allow_unused: bool
+    ) -> None:
+        super().__init__()
+        check_framework(parts, "torch")
+        self.params = Entries(parts.params)
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise UsageError(
+                "the model has no parameters to train. Return modules with parameters, or tensors with "
+                f"requires_grad=True. Received: {sorted(parts.params)}"
+            )
+        self._optimizer, self._scheduler = parts.optimizer, parts.scheduler
+        self._forward, self._evaluate, self._predict = forward, evaluate, predict
+        self._unchecked = not allow_unused
+
+    # ------------------------------------------------------------ steps
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The cost of a batch."""
+        forward = self._forward
+        outcome = outcome_of(forward.call(batch, self.params.get(), training=True), name=forward.name)
+        loss: Tensor = outcome[LOSS]
+        check_tensor(loss, torch.is_tensor, name=forward.name, framework="torch")
+        if not loss.requires_grad:
+            raise UsageError(
+                f"the loss that {forward.name} returns has no gradient: it does not depend on a parameter, or was "
+                "made with detach(), item() or no_grad(). Compute it from the modules and tensors in `params`"
+            )
+        if self._unchecked:
+            self._unchecked = False
+            self._check_all_used(loss)
+        self.log(f"{LOSS}_step", loss, prog_bar=True)
+        for name, value in outcome.items():
+            self.log(name, _float(value), on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log the cost and the metrics of a batch, as means over the samples."""
+        self._log_evaluation(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The same under another name."""
+        self._log_evaluation(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Predictions for a batch."""
+        return self.forward(batch)
+
+    def forward(self, batch: Any) -> Any:
+        """Predictions for a batch.
+
+        Raises:
+            UsageError: The program has no `predict`.
+        """
+        if self._predict is None:
+            raise UsageError(
+                "this program can train and evaluate, but it has no `predict`. Pass "
+                "module(…, predict=function): it is called with the entries of a batch that it names, and `params`"
+            )
+        return self._predict.call(batch, self.params.get(), training=False, partly=True)
+
+    def _log_evaluation(self, batch: Any, prefix: str) -> None:
+        evaluate = self._evaluate
+        returned = evaluate.call(batch, self.params.get(), training=False)
+        outcome = outcome_of(returned, name=evaluate.name, needs_loss=evaluate.function is self._forward.function)
+        for name, value in outcome.items():
+            self.log(f"{prefix}_{name}", _float(value), prog_bar=True, sync_dist=True)
+
+    # ------------------------------------------------------------ optimizer
+
+    def configure_optimizers(self) -> Any:
+        """The model's optimizer, and its scheduler.
+
+        Raises:
+            UsageError: There is none, or what there is does not make one.
+        """
+        make = self._optimizer
+        if make is None or isinstance(make, Optimizer | str) or not callable(make):
+            raise UsageError(
+                'the "optimizer" of a model must be a class, a partial or a function that makes an optimizer of the '
+                f"parameters that it is called with: partial(torch.optim.SGD, lr=0.1). Received: {make!r}"
+            )
+        optimizer = make(list(self.parameters()))
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError(f'"optimizer" must make an optimizer of torch. Received: {type(optimizer).__name__}')
+        if self._scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self._scheduler(optimizer)}
+
+    # ------------------------------------------------------------ checks
+
+    def _check_all_used(self, loss: Tensor) -> None:
+        used = _leaves_of(loss)
+        unused = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in used]
+        if unused:
+            raise UsageError(
+                "the loss of the first step does not depend on these parameters, so they would never change. Use them "
+                "in forward(), freeze them with requires_grad_(False), or pass allow_unused=True if other batches use "
+                f"them. Received: {', '.join(unused)}"
+            )
+
+
+def _leaves_of(loss: Tensor) -> set[int]:
+    """Ids of the tensors that a gradient of it would reach."""
+    found, seen, ahead = {id(loss)}, set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        ahead += [following for following, _ in node.next_functions]
+    return found
+
+
+def _float(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and not value.is_floating_point() else value
