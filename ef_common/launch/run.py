@@ -4,6 +4,9 @@ With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rend
 job on this machine. Then each worker has an agent of its own, because an agent restarts all of its workers when one
 crashes; and the coordinator is a process of its own, so no worker is special.
 
+A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is started again. One that has raised an exception
+is not: it would raise it again.
+
 This process imports torch once and has one thread; agents are forked from it, also later, when the job is scaled.
 """
 
@@ -42,7 +45,9 @@ DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
 LAST_CALL_S = 10.0
 """So long the start waits for a worker that was started with the others and does not come."""
-INTERRUPTED = 128 + signal.SIGINT
+KILLED = 128
+"""And the number of the signal: exit status of an agent whose worker a signal has ended."""
+INTERRUPTED = KILLED + signal.SIGINT
 _LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
@@ -144,7 +149,10 @@ class _Agents:
         self._args = options.torchrun
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._devices: list[int | None] = []
+        self._lives: list[int] = []  # each agent with its predecessors
         self._asked: set[int] = set()
+        self._replaced: set[int] = set()
+        self._max_restarts = 0
         self._told: set[psutil.Process] = set()
 
     def __enter__(self) -> _Agents:
@@ -172,11 +180,16 @@ class _Agents:
         self._args.rdzv_endpoint = format_address(address)
         self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0")))
         self._args.nproc_per_node = "1"
+        self._max_restarts, self._args.max_restarts = self._args.max_restarts, 0
 
     # ------------------------------------------------------------ life and death
 
-    def start(self) -> None:
-        """Start one more."""
+    def start(self, *, lives: int = 1) -> None:
+        """Start one more.
+
+        Args:
+            lives: How many there have been in its place, with this one.
+        """
         device = self._free_device() if self._options.local else None
         process = multiprocessing.get_context("fork").Process(target=_run_agent, args=(self._args, device))
         sys.stdout.flush()
@@ -184,6 +197,17 @@ class _Agents:
         process.start()
         self._processes.append(process)
         self._devices.append(device)
+        self._lives.append(lives)
+
+    def replace_lost(self) -> None:
+        """Start others in the place of those whose worker a signal has ended, as often as that is allowed."""
+        for number, process in enumerate(self._processes):
+            lost = process.exitcode is not None and process.exitcode > KILLED
+            if not lost or number in self._asked | self._replaced or self._lives[number] > self._max_restarts:
+                continue
+            self._replaced.add(number)
+            _say(f"a worker was ended by {_name_of(process.exitcode)}, and is started again")
+            self.start(lives=self._lives[number] + 1)
 
     def _free_device(self) -> int | None:
         """The GPU that the fewest workers have, if there are any."""
@@ -215,7 +239,8 @@ class _Agents:
 
     @property
     def _statuses(self) -> list[int | None]:
-        return [process.exitcode for number, process in enumerate(self._processes) if number not in self._asked]
+        without = self._asked | self._replaced
+        return [process.exitcode for number, process in enumerate(self._processes) if number not in without]
 
     def drain(self, number: int) -> None:
         """Have its workers leave at the next boundary. To be repeated until it has ended: they may be starting."""
@@ -239,6 +264,13 @@ class _Agents:
 
 def _say(text: str) -> None:
     click.echo(f"elasticflow run: {text}", err=True)
+
+
+def _name_of(status: int | None) -> str:
+    try:
+        return signal.Signals((status or 0) - KILLED).name
+    except ValueError:
+        return f"a signal (status {status})"
 
 
 def _num_devices() -> int:
@@ -267,10 +299,12 @@ def _run_agent(args: argparse.Namespace, device: int | None) -> None:
         torchrun.run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            sys.exit(KILLED - failure.exitcode)
         _say(f"a worker has ended with status {failure.exitcode}")
         sys.exit(1)
     except SignalException as error:
-        sys.exit(128 + int(error.sigval))
+        sys.exit(KILLED + int(error.sigval))
     except UsageError as error:
         _say(f"{error}")
         sys.exit(2)
@@ -302,12 +336,18 @@ class _Supervisor:
                 self._agents.start()
             self._tell()
             try:
-                while self._agents.alive:
-                    self._look()
-                    time.sleep(_LOOK_S)
+                self._supervise()
             finally:
                 self._tell(state="ended")
         return self._status()
+
+    def _supervise(self) -> None:
+        while True:
+            had_ended = not self._agents.alive
+            self._look()  # which may replace them
+            if had_ended and not self._agents.alive:
+                return
+            time.sleep(_LOOK_S)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -333,6 +373,7 @@ class _Supervisor:
             for number in self._agents.alive:
                 self._agents.drain(number)
         elif self._options.local:
+            self._agents.replace_lost()
             self._follow_orders()
 
     def _follow_orders(self) -> None:

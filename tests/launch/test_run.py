@@ -206,10 +206,18 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
 def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Launched], tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("raise ValueError('this is wrong')")
-    run = job("--max-restarts=0", "--nproc-per-node=2", str(bad))
+    run = job("--nproc-per-node=2", str(bad))
     assert run.wait() == 1
     assert run.output.read_text().count("ValueError: this is wrong") == 2
     assert "Root Cause" not in run.output.read_text()
+
+
+def test_worker_that_is_killed_again_and_again_is_given_up(job: Callable[..., Launched], tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import os; print('begin', flush=True); os.kill(os.getpid(), 9)")
+    run = job("--max-restarts=2", str(tmp_path / "a.py"))
+    assert run.wait() == 1
+    assert run.output.read_text().count("begin\n") == 3
+    assert run.output.read_text().count("ended by SIGKILL, and is started again") == 2
 
 
 def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path: Path) -> None:
