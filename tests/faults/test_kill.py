@@ -149,7 +149,9 @@ def test_two_losses_in_one_collective_survivors_go_on(job: TrainingJob, finish: 
     ]
     finish(workers[2:])
     assert [worker.wait() for worker in workers[:2]] == [-signal.SIGKILL] * 2
-    assert struck(job, "forward")["step"] == struck(job, "build")["step"] == 3
+    assert struck(job, "forward")["step"] == 3
+    # Who has begun step 3 may die before all others have left the collective of step 2.
+    assert struck(job, "build")["step"] in (2, 3)
     assert view_sizes(job)[-1] == 2
 
 
