@@ -28,6 +28,7 @@ from types import FrameType
 
 import click
 import psutil
+import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -59,6 +60,7 @@ class Options:
     Args:
         torchrun: Its own arguments, with our defaults.
         num_workers: Workers to start on this machine.
+        min_nodes: Nodes, without which the job waits.
         max_nodes: Nodes, of which the job has no more.
         local: The whole job runs here.
         checkpoint: URL, or None.
@@ -67,6 +69,7 @@ class Options:
 
     torchrun: argparse.Namespace
     num_workers: int
+    min_nodes: int
     max_nodes: int
     local: bool
     checkpoint: str | None
@@ -105,15 +108,15 @@ class Options:
                 f"this rendezvous needs --rdzv-endpoint. Received: --rdzv-backend={args.rdzv_backend} alone"
             )
         try:
-            _, max_nodes = torchrun.parse_min_max_nnodes(args.nnodes)
+            min_nodes, max_nodes = torchrun.parse_min_max_nnodes(args.nnodes)
             num_workers = torchrun.determine_local_world_size(args.nproc_per_node)
         except (RuntimeError, ValueError) as error:
             raise UsageError(str(error)) from None
         if num_workers < 1:
             raise UsageError(f"at least one worker is needed. Received: --nproc-per-node={args.nproc_per_node}")
-        return cls(
-            args, num_workers, max(max_nodes, num_workers) if local else max_nodes, local, args.checkpoint, args.run_dir
-        )
+        if local:
+            min_nodes, max_nodes = min(min_nodes, num_workers), max(max_nodes, num_workers)
+        return cls(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir)
 
 
 def main(argv: list[str]) -> int:
@@ -169,9 +172,8 @@ class _Agents:
         os.environ[environment.TOKEN] = secret
         if options.num_workers > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers of a node
-        min_nodes, _ = torchrun.parse_min_max_nnodes(self._args.nnodes)
         settings = Settings(
-            min_nodes=min(min_nodes, options.num_workers),
+            min_nodes=options.min_nodes,
             max_nodes=options.max_nodes,
             last_call_s=LAST_CALL_S,
             start_nodes=options.num_workers,
@@ -211,7 +213,7 @@ class _Agents:
 
     def _free_device(self) -> int | None:
         """The GPU that the fewest workers have, if there are any."""
-        num_devices = _num_devices()
+        num_devices = torch.cuda.device_count()
         if not num_devices:
             return None
         taken = [self._devices[number] for number in self.alive]
@@ -226,6 +228,11 @@ class _Agents:
     def training(self) -> list[int]:
         """Those that run and were not asked to leave."""
         return [number for number in self.alive if number not in self._asked]
+
+    @property
+    def leaving(self) -> list[int]:
+        """Those that run, and were asked to leave."""
+        return [number for number in self.alive if number in self._asked]
 
     @property
     def finished(self) -> bool:
@@ -243,7 +250,7 @@ class _Agents:
         return [process.exitcode for number, process in enumerate(self._processes) if number not in without]
 
     def drain(self, number: int) -> None:
-        """Have its workers leave at the next boundary. To be repeated until it has ended: they may be starting."""
+        """Have its workers leave at the next boundary. To be repeated while it runs: they may be starting."""
         self._asked.add(number)
         for worker in _workers_of(self._processes[number].pid):
             if worker not in self._told:  # a second signal would end it at once
@@ -273,12 +280,6 @@ def _name_of(status: int | None) -> str:
         return f"a signal (status {status})"
 
 
-def _num_devices() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def _workers_of(pid: int | None) -> list[psutil.Process]:
     try:
         return list(psutil.Process(pid).children())
@@ -293,7 +294,7 @@ def _run_agent(args: argparse.Namespace, device: int | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if device is not None:
-        names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_num_devices())))
+        names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         os.environ["CUDA_VISIBLE_DEVICES"] = names.split(",")[device]
     try:
         torchrun.run(args)  # type: ignore[no-untyped-call]
@@ -326,7 +327,6 @@ class _Supervisor:
         self._agents = agents
         self._launcher = launcher
         self._signals: list[int] = []
-        self._leaving: list[int] = []
 
     def run(self) -> int:
         """Returns the exit status."""
@@ -382,11 +382,10 @@ class _Supervisor:
             training = self._agents.training
             for _ in range(order.num_workers - len(training)):
                 self._agents.start()
-            self._leaving += training[order.num_workers :]  # the newest
-            for number in training[order.num_workers :]:
+            for number in training[order.num_workers :]:  # the newest
                 self._agents.drain(number)
             self._tell(order=order.number)
-        for number in self._leaving:
+        for number in self._agents.leaving:
             self._agents.drain(number)
 
     def _tell(self, **changes: object) -> None:
