@@ -18,8 +18,8 @@ from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks
-from ef_lightning.file_layout import IsShared, Layout, Path, layout_of, save
-from ef_lightning.host_copy import HostCopies
+from ef_lightning.file_layout import IsShared, Layout, layout_of, save
+from ef_lightning.host_copy import HostCopies, Path
 from ef_lightning.random_state import restore_random_state
 from ef_lightning.shares import LEAST_TENSOR_BYTES, ShareCopy
 from ef_lightning.train_loader import ElasticLoader

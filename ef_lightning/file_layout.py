@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ef_common.errors import UnsupportedError
-
-Path = tuple[Any, ...]
-"""Keys and indices that lead to a tensor in a tree."""
+from ef_lightning.host_copy import Path, copy_tree, identity_of, is_plain
 
 IsShared = Callable[[Path, Tensor], bool]
 _ALIGNMENT = 64
@@ -106,7 +103,7 @@ def layout_of(tree: Any, is_shared: IsShared) -> Layout:
     stand_ins = _StandIns(is_shared)
     stand_ins.measure(tree)
     recorder = _Recorder(stand_ins)
-    save(stand_ins.copy(tree, ()), recorder)
+    save(copy_tree(tree, stand_ins.tensor), recorder)
     layout = Layout(recorder.segments, bytes(recorder.literal))
     if sum(bool(segment.path) for segment in layout.segments) != len(stand_ins.found):
         raise UnsupportedError("this version of torch does not write the memory of a tensor in one piece")
@@ -119,7 +116,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 class _StandIns:
-    """Copies trees as `HostCopy` does, with untouched memory in place of what is shared.
+    """Copies tensors as `HostCopy` does, with untouched memory in place of what is shared.
 
     Attributes:
         found: What is shared, by the address of what stands for it.
@@ -133,25 +130,16 @@ class _StandIns:
         self.found: dict[int, Segment] = {}
 
     def measure(self, tree: Any) -> None:
-        """Take as much memory as `copy` will need."""
+        """Take as much memory as the tensors of a tree will need."""
         size = sum(_aligned(tensor.nbytes) for tensor in _tensors(tree))
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         self._room = mmap.mmap(-1, max(1, size), flags=flags)
 
-    def copy(self, value: Any, path: Path) -> Any:
-        """A copy of the part of the tree that lies there."""
-        if isinstance(value, Tensor):
-            return self._tensor(value.detach(), path)
-        if isinstance(value, dict):
-            return {key: self.copy(part, (*path, key)) for key, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self.copy(part, (*path, index)) for index, part in enumerate(value))
-        return deepcopy(value)
-
-    def _tensor(self, value: Tensor, path: Path) -> Tensor:
-        if value.layout is not torch.strided or value.is_quantized:
+    def tensor(self, value: Tensor, path: Path) -> Tensor:
+        """What stands for a tensor of the tree, which lies there."""
+        if not is_plain(value):
             return value.cpu().clone()
-        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        key = identity_of(value)
         if key not in self._copies or not value.numel():
             if value.numel() and self._is_shared(path, value):
                 self._copies[key] = self._stand_in(value, path)

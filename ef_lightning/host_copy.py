@@ -4,10 +4,41 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Path = tuple[Any, ...]
+"""Keys and indices that lead to a tensor in a tree."""
+
+
+def copy_tree(value: Any, copy_tensor: Callable[[Tensor, Path], Tensor], path: Path = ()) -> Any:
+    """A copy of a tree of dicts, lists, tuples, tensors and other values.
+
+    Args:
+        value: The tree, or the part of it that lies at `path`.
+        copy_tensor: Copies a tensor, which lies there.
+        path: See above.
+    """
+    if isinstance(value, Tensor):
+        return copy_tensor(value.detach(), path)
+    if isinstance(value, dict):
+        return {key: copy_tree(part, copy_tensor, (*path, key)) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_tree(part, copy_tensor, (*path, index)) for index, part in enumerate(value))
+    return copy.deepcopy(value)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """It is memory of one type, with strides: what is copied once, however often it is in a tree."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def identity_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory, seen in the same way."""
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 class HostCopies:
@@ -19,7 +50,7 @@ class HostCopies:
     def of(self, tree: Any) -> HostCopy:
         """A copy of a tree of dicts, lists, tuples, tensors and other values, which holds still."""
         made = HostCopy(self)
-        made.tree = made.copy(tree)
+        made.tree = copy_tree(tree, made.tensor)
         if made.asynchronous:
             torch.cuda.synchronize()
         return made
@@ -57,20 +88,11 @@ class HostCopy:
         used, self._used, self._copies, self.tree = self._used, [], {}, None
         self._owner.give_back(used)
 
-    def copy(self, value: Any) -> Any:
-        """A copy of a part of the tree."""
-        if isinstance(value, Tensor):
-            return self._tensor(value.detach())
-        if isinstance(value, dict):
-            return {key: self.copy(part) for key, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(map(self.copy, value))
-        return copy.deepcopy(value)
-
-    def _tensor(self, value: Tensor) -> Tensor:
-        if value.layout is not torch.strided or value.is_quantized:
+    def tensor(self, value: Tensor, path: Path) -> Tensor:
+        """A copy of a tensor of the tree."""
+        if not is_plain(value):
             return value.cpu().clone()
-        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        key = identity_of(value)
         if key not in self._copies or not value.numel():
             target = self._owner.take(value)
             target.copy_(value, non_blocking=value.is_cuda)

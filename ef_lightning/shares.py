@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.torch_codec import as_bytes
-from ef_lightning.file_layout import Layout, Path, Slice, kind_of
-from ef_lightning.host_copy import HostCopies
+from ef_lightning.file_layout import Layout, Slice, kind_of
+from ef_lightning.host_copy import HostCopies, Path
 
 LEAST_TENSOR_BYTES = 4096
 """Smaller tensors are sent to everybody with the layout."""
