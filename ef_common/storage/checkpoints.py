@@ -323,8 +323,11 @@ class Checkpoints:
         """
         if self.run is None:
             return []
-        stored = [self._stored(id) for id in self._folders()]
-        self._remove_leftovers([one.id for one in stored if one.complete and one.id.run <= self.run])
+        found = {id: self.store.entries(_folder(id)) for id in self._folders()}
+        stored = [self._stored(id, entries) for id, entries in found.items()]
+        for one in stored:
+            if one.complete and one.id.run <= self.run:
+                self._remove_leftovers(one.id, found[one.id])
         chain = lineage([one.id for one in stored if one.complete], self._claims())
         reasons = removable(stored, retention, chain=chain, valid=self._valid, run=self.run)
         for id, reason in reasons.items():
@@ -335,15 +338,12 @@ class Checkpoints:
             self._valid.discard(id)
         return list(reasons)
 
-    def _remove_leftovers(self, ids: Sequence[CheckpointId]) -> None:
+    def _remove_leftovers(self, id: CheckpointId, entries: Sequence[Entry]) -> None:
         """What the sharing of a checkpoint has left; it is published, so nobody needs that."""
-        for id in ids:
-            names = [entry.name for entry in self.store.entries(_folder(id))]
-            for name in leftovers(names, self._manifest(id).files):
-                self.store.delete(f"{_folder(id)}/{name}")
+        for name in leftovers([entry.name for entry in entries], self._manifest(id).files):
+            self.store.delete(f"{_folder(id)}/{name}")
 
-    def _stored(self, id: CheckpointId) -> Stored:
-        entries = self.store.entries(_folder(id))
+    def _stored(self, id: CheckpointId, entries: Sequence[Entry]) -> Stored:
         if all(entry.name != manifests.NAME for entry in entries):
             return Stored(id, complete=False)
         try:
