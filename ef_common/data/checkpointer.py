@@ -319,20 +319,19 @@ class Checkpointer:
         Raises:
             StorageError: It could not be.
         """
-        saver = self._saver
-        if (
-            complete is not None
-            and self.found is not None
-            and self.is_complete(complete)
-            and self.found.id.step == step
-        ):
-            return  # as it was found
-        if complete is not None or saver is None or saver.saved is None or saver.saved.step != step:
+        if not self._is_saved(step, complete):
             self.take(step, make, complete=complete)
         atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.close(timeout_s)
             self._saver = None
+
+    def _is_saved(self, step: int, complete: Mapping[str, Any] | None) -> bool:
+        """There is a checkpoint of this step; of an end, it is the one that was found, which tells of the same end."""
+        if complete is not None:
+            return self.found is not None and self.found.id.step == step and self.is_complete(complete)
+        saved = None if self._saver is None else self._saver.saved
+        return saved is not None and saved.step == step
 
     def stop(self, timeout_s: float = _LAST_WRITE_S) -> None:
         """Save nothing any more; what is being written, or waits, has this long to get there. May be repeated."""
