@@ -94,13 +94,13 @@ def status(run: Path | None, once: bool) -> None:
         current = statuses.Status(run or run_directory.newest())
         current.update()
         if once or not console.is_terminal:
-            console.print(current.render(statuses.now()))
+            console.print(current.render(time.time()))
             return
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 ended = statuses.over(current.run_dir)
                 current.update()
-                live.update(current.render(statuses.now()), refresh=True)
+                live.update(current.render(time.time()), refresh=True)
                 if ended:
                     return
                 time.sleep(0.5)

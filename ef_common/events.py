@@ -208,6 +208,30 @@ def read(run_dir: Path, *, merged: bool = False) -> Iterator[Record]:
             yield from stream
 
 
+class Follower:
+    """Reads on where it has stopped reading: for whoever follows a run while it goes on.
+
+    Args:
+        run_dir: Directory of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = Path(run_dir)
+        self._read: dict[Path, int] = {}
+
+    def news(self) -> Iterator[Record]:
+        """Events that were not yielded before, one worker after the other, unchecked.
+
+        A line that is still being written comes the next time.
+        """
+        for path in sorted((self._run_dir / "events").glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read[path] = self._read.get(path, 0) + len(whole) + len(newline)
+            yield from map(json.loads, whole.splitlines())
+
+
 def _path_of(run_dir: Path, worker: str) -> Path:
     # Ids may hold ':' or '/': quoting keeps one file per id, inside the directory.
     return run_dir / "events" / f"{quote(worker, safe='')}.jsonl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ef_common.events import Follower
 from ef_common.launch.run_directory import Launcher, read_launcher
 
 SPEED_S = 10.0
@@ -32,7 +32,6 @@ class WorkerStatus:
         step: Updates that it has made.
         loss: Of the newest one.
         time: Of its newest event, in seconds since the epoch.
-        ended: Why it has left, or None.
     """
 
     pid: int = 0
@@ -56,26 +55,17 @@ class Status:
     members: tuple[str, ...] = ()
     epoch: int = 0
     num_checkpoints: int = 0
-    _places: dict[Path, int] = field(default_factory=dict)
     _samples: deque[tuple[float, int]] = field(default_factory=deque)
     _told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_NUM_EVENTS))
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._follower = Follower(self.run_dir)
+
     def update(self) -> None:
         """Read what is new."""
-        news = sorted(self._news(), key=lambda record: float(record["time"]))
-        for record in news:
+        for record in sorted(self._follower.news(), key=lambda record: float(record["time"])):
             self._take(record)
-
-    def _news(self) -> Iterator[dict[str, Any]]:
-        for path in sorted((self.run_dir / "events").glob("*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._places.get(path, 0))
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break  # it is being written
-                    self._places[path] = self._places.get(path, 0) + len(line)
-                    yield json.loads(line)
 
     def _take(self, record: dict[str, Any]) -> None:
         worker = self.workers.setdefault(record["worker"], WorkerStatus())
@@ -157,11 +147,6 @@ def over(run_dir: Path) -> bool:
     """Nothing more is to come of it, as far as its launcher says."""
     launcher = read_launcher(run_dir)
     return launcher is not None and not launcher.alive
-
-
-def now() -> float:
-    """Seconds since the epoch, as the events have them."""
-    return time.time()
 
 
 def _ago(seconds: float) -> str:

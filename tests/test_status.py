@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ef_common.cli import main
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
-from ef_common.status import Status, now
+from ef_common.status import Status
 
 
 def step(number: int, mine: list[list[int]]) -> dict[str, object]:
@@ -33,7 +34,7 @@ def step(number: int, mine: list[list[int]]) -> dict[str, object]:
 
 def text_of(status: Status) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(status.render(now()))
+    console.print(status.render(time.time()))
     return console.export_text()
 
 
@@ -52,10 +53,10 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     status = Status(tmp_path)
     status.update()
     text = text_of(status)
-    assert status.samples_per_second(now()) == pytest.approx(16.0)
+    assert status.samples_per_second(time.time()) == pytest.approx(16.0)
     assert text.count("view of 2 workers: 2 workers start") == 1
     assert "step 7, epoch 2" in text
-    assert status.samples_per_second(now() + 60) == 0.0
+    assert status.samples_per_second(time.time() + 60) == 0.0
 
 
 def test_job_that_is_started_again_is_followed(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ef_common.audit import Report, audit
-from ef_common.events import Record
+from ef_common.events import Follower, Record
 
 T = TypeVar("T")
 GUARD_S = 90.0
@@ -37,25 +36,17 @@ class Run:
         self.results = self.directory / "results"
         for path in (self.outputs, self.results):
             path.mkdir(parents=True, exist_ok=True)
-        self._read: dict[Path, int] = {}
+        self._follower = Follower(self.directory)
         self._events: list[Record] = []
 
     def events(self, kind: str | None = None, **fields: Any) -> list[Record]:
         """Events so far, each worker's in order: all of them, or those of one kind with these fields."""
-        for path in sorted((self.directory / "events").glob("*.jsonl")):
-            self._read_on(path)
+        self._events += self._follower.news()
         return [
             event
             for event in self._events
             if kind in (None, event["kind"]) and all(event.get(k) == v for k, v in fields.items())
         ]
-
-    def _read_on(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            whole, newline, _ = file.read().rpartition(b"\n")  # the last line may still be written
-        self._read[path] = self._read.get(path, 0) + len(whole) + len(newline)
-        self._events += [json.loads(line) for line in whole.splitlines()]
 
     def wait_until(self, predicate: Callable[[list[Record]], T], what: str = "") -> T:
         """Wait until a predicate over all events is true.

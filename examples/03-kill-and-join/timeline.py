@@ -1,7 +1,6 @@
 """The story of a run, told from its event log alone."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from rich.live import Live
 from rich.table import Table
 
-from ef_common.events import EventLogError, read
+from ef_common.events import Follower
 
 COLUMNS = ("time", "event", "world size", "step", "loss", "pause")
 
@@ -48,10 +47,9 @@ class Timeline:
     """
 
     def __init__(self, run_dir: Path, name_of: Callable[[int], str]):
-        self._run_dir = run_dir
+        self._follower = Follower(run_dir)
         self._name_of = name_of
         self._began = time.time()
-        self._read: Counter[str] = Counter()  # records of each worker that we know already
         self._names: dict[str, str] = {}
         self._members: dict[int, list[str]] = {0: []}  # of each generation
         self._view_rows: dict[int, Row] = {}
@@ -85,18 +83,7 @@ class Timeline:
 
     def update(self) -> None:
         """Take in what is new in the log."""
-        seen: Counter[str] = Counter()
-        new = []
-        try:
-            for record in read(self._run_dir, merged=True):
-                worker = record["worker"]
-                seen[worker] += 1
-                if seen[worker] > self._read[worker]:
-                    new.append(record)
-        except EventLogError:
-            return  # nobody has written anything yet
-        self._read = seen
-        for record in new:
+        for record in sorted(self._follower.news(), key=lambda record: record["time"]):
             handle = getattr(self, f"_on_{record['kind']}", None)
             if handle is not None:
                 handle(record)
