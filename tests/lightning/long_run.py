@@ -197,8 +197,8 @@ def run_losing_the_writer(host: str, directory: str) -> list[float]:
     return training.weights(module)
 
 
-def run_losing_the_logger(host: str) -> list[float]:
-    """Rank 0 dies after an update, just before it writes what was logged in that step."""
+def run_losing_the_logger(host: str, *, written: bool) -> list[float]:
+    """Rank 0 dies after an update, just before it writes what was logged in that step, or when that is written."""
     pl = training.use(host)
     directory = read_environment().run_dir or Path()
 
@@ -209,7 +209,15 @@ def run_losing_the_logger(host: str) -> list[float]:
             return loss
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if self.trainer.global_step == 6 and self.trainer.is_global_zero and not (directory / "died").exists():
+            if not written:
+                self._die_after(6)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if written:
+                self._die_after(5)
+
+        def _die_after(self, step: int) -> None:
+            if self.trainer.global_step == step and self.trainer.is_global_zero and not (directory / "died").exists():
                 (directory / "died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 

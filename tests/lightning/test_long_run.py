@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_checkpoint_whose_writer_dies_is_written_by_the_next_one(job: Job, tmp_p
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_row_whose_writer_dies_is_written_by_the_next_one(job: Job, host: str) -> None:
-    workers = job.start_world(3, long_run.run_losing_the_logger, host)
+    workers = job.start_world(3, partial(long_run.run_losing_the_logger, written=False), host)
     assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0, 0]
     job.audit()
     with (job.directory / "csv" / "version_0" / "metrics.csv").open() as file:
@@ -105,3 +106,13 @@ def test_row_whose_writer_dies_is_written_by_the_next_one(job: Job, host: str) -
     assert len([row for row in rows if row["my-loss"]]) == 6
     values = EventAccumulator(str(job.directory / "board" / "version_0")).Reload().Scalars("loss")
     assert 5 in {value.step for value in values}  # it may be there twice
+
+
+def test_row_that_a_lost_writer_has_written_is_not_written_again(job: Job) -> None:
+    workers = job.start_world(3, partial(long_run.run_losing_the_logger, written=True), HOSTS[0])
+    assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0, 0]
+    with (job.directory / "csv" / "version_0" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in rows if row["my-loss"]]
+    assert steps == [*range(len(steps))]
+    assert len(steps) >= 6
