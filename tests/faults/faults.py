@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.launch import process
 from ef_common.ports import Bootstrap, Group, Pending
+
+MARKS = "TEST_MARKS"
+"""Variable that names a directory, in which workers note the steps that they have begun."""
+_PATIENCE_S = 60.0
 
 
 @dataclass
@@ -35,6 +41,8 @@ class Fault:
         moment: In an exchange: "send" or "receive". In a reduction: "issue" (the others wait for this worker), "wait"
             (it may be complete), or
             "lose" (the others complete it, but this worker's part of the network fails, and it lives on).
+        after: In a step: it waits until so many other workers have begun this step (those which have `MARKS` in their
+            environments, as this one has).
         signal: What it does to itself.
     """
 
@@ -45,6 +53,7 @@ class Fault:
     generation: int | None = None
     index: int = 0
     moment: str = "issue"
+    after: int = 0
     signal: int = signal.SIGKILL
 
 
@@ -81,6 +90,8 @@ class Striker:
         session = self.worker.session
         if fault.rank not in (None, session.rank) or fault.generation not in (None, session.view.generation):
             return False
+        if fault.after:
+            self._wait_for_others(fault.after)
         self.worker.log.write(
             "fault",
             what=f"injected:{where}",
@@ -90,8 +101,16 @@ class Striker:
         )
         return True
 
+    def _wait_for_others(self, number: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(list(Path(os.environ[MARKS]).glob(f"{self.step}-*"))) <= number:
+            assert time.monotonic() < deadline, f"the others have not begun step {self.step}"
+            time.sleep(0.002)
+
     def begin_forward(self, step: int) -> None:
         """A forward pass begins, after so many updates."""
+        if MARKS in os.environ:
+            Path(os.environ[MARKS], f"{step}-{os.getpid()}").touch()
         self.num_forwards = self.num_forwards + 1 if step == self.step else 0
         self.step = step
         self.num_reduces = -1_000_000  # those in the forward pass are not meant
