@@ -211,34 +211,25 @@ def test_gradient_of_weight_zero_may_be_anything(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(results[1]["0.weight"], expected[0].weight.grad)
 
 
-def test_flags_tell_how_many_know_of_a_change() -> None:
+@pytest.mark.parametrize(
+    ("flag", "heard", "later", "sums"),
+    [("change_pending", "agreed", True, [0.0, 1.0, 2.0]), ("wish", "wishes", False, [0.0, 1.0, 0.0])],
+)
+def test_flags_tell_all_how_many_have_raised_them(flag: str, heard: str, later: bool, sums: list[float]) -> None:
     def act(rank: int, group: Group) -> list[float]:
         module, session = small(), OneView(rank, group, 2)
         reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
         reducer.attach()
-        for session.change_pending in (False, rank == 1, True):
+        for raised in (False, rank == 1, later):
+            setattr(session, flag, raised)
             reducer.before_backward()
             mean_loss(module, rank).backward()
             reducer.after_backward()
         group.all_gather(b"")
-        return session.agreed
+        found: list[float] = getattr(session, heard)
+        return found
 
-    assert in_world(2, act) == [[0.0, 1.0, 2.0]] * 2
-
-
-def test_wish_of_one_member_is_heard_by_all() -> None:
-    def act(rank: int, group: Group) -> list[float]:
-        module, session = small(), OneView(rank, group, 2)
-        reducer = GradientReducer(session, module, weights=weights)  # type: ignore[arg-type]
-        reducer.attach()
-        for session.wish in (False, rank == 1, False):
-            reducer.before_backward()
-            mean_loss(module, rank).backward()
-            reducer.after_backward()
-        group.all_gather(b"")
-        return session.wishes
-
-    assert in_world(2, act) == [[0.0, 1.0, 0.0]] * 2
+    assert in_world(2, act) == [sums] * 2
 
 
 def test_module_without_parameters_reduces_nothing() -> None:
