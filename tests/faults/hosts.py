@@ -45,8 +45,8 @@ class Host:
         train: What a worker does.
         preload: Modules that the workers' forkserver imports.
         num_messages: All-reduces of a step of the wide net.
-        patient: Options of a training that goes on until the test has seen what it waits for, where newcomers take
-            long to start: graphs are traced first.
+        patient: Options of a training that goes on until the test has seen what it waits for: newcomers may take long
+            to start.
         lingering: Options of a training of some steps in which newcomers have time to join.
     """
 
@@ -54,7 +54,7 @@ class Host:
     train: Train
     preload: tuple[str, ...]
     num_messages: int
-    patient: dict[str, Any] = field(default_factory=dict)
+    patient: dict[str, Any]
     lingering: dict[str, Any] = field(default_factory=lambda: {"step_sleep_s": 0.05})
 
 
@@ -67,8 +67,8 @@ HOSTS = {
     host.name: host
     for host in (
         # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
-        Host("lightning", train_lightning, _LIGHTNING, 5),
-        Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5),
+        Host("lightning", train_lightning, _LIGHTNING, 5, _UNTIL_TOLD),
+        Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5, _UNTIL_TOLD),
         # Two buckets, with BatchNorm's statistics in the last one.
         Host(
             "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING

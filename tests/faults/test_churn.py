@@ -68,8 +68,7 @@ def test_churn_over_three_epochs_keeps_every_promise(job: TrainingJob, seed: int
         job.wait_for_step(STEPS_BETWEEN * (number + 1))
         churn.event()
     job.wait_for("epoch_end", epoch=2)
-    if job.patient:
-        job.wait_until(lambda events: churn.members() == set(churn.alive))
+    job.wait_until(lambda events: churn.members() == set(churn.alive))
     (job.directory / ENOUGH).touch()
     assert all(worker.wait() == -signal.SIGKILL for worker in churn.killed)
     # The last joiners may find that they came too late: they end well, without a result.

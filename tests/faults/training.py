@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import SumMetric
@@ -139,12 +139,6 @@ class Net(LightningModule):
         if self._options.saves:
             save_on_last_leave(this_worker(self._options.backend), lambda: self.trainer.global_step)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._options.stop:
-            run_dir = read_environment().run_dir or Path()
-            told = (run_dir / self._options.stop).exists()
-            self.trainer.should_stop = self.trainer.strategy.reduce_boolean_decision(told, all=False)
-
     def _in_backward(self, gradient: Tensor) -> None:
         self._striker.at("backward", step=self._striker.step)
 
@@ -240,8 +234,21 @@ def _checkpointing(options: Options) -> Checkpointing | None:
     )
 
 
+class StopWhenTold(Callback):
+    """Ends the training of all workers when a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.strategy.reduce_boolean_decision(self._path.exists(), all=False)
+
+
 def _trainer(options: Options) -> Trainer:
     run_dir = read_environment().run_dir or Path()
+    callbacks: list[Callback] = [StopWhenTold(run_dir / options.stop)] if options.stop else []
+    if options.checkpoints:
+        callbacks.append(ModelCheckpoint(run_dir / "checkpoints", save_last=True))
     return Trainer(
         strategy=ElasticFlowStrategy(
             backend=options.backend,
@@ -257,7 +264,7 @@ def _trainer(options: Options) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=options.checkpoints,
-        callbacks=[ModelCheckpoint(run_dir / "checkpoints", save_last=True)] if options.checkpoints else [],
+        callbacks=callbacks,
         **options.limits,
     )
 
