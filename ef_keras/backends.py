@@ -109,6 +109,15 @@ def train_step_of() -> Callable[..., dict[str, Any]]:
     return steps_tensorflow.train
 
 
+def memory_of(value: Any) -> np.ndarray:
+    """What a variable, a tensor or an array holds, without a copy where it is the host's memory."""
+    if check_backend() == "tensorflow" and not isinstance(value, np.ndarray):
+        from ef_keras.gradients_tensorflow import memory_of as memory
+
+        return memory(value.value if isinstance(value, keras.Variable) else value)
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
 def random_state() -> list[np.ndarray]:
     """States of generators that are the backend's own: torch's dropout does not draw from Keras's."""
     if check_backend() == "torch":

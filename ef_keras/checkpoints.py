@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ import numpy as np
 from ef_common import __version__
 from ef_common.collectives.codec import ARRAYS
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
-from ef_common.errors import UsageError
+from ef_common.data.sharing import Plan
+from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
-from ef_common.storage.checkpoints import Content
+from ef_common.storage.checkpoints import Content, WriteFile
+from ef_common.storage.layout import Layout
+from ef_common.storage.shares import SharedFile
+from ef_common.storage.store import Writer
 from ef_keras import hooks, metrics
-from ef_keras.backends import random_state, set_random_state
-from ef_keras.model_file import MODEL, WEIGHTS, ModelFile
+from ef_keras.backends import memory_of, random_state, set_random_state
+from ef_keras.model_file import MODEL, WEIGHTS, ModelParts, Texts, write_model
+from ef_keras.weights import HostArrays, Weights, WeightsShare, num_bytes
 
 STATE = "elasticflow.state"
 """What Keras's file lacks: the place in the epoch, what callbacks remember, random generators."""
@@ -50,7 +57,8 @@ class FitCheckpoints:
         self._session = session
         self._model = model
         self._collect = collect
-        self._file = ModelFile(model)
+        self._model_parts = ModelParts(model)
+        self._arrays = HostArrays()
         self._found: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ start
@@ -103,8 +111,13 @@ class FitCheckpoints:
 
     def boundary(self, step: int) -> None:
         """Between two steps of an epoch."""
-        if self.job.due(step):
-            self.job.take(step, self._content)
+        if self._session.newcomer:
+            return
+        match self.job.turn(step, self._num_bytes):
+            case "alone":
+                self.job.take(step, self._content)
+            case "together":
+                self._share(step)
 
     def finish(self, step: int, *, epochs: int) -> None:
         """The training is complete. All members call this.
@@ -127,26 +140,81 @@ class FitCheckpoints:
         self.job.save(step, self._content)
 
     def _content(self) -> tuple[Content, Callable[[], None]]:
+        """A copy of all, for one file."""
+        texts, weights = self._parts()
+        copy = weights.map(lambda value: self._arrays.copy(memory_of(value)))
+        name = MODEL if texts else WEIGHTS
+        content = self._content_of(name, {name: lambda file: write_model(texts, copy, file)})
+        return content, lambda: self._arrays.give_back(copy.values.values())
+
+    def _parts(self) -> tuple[Texts, Weights]:
         with self._session.alone("get_config(), or save_own_variables()"):
-            copy = self._file.copy()
+            return self._model_parts.now()
+
+    def _content_of(self, name: str, files: Mapping[str, WriteFile | SharedFile]) -> Content:
+        """What is saved.
+
+        Args:
+            name: Of the file that has the weights.
+            files: That, and what belongs to it.
+        """
         collected = self._collect()
         state = {
-            "file": self._file.name,
+            "file": name,
             "collected": collected,
             "random": _random_state(self._model),
             "metrics": metrics.values_of(self._model),
         }
         header = ARRAYS.dumps(state, what="state of fit")
         progress = collected["progress"]
-        content = Content(
-            files={self._file.name: copy.write, STATE: lambda file: file.write(header)},
+        return Content(
+            files={**files, STATE: lambda file: file.write(header)},
             progress={name: progress[name] for name in ("epoch", "cursor", "seed")}
             | {"returned": np.asarray(progress["returned"]).tolist()},
             metrics=_newest_metrics(self._model),
             model=self._fingerprint(),
             versions={"elasticflow": __version__, "keras": str(keras.__version__)},
         )
-        return content, lambda: None
+
+    # ------------------------------------------------------------ shares
+
+    def _num_bytes(self) -> int:
+        """Of the state that all members hold."""
+        return sum(map(num_bytes, hooks.shared_variables(self._model)))
+
+    def _share(self, step: int) -> None:
+        """Take a checkpoint together with the others: a folder, as Keras saves with `zipped=False`.
+
+        A file of which parts are written elsewhere cannot be one in a zip archive, which has a checksum of it all.
+        """
+        parts: list[tuple[Texts, Weights]] = []
+
+        def offer() -> Layout:
+            texts, weights = self._parts()
+            parts.append((texts, weights))
+            if any("/" in name for name in texts):
+                raise UnsupportedError("the model has assets (vocabularies), which are saved in one file with it")
+            shared = {id(variable) for variable in hooks.shared_variables(self._model)}
+            return weights.layout(lambda value: id(value) in shared)
+
+        def make(plan: Plan) -> tuple[Content, Callable[[], None]]:
+            texts, weights = parts[0] if parts else self._parts()
+            try:
+                share = WeightsShare(self._arrays, plan.layout, weights, plan.mine)
+            except ValueError as error:
+                return Content({WEIGHTS: plan.no_file(str(error))}), lambda: None
+            file = plan.file(share.write)
+            if not plan.leads:
+                return Content({WEIGHTS: file}), share.release
+            written = {name: partial(_write, text) for name, text in texts.items()}
+            return self._content_of(WEIGHTS, {**written, WEIGHTS: file}), share.release
+
+        with leaving_cleanly():
+            self.job.share(step, offer, make, alone=self._content)
+
+
+def _write(text: bytes, file: Writer) -> None:
+    file.write(text)
 
 
 def _newest_metrics(model: Any) -> dict[str, float]:

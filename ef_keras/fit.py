@@ -208,7 +208,7 @@ class Fit:
 
     def _agree_on_start(self, seed: int | None) -> None:
         """Rank 0's variables, its seed, the size of its first batch and where it begins, are everybody's."""
-        variables = self._state.variables()
+        variables = hooks.shared_variables(self._model)
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
         start = hooks.start_of(self._model)
         if seed is None:
@@ -233,7 +233,7 @@ class Fit:
 
     def _warm_up(self, batch: Any) -> None:
         """A step that leaves nothing behind: graphs are traced and memory is touched while the others train on."""
-        variables = [*self._state.variables(), *hooks.metric_variables(self._model)]
+        variables = [*hooks.shared_variables(self._model), *hooks.metric_variables(self._model)]
         values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
         if self._global is not None:
@@ -357,7 +357,7 @@ class Fit:
         if not self._worker.audit or not dealer.num_updates or dealer.progress.uncommitted:
             return
         digest = hashlib.blake2b(digest_size=16)
-        for variable in self._state.variables():
+        for variable in hooks.shared_variables(self._model):
             digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
         record = {"step": dealer.num_updates, "hash": digest.hexdigest()}
         self._session.when_confirmed(lambda: self._worker.log.write("weights", **record))

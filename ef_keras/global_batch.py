@@ -35,7 +35,7 @@ from ef_keras.training_data import TrainingData
 Receive = Callable[[Sequence[np.ndarray], float | None], None]
 Step = Callable[[Any], Any]
 
-_NUM_FIXED_FLAGS = 2  # change pending, wants to stop
+_NUM_FIXED_FLAGS = 3  # change pending, wants to stop, wish
 _SEED_BITS = 30  # room for what backends add to it, in 32 bits
 
 
@@ -147,8 +147,8 @@ class GlobalReducer(Reducer):
             self._pass(pieces, some, batch if number == 0 else self._data.fetch(some))
         with leaving_cleanly():
             contributors = self.session.run(reduction)
-        changes, num_stops, *used = reduction.flags.tolist()
-        self.session.agree(changes)
+        changes, num_stops, wishes, *used = reduction.flags.tolist()
+        self.session.agree(changes, wishes)
         self.stop_agreed = num_stops > 0
         self.on_update(contributors, self._batch_loss)
         self._update(self._split(reduction.total), used)
@@ -156,7 +156,7 @@ class GlobalReducer(Reducer):
         return self._results
 
     def _flags(self) -> Sequence[float]:
-        return [float(self.session.change_pending), float(self.wants_stop), *self._used]
+        return [float(self.session.change_pending), float(self.wants_stop), float(self.session.wish), *self._used]
 
     def _update(self, sums: Sequence[np.ndarray], used: Sequence[float]) -> None:
         gradients = [(array, variable) for array, variable, n in zip(sums, self._variables, used, strict=False) if n]

@@ -101,7 +101,7 @@ class _Exit:
     def _take_arrays(self, tensors: Sequence[Any]) -> ArrayReduction:
         if self._reduction is None:
             self._reduction = self._reducer.begin(self._buckets)
-        self._reduction.take([_array(tensor) for tensor in tensors])
+        self._reduction.take([memory_of(tensor) for tensor in tensors])
         return self._reduction
 
     def _finish(self, token: Any, loss: Any, *arrays: Any) -> Any:
@@ -109,7 +109,7 @@ class _Exit:
 
     def _reduce(self, loss: Any, tensors: Sequence[Any]) -> list[Any]:
         reduction, self._reduction = self._take_arrays(tensors), None
-        self._reducer.complete(reduction, float(_array(loss)))
+        self._reducer.complete(reduction, float(memory_of(loss)))
         gradients, values = reduction.reduced()
         return [_tensor(array) for array in (*gradients, *values)]
 
@@ -151,7 +151,7 @@ class TensorFlowPasses:
         has_loss = loss is not None
 
         def leave(loss: Any, *arrays: Any) -> int:
-            receive([_array(array) for array in arrays], float(_array(loss)) if has_loss else None)
+            receive([memory_of(array) for array in arrays], float(memory_of(loss)) if has_loss else None)
             return 0
 
         loss = tf.cast(loss, tf.float32) if has_loss else tf.constant(np.nan, tf.float32)
@@ -244,6 +244,9 @@ def _tensor(array: np.ndarray) -> Any:
     return array
 
 
-def _array(tensor: Any) -> np.ndarray:
-    """The memory of an eager tensor, without a copy where it is the host's."""
-    return np.asarray(memoryview(tensor)) if tensor.device.endswith("CPU:0") else np.asarray(tensor)
+def memory_of(tensor: Any) -> np.ndarray:
+    """The memory of an eager tensor or a variable, without a copy where it is the host's."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.device.endswith("CPU:0") and tensor.dtype != tf.bfloat16:  # which is no type of Python's buffers
+        return np.asarray(memoryview(tensor))
+    return np.asarray(tensor)

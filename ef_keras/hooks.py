@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -102,6 +103,14 @@ def state_variables(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def shared_variables(model: Any) -> list[Any]:
+    """All variables that must be equal in all workers, in an order that is the same everywhere."""
+    found = state_variables(model)
+    for optimizer in optimizers(model):
+        found += optimizer.variables
+    return found
+
+
 def statistics(model: Any) -> list[Any]:
     """Floating variables that a training step changes without a gradient (the statistics of BatchNorm).
 
@@ -170,6 +179,30 @@ def momenta_with_rate(optimizer: Any) -> list[Any]:
     elif isinstance(optimizer, keras.optimizers.RMSprop):
         found = getattr(optimizer, "_momentums", [])
     return [momentum for momentum in found if momentum is not None]
+
+
+@contextmanager
+def optimizers_that_hand_over_variables(model: Any) -> Iterator[None]:
+    """Have the model's optimizers hand their variables to what saves them, as layers do; Keras's own hand over copies.
+
+    One with a `save_own_variables` of the user's is left alone.
+    """
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    found = {id(one): one for outer in optimizers(model) for one in (outer, inner_optimizer(outer))}
+    own = [one for one in found.values() if type(one).save_own_variables is BaseOptimizer.save_own_variables]
+    for optimizer in own:
+        vars(optimizer)["save_own_variables"] = partial(_hand_over, optimizer)
+    try:
+        yield
+    finally:
+        for optimizer in own:
+            del vars(optimizer)["save_own_variables"]
+
+
+def _hand_over(optimizer: Any, store: Any) -> None:
+    for index, variable in enumerate(optimizer.variables):
+        store[str(index)] = variable
 
 
 @contextmanager

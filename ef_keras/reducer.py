@@ -88,7 +88,7 @@ class Reducer(ABC):
         with leaving_cleanly():
             contributors = self.session.run(reduction)
         reduction.read_flags()
-        self.session.agree(reduction.num_changes)
+        self.session.agree(reduction.num_changes, reduction.num_wishes)
         self.stop_agreed = reduction.num_stops > 0
         self.on_update(contributors, loss)
 

@@ -61,18 +61,11 @@ class FitState:
         self._prepared: list[np.ndarray] = []
         self._memories: list[Memory] = []
 
-    def variables(self) -> list[Any]:
-        """All variables that must be equal in all workers, in an order that is the same everywhere."""
-        found = hooks.state_variables(self._model)
-        for optimizer in hooks.optimizers(self._model):
-            found += optimizer.variables
-        return found
-
     # ------------------------------------------------------------ port
 
     def prepare(self) -> None:
         """Have memory at hand that has been touched already: the others wait while the state travels."""
-        self._prepared = [np.zeros(v.shape, str(v.dtype)) for v in self.variables()]
+        self._prepared = [np.zeros(v.shape, str(v.dtype)) for v in hooks.shared_variables(self._model)]
 
     def describe(self) -> bytes:
         """Header of this worker's state. What cannot be sent is the newcomer's error, not this worker's."""
@@ -96,7 +89,7 @@ class FitState:
         self._incoming, self._prepared = [], []
         if "error" in state:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
-        variables = self.variables()
+        variables = hooks.shared_variables(self._model)
         shapes = [list(variable.shape) for variable in variables]
         received = [list(value.shape) for value in state["variables"]]
         if shapes != received:
@@ -158,7 +151,9 @@ class FitState:
     def _collect(self) -> dict[str, Any]:
         return {
             **self.collect(),
-            "variables": [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in self.variables()],
+            "variables": [
+                np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.shared_variables(self._model)
+            ],
             "checkpoints": None if self.checkpoints is None else self.checkpoints.job.state(),
         }
 

@@ -11,15 +11,15 @@ import torch
 from ef_common import __version__
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
 from ef_common.data.sharing import Plan
-from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
+from ef_common.storage.layout import Layout, Path
 from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks
-from ef_lightning.file_layout import IsShared, Layout, layout_of, save
-from ef_lightning.host_copy import HostCopies, Path
+from ef_lightning.file_layout import IsShared, layout_of, save
+from ef_lightning.host_copy import HostCopies
 from ef_lightning.random_state import restore_random_state
 from ef_lightning.shares import LEAST_TENSOR_BYTES, ShareCopy
 from ef_lightning.train_loader import ElasticLoader
@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 FILE = "lightning.ckpt"
 CHECKPOINT_KEY = "elasticflow"
 """Where a checkpoint file holds what Lightning does not know: how far its epoch is, the ratio of the run …"""
-
-MOST_LITERAL_BYTES = 8 << 20
-"""What rank 0 sends to all others of a file that they write together."""
 
 
 class TrainerCheckpoints:
@@ -226,24 +223,18 @@ class TrainerCheckpoints:
         """Take a checkpoint together with the others; each dumps its own state, as under DDP."""
         trees: list[dict[str, Any]] = []
 
-        def offer() -> tuple[int, dict[str, Any]]:
+        def offer() -> Layout:
             if self._collect is None:
                 raise RuntimeError("there is nothing to save before the training has been set up")
             trees.append(self._dumped(self._collect))
-            layout = layout_of(trees[0], self._is_shared())
-            if len(layout.literal) > MOST_LITERAL_BYTES:
-                raise UnsupportedError(
-                    f"{len(layout.literal) >> 20} MiB of the checkpoint are no parameters, buffers or states of "
-                    "optimizers, so only rank 0 has them"
-                )
-            return layout.size, layout.plain()
+            return layout_of(trees[0], self._is_shared())
 
         def make(plan: Plan) -> tuple[Content, Callable[[], None]]:
             tree = trees[0] if trees else self._dumped(lambda: hooks.dump_checkpoint(self._trainer))
             try:
-                share = ShareCopy(self._copies, Layout.of(plan.layout), tree, plan.mine)
+                share = ShareCopy(self._copies, plan.layout, tree, plan.mine)
             except ValueError as error:
-                return self._content_of(plan.file(_write_nothing, problem=str(error))), lambda: None
+                return self._content_of(plan.no_file(str(error))), lambda: None
             return self._content_of(plan.file(share.write)), share.release
 
         with leaving_cleanly():
@@ -260,10 +251,6 @@ class TrainerCheckpoints:
             return path[0] == "optimizer_states" or (path[0] == "state_dict" and path[1:] in names)
 
         return is_shared
-
-
-def _write_nothing(file: Any, start: int, stop: int) -> None:
-    """Of a worker that cannot write its share."""
 
 
 def _take_types(module: torch.nn.Module, saved: dict[str, Any]) -> None:

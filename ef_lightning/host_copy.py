@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Path = tuple[Any, ...]
-"""Keys and indices that lead to a tensor in a tree."""
+from ef_common.storage.layout import Path
 
 
 def copy_tree(value: Any, copy_tensor: Callable[[Tensor, Path], Tensor], path: Path = ()) -> Any:

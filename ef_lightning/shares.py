@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives.torch_codec import as_bytes
-from ef_lightning.file_layout import Layout, Slice, kind_of
-from ef_lightning.host_copy import HostCopies, Path
+from ef_common.storage.layout import Layout, Path, Slice
+from ef_lightning.file_layout import kind_of
+from ef_lightning.host_copy import HostCopies
 
 LEAST_TENSOR_BYTES = 4096
 """Smaller tensors are sent to everybody with the layout."""
@@ -33,14 +34,11 @@ class ShareCopy:
         self._layout = layout
         for path, kind in layout.kinds.items():
             _find(tree, path, kind)
-        parts = [part for start, stop in ranges for part in layout.parts(start, stop)]
-        slices = [part for part in parts if isinstance(part, Slice)]
-        self._copy = copies.of({part: _bytes_of(tree, part, layout.kinds[part.path]) for part in slices})
+        self._copy = copies.of({part: _bytes_of(tree, part, layout.kinds[part.path]) for part in layout.slices(ranges)})
 
     def write(self, file: Any, start: int, stop: int) -> None:
         """Write one of the ranges."""
-        for part in self._layout.parts(start, stop):
-            file.write(as_bytes(self._copy.tree[part]).numpy() if isinstance(part, Slice) else part)
+        self._layout.write(file, start, stop, lambda part: as_bytes(self._copy.tree[part]).numpy())
 
     def release(self) -> None:
         """It is not written any more."""

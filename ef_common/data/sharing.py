@@ -11,14 +11,15 @@ file is to hold and who writes which pieces. What one member knows alone decides
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ef_common.collectives import operations
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UnsupportedError
 from ef_common.session import Session
+from ef_common.storage.layout import Layout
 from ef_common.storage.shares import Piece, SharedFile, cut
 from ef_common.storage.store import Store, Writer
 
@@ -30,8 +31,11 @@ TIMEOUT_S = 300.0
 _MANY_FAILURES = 2
 _LONGEST_ALONE = 32
 
-Offer = Callable[[], tuple[int, Mapping[str, Any]]]
-"""Size of the file, and plain values by which every member can write its pieces; `UnsupportedError` if none can."""
+MOST_LITERAL_BYTES = 8 << 20
+"""What rank 0 sends to all others of a file that they write together."""
+
+Offer = Callable[[], Layout]
+"""Of the file; `UnsupportedError` if not every member can write a piece of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Plan:
     worker: str
     leads: bool
     pieces: tuple[Piece, ...]
-    layout: Mapping[str, Any] = field(repr=False)
+    layout: Layout = field(repr=False)
     is_here: Callable[[str], bool]
 
     @property
@@ -59,9 +63,13 @@ class Plan:
         """The ranges that this worker writes."""
         return [(piece.start, piece.stop) for piece in self.pieces if piece.worker == self.worker]
 
-    def file(self, write: Callable[[Writer, int, int], object], *, problem: str | None = None) -> SharedFile:
+    def file(self, write: Callable[[Writer, int, int], object]) -> SharedFile:
         """The file, as this worker writes it."""
-        return SharedFile(self.pieces, self.worker, write, self.is_here, TIMEOUT_S, problem)
+        return SharedFile(self.pieces, self.worker, write, self.is_here, TIMEOUT_S)
+
+    def no_file(self, problem: str) -> SharedFile:
+        """The file, if this worker cannot write its pieces."""
+        return replace(self.file(lambda *_: None), problem=problem)
 
 
 class Sharing:
@@ -114,20 +122,27 @@ class Sharing:
         leads = view.ids[0] == session.worker.id
         if leads and pieces:
             self._open = agreed
-        return Plan(agreed, session.worker.id, leads, pieces, found["layout"], lambda id: id in session.view.ids)
+        return Plan(
+            agreed, session.worker.id, leads, pieces, Layout.of(found["layout"]), lambda id: id in session.view.ids
+        )
 
     def _offer(self, offer: Offer, workers: list[str]) -> dict[str, Any]:
         way, reason = self._store.shares, ""
         try:
-            size, layout = offer()
+            layout = offer()
+            if len(layout.literal) > MOST_LITERAL_BYTES:
+                raise UnsupportedError(
+                    f"{len(layout.literal) >> 20} MiB of it are no weights, buffers or states of optimizers, so only "
+                    "rank 0 has them"
+                )
         except UnsupportedError as error:
             reason = str(error)
         if way is None or reason:
             if reason != self._reason:
                 logger.warning("rank 0 writes checkpoints alone: %s", reason)
                 self._reason = reason
-            return {"pieces": [], "layout": {}}
-        return {"pieces": [list(piece) for piece in cut(size, workers, way)], "layout": layout}
+            return {"pieces": [], "layout": Layout((), b"").plain()}
+        return {"pieces": [list(piece) for piece in cut(layout.size, workers, way)], "layout": layout.plain()}
 
     # ------------------------------------------------------------ what became of it
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import ef_keras
 from ef_common.collectives.gradients import arrays
+from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
@@ -46,6 +47,8 @@ class Options:
     checkpoint: str = ""  # URL
     checkpoint_steps: int = 2
     checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
+    share_bytes: int = 1 << 30
+    keep_last: int = 3
     deterministic: bool = False
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
@@ -256,7 +259,11 @@ def _checkpointing(options: Options) -> Checkpointing | None:
     if not options.checkpoint:
         return None
     return Checkpointing(
-        options.checkpoint, every_steps=options.checkpoint_steps, storage_options=options.checkpoint_options
+        options.checkpoint,
+        every_steps=options.checkpoint_steps,
+        retention=Retention(keep_last=options.keep_last),
+        storage_options=options.checkpoint_options,
+        share_bytes=options.share_bytes,
     )
 
 

@@ -60,8 +60,20 @@ def train_lightning(options: dict[str, Any], retry_s: float = 60.0) -> dict[str,
     return {**_train("training", options, retry_s), "copies": copies.most}
 
 
-def train_keras(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+def train_keras_torch(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
     return _train("keras_torch", options, retry_s)
+
+
+def train_keras_tensorflow(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    return _train("keras_tensorflow", options, retry_s)
+
+
+TRAIN = {
+    "lightning": train_lightning,
+    "keras-torch": train_keras_torch,
+    "keras-tensorflow": train_keras_tensorflow,
+}
+"""By the name of the host."""
 
 
 def linger_when_evicted(options: dict[str, Any]) -> str:

@@ -47,8 +47,7 @@ def manifests(folder: Path) -> list[str]:
 def test_next_rank_0_goes_on_saving_and_cleans_up(
     job: TrainingJob, tmp_path: Path, host: Any, options: dict[str, Any]
 ) -> None:
-    train = stores.train_lightning if host.name == "lightning" else stores.train_keras
-    job.start_world(3, train, options)
+    job.start_world(3, stores.TRAIN[host.name], options)
     first, *others = job.view(3)
     saved(job)
     (tmp_path / stores.KILL).touch()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -18,7 +20,7 @@ from ef_common.testing.harness import WorkerProcess
 from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import Striker
-from tests.faults.hosts import Host, hosted
+from tests.faults.hosts import Host, hosted, in_each_framework
 from tests.faults.test_checkpoints import OPTIONS, manifests
 from tests.faults.training import Net, Options, _loader
 from tests.storage.conftest import BUCKET, moto  # noqa: F401  # a fixture
@@ -27,7 +29,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SHARED = {**OPTIONS, "wide": True, "share_bytes": 1 << 20, "keep_last": 50}
 BITWISE = {**SHARED, "deterministic": True}
-FILE = "lightning.ckpt"
+FILE, WEIGHTS, MODEL = "lightning.ckpt", "model.weights.h5", "model.keras"
 
 
 @pytest.fixture
@@ -43,9 +45,26 @@ def published(folder: Path, *, num_pieces: int) -> dict[int, Path]:
         id = CheckpointId.parse(name)
         assert id is not None
         manifest = checkpoints._checked(id, verify=True, keep=False).manifest
-        if len(manifest.files[FILE].pieces) == num_pieces:
-            found[id.step] = folder / "checkpoints" / name / FILE
+        (file,) = set(manifest.files) & {FILE, WEIGHTS, MODEL}
+        if len(manifest.files[file].pieces) == num_pieces:
+            found[id.step] = folder / "checkpoints" / name / file
     return found
+
+
+def weights_of(path: Path) -> bytes:
+    """The file, or what is in it, in which the weights are."""
+    if path.name != MODEL:
+        return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(WEIGHTS)
+
+
+def step_of(path: Path) -> int:
+    """Updates that the state in a file has seen."""
+    if path.name == FILE:
+        return int(torch.load(path, weights_only=True)["global_step"])
+    with h5py.File(path) as file:
+        return int(file["optimizer/vars/0"][()])
 
 
 def shared(job: TrainingJob, *, step: int = 2, generation: int = 0) -> list[Any]:
@@ -74,6 +93,7 @@ def assert_equal(first: Any, second: Any, path: str = "") -> None:
         assert first == second, path
 
 
+@in_each_framework
 def test_shared_checkpoint_is_the_one_that_rank_0_writes_alone(tmp_path: Path, host: Host) -> None:
     for name, share_bytes in (("shared", 1 << 20), ("alone", 1 << 40)):
         options = {**BITWISE, "checkpoint": str(tmp_path / name), "share_bytes": share_bytes}
@@ -87,9 +107,8 @@ def test_shared_checkpoint_is_the_one_that_rank_0_writes_alone(tmp_path: Path, h
     both = sorted(set(ours) & set(alone))
     assert len(both) >= 2
     for step in both:
-        saved = torch.load(ours[step], weights_only=True)
-        assert_equal(saved, torch.load(alone[step], weights_only=True))
-        assert ours[step].read_bytes() == alone[step].read_bytes()
+        assert weights_of(ours[step]) == weights_of(alone[step])
+        assert step_of(ours[step]) == step
     assert not list((tmp_path / "shared").glob("checkpoints/*/*.*-*"))
 
 
@@ -116,6 +135,7 @@ def test_shared_checkpoint_is_one_for_plain_lightning(
     assert_equal(dict(again.state_dict()), saved["state_dict"])
 
 
+@in_each_framework
 def test_job_that_shared_is_started_again_by_fewer_with_the_same_bits(
     make_job: Callable[..., TrainingJob], tmp_path: Path, host: Host
 ) -> None:
@@ -183,7 +203,7 @@ def test_shared_checkpoints_of_other_trainings_are_valid(
     together = published(tmp_path / "store", num_pieces=2)
     assert len(together) >= 2
     for step, path in together.items():
-        assert torch.load(path, weights_only=True)["global_step"] == step
+        assert step_of(path) == step
     assert set(published(tmp_path / "store", num_pieces=0)) == {results[0]["step"]}
     assert not job.events("checkpoint_failed")
 
@@ -199,7 +219,7 @@ def hang_in_shares(job: TrainingJob, tmp_path: Path, workers: list[WorkerProcess
     (tmp_path / stores.HANG).touch()
     paths = [tmp_path / f"{stores.HANGING}-{worker.pid}" for worker in workers]
     job.wait_until(lambda _: all(path.exists() for path in paths), "all hang")
-    names = {path.parent.name for path in (tmp_path / "store" / "checkpoints").glob(f"*/{FILE}.shared")} - before
+    names = {path.parent.name for path in (tmp_path / "store" / "checkpoints").glob("*/*.shared")} - before
     id = CheckpointId.parse(max(names))
     assert id is not None
     return id
@@ -207,6 +227,7 @@ def hang_in_shares(job: TrainingJob, tmp_path: Path, workers: list[WorkerProcess
 
 @pytest.mark.parametrize("moment", ["issue", "wait"])
 @pytest.mark.parametrize("rank", [0, 2])
+@hosted("lightning", "keras-tensorflow")
 def test_worker_that_is_killed_while_all_agree_costs_that_checkpoint_at_most(
     job: TrainingJob, tmp_path: Path, rank: int, moment: str
 ) -> None:
@@ -220,17 +241,18 @@ def test_worker_that_is_killed_while_all_agree_costs_that_checkpoint_at_most(
     both = published(tmp_path / "store", num_pieces=2)
     assert both
     for step, path in both.items():
-        assert torch.load(path, weights_only=True)["global_step"] == step
+        assert step_of(path) == step
     assert not published(tmp_path / "store", num_pieces=3)
     generations = [int(name.split("-")[3]) for name in manifests(tmp_path / "store")]
     assert set(generations) == {2}
 
 
 @pytest.mark.parametrize("rank", [0, 2])
+@in_each_framework
 def test_worker_that_is_killed_while_shares_are_written_costs_that_checkpoint_alone(
-    job: TrainingJob, tmp_path: Path, options: dict[str, Any], rank: int
+    job: TrainingJob, host: Host, tmp_path: Path, options: dict[str, Any], rank: int
 ) -> None:
-    job.start_world(3, stores.train_lightning, {**options, "epochs": 4})
+    job.start_world(3, stores.TRAIN[host.name], {**options, "epochs": 4})
     workers = job.view(3)
     shared(job)
     torn = hang_in_shares(job, tmp_path, workers)
@@ -251,7 +273,7 @@ def test_worker_that_is_killed_while_shares_are_written_costs_that_checkpoint_al
         assert len(warnings) == 1
     step = newer[0]["step"]
     path = published(tmp_path / "store", num_pieces=2)[step]
-    assert torch.load(path, weights_only=True)["global_step"] == step
+    assert step_of(path) == step
     found = Checkpoints(Store(tmp_path / "store")).newest_valid()
     assert found is not None
     assert found.id.step == 44

@@ -162,6 +162,19 @@ def started_again(folder: str) -> dict[str, Any]:
     return results
 
 
+def wide() -> Any:
+    return compiled(
+        keras.Sequential([layers.Input((12,)), layers.Dense(400), layers.Dense(2)]), keras.optimizers.AdamW(0.01)
+    )
+
+
+def together(folder: str) -> list[Any]:
+    """A training of several workers, which write its checkpoints together."""
+    settings = Checkpointing(f"{folder}/store", every_steps=2, share_bytes=1 << 10, retention=Retention(keep_last=9))
+    found: list[Any] = start(wide, settings, epochs=4, again=False)["weights"]
+    return found
+
+
 def formats(folder: str) -> dict[str, Any]:
     """What lies in the store, and what it holds."""
     settings = Checkpointing(f"{folder}/store", every_steps=1, retention=Retention(keep_last=1))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ STEPS = 3  # of an epoch
 def call(backend: str, folder: str) -> dict[str, Any]:
     del os.environ["ELASTICFLOW_COORDINATOR"]
     importlib.import_module(f"tests.keras.on_{backend}")
-    module = importlib.import_module("tests.keras.checkpoints")
-    return {name: getattr(module, name)(f"{folder}/{name}") for name in ("started_again", "formats", "ended")}
+    results = {}
+    for module, names in {"checkpoints": ("started_again", "formats", "ended"), "weights": ("files",)}.items():
+        functions = importlib.import_module(f"tests.keras.{module}")
+        results |= {name: getattr(functions, name)(f"{folder}/{name}") for name in names}
+    return results
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -57,17 +61,76 @@ print(json.dumps({
 """
 
 
+def plainly(backend: str, script: str, *args: object) -> dict[str, Any]:
+    """What a program of plain Keras prints."""
+    environ = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", script, *map(str, args)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def test_file_is_one_of_keras_that_needs_nothing_of_us(results: dict[str, Any], backend: str) -> None:
     found = results["formats"]
-    environ = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    command = [sys.executable, "-W", "ignore", "-c", PLAIN, found["model"]]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True)
-    loaded = json.loads(done.stdout.splitlines()[-1])
+    loaded = plainly(backend, PLAIN, found["model"])
     assert loaded["predictions"] == found["predictions"]
     assert loaded["optimizer"] == found["optimizer"]
     assert loaded["strange"] == []
     assert found["subclassed"] == [True, True]
     assert found["subclassed again"] == ["history"]
+
+
+def test_weights_are_written_as_keras_does_byte_by_byte_alone_and_in_shares(results: dict[str, Any]) -> None:
+    found = results["files"]
+    assert {name: one["wrong"] for name, one in found.items()} == {name: [] for name in found}
+    # A kernel and its three companions in AdamW; those once more in the optimizer that scales the loss; a kernel in two
+    # layers and its three companions in Adam and SGD.
+    assert {name: one["shared"] for name, one in found.items()} == {
+        "float32": 4,
+        "mixed_float16": 7,
+        "bfloat16": 4,
+        "own": 5,
+    }
+    assert found["own"]["literal"] > 2 * 3000 * 8
+
+
+def train_together(backend: str, folder: str) -> list[Any]:
+    importlib.import_module(f"tests.keras.on_{backend}")
+    found: list[Any] = importlib.import_module("tests.keras.checkpoints").together(folder)
+    return found
+
+
+PLAIN_FOLDER = """
+import json, sys
+import keras, numpy as np
+model = keras.saving.load_model(sys.argv[1])
+weights = [part.tolist() for part in model.get_weights()]
+model.set_weights([0 * part for part in model.get_weights()])
+model.load_weights(sys.argv[1] + "/model.weights.h5")
+print(json.dumps({
+    "step": int(model.optimizer.iterations),
+    "momenta": float(np.abs(keras.ops.convert_to_numpy(model.optimizer.variables[2])).sum()) > 0,
+    "weights": weights,
+    "again": [part.tolist() for part in model.get_weights()],
+    "strange": sorted(name for name in sys.modules if name.startswith("ef_")),
+}))
+"""
+
+
+def test_folder_that_workers_have_written_together_is_one_of_keras(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        workers = job.start_world(2, train_together, backend, str(tmp_path))
+        assert workers[0].result() == workers[1].result()
+        shared = {event["id"] for event in job.events("share")} & {event["id"] for event in job.events("checkpoint")}
+        assert not job.events("checkpoint_failed")
+    folder = tmp_path / "store" / "checkpoints" / max(shared)
+    files = {"config.json", "metadata.json", "model.weights.h5", "elasticflow.state", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == files
+    loaded = plainly(backend, PLAIN_FOLDER, folder)
+    assert loaded["step"] == int(folder.name.rpartition("-")[2])
+    assert loaded["momenta"]
+    assert loaded["weights"] == loaded["again"]
+    assert loaded["strange"] == []
 
 
 def test_fit_that_has_ended_goes_on_only_for_more_epochs(results: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from ef_common.session import LoneGroup, Session
 
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
-_NUM_FLAGS = 3  # change pending, wants to stop, lacking weight
+_NUM_FLAGS = 4  # change pending, wants to stop, wish, lacking weight
 
 Shape = tuple[int, ...]
 
@@ -109,6 +109,7 @@ class ArrayReduction:
     Attributes:
         num_stops: Members that want to stop; known when it is complete.
         num_changes: Members that know of a pending change.
+        num_wishes: Members with a wish; see `Session.take_wish`.
         on_wait: Called when there is nothing more to do than to wait for the others.
     """
 
@@ -134,7 +135,7 @@ class ArrayReduction:
         self._alone = False
         self._weight = self._weight_of_values = 1.0
         self._lacking = 0.0
-        self.num_changes = self.num_stops = 0.0
+        self.num_changes = self.num_stops = self.num_wishes = 0.0
         self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
             self._bind(session.group, session.view)
@@ -180,7 +181,7 @@ class ArrayReduction:
     def read_flags(self) -> None:
         """Take in the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
-            self.num_changes, self.num_stops, self._lacking = self._buffers[-1][-_NUM_FLAGS:].tolist()
+            self.num_changes, self.num_stops, self.num_wishes, self._lacking = self._buffers[-1][-_NUM_FLAGS:].tolist()
 
     def reduced(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The gradients and the values, as all members have them. They are valid until the next reduction but one."""
@@ -207,7 +208,9 @@ class ArrayReduction:
             for index in self._layout.buckets[bucket]:
                 self._fill(index)
             if bucket == len(self._buffers) - 1:
-                self._buffers[-1][-_NUM_FLAGS:] = [self._session.change_pending, self._wants_stop, self._lacking]
+                session = self._session
+                flags = [session.change_pending, self._wants_stop, session.wish, self._lacking]
+                self._buffers[-1][-_NUM_FLAGS:] = flags
             self._pending.append(self._group.all_reduce(self._buffers[bucket]))
 
     def _fill(self, index: int) -> None:

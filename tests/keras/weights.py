@@ -1,0 +1,119 @@
+"""Files of weights, as Keras writes them and as we do; imported after Keras's backend is chosen."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from ef_common.storage.layout import Layout
+from ef_keras import hooks
+from ef_keras.backends import memory_of
+from ef_keras.model_file import ModelParts, write_model
+from ef_keras.weights import HostArrays, Weights, WeightsShare
+
+IMAGES = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
+
+
+def plain(policy: str = "float32") -> Any:
+    keras.mixed_precision.set_global_policy(policy)
+    model = keras.Sequential(
+        [layers.Input((12,)), layers.Dense(400), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(2)]
+    )
+    model.compile(keras.optimizers.AdamW(0.01, use_ema=True), "mse", metrics=["mae"])
+    return model
+
+
+class Tied(layers.Layer):
+    """Has the variable of another layer."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.other = other
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.other.kernel
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, self.kernel)
+
+
+class Own(keras.Model):
+    """Has a variable in two layers, values of its own and a second optimizer, and cannot be serialized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = layers.Dense(100), layers.Dense(1)
+        self.tied = Tied(self.first)
+        self.other_optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.first(x) + self.tied(x))
+
+    def save_own_variables(self, store: Any) -> None:
+        store["mine"] = np.arange(3000.0)
+        store["turned"] = np.arange(3000.0).reshape(60, 50).T
+
+
+def own() -> Any:
+    keras.mixed_precision.set_global_policy("float32")
+    model = Own()
+    model(IMAGES)
+    model.other_optimizer.build(model.trainable_variables)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "float32": plain,
+    "mixed_float16": lambda: plain("mixed_float16"),  # with an optimizer that has another one within
+    "bfloat16": lambda: plain("bfloat16"),
+    "own": own,
+}
+
+
+def files(folder: str) -> dict[str, Any]:
+    """For each model: what is wrong, how many arrays are shared, and how many bytes belong to none."""
+    results = {}
+    for name, make in MODELS.items():
+        model = make()
+        model.fit(IMAGES, IMAGES[:, :2] if name != "own" else IMAGES[:, :1], epochs=1, verbose=0)
+        results[name] = _compared(model, f"{folder}-{name}.keras")
+    keras.mixed_precision.set_global_policy("float32")
+    return results
+
+
+def _compared(model: Any, path: str) -> dict[str, Any]:
+    arrays, weights = HostArrays(), Weights.of(model)
+    copy = weights.map(lambda value: arrays.copy(memory_of(value)))
+    file = io.BytesIO()
+    copy.write(file)
+    alone = file.getvalue()
+    model.save(path)
+    with zipfile.ZipFile(path) as archive:
+        of_keras = archive.read("model.weights.h5")
+    shared = {id(variable) for variable in hooks.shared_variables(model)}
+    layout = Layout.of(weights.layout(lambda value: id(value) in shared).plain())
+    together, cuts = io.BytesIO(), [0, 1, 7001, 7002, layout.size // 2, layout.size]
+    for start, stop in itertools.pairwise(cuts):
+        share = WeightsShare(arrays, layout, weights, [(start, stop)])
+        share.write(together, start, stop)
+        share.release()
+    whole = io.BytesIO()
+    write_model(ModelParts(model).now()[0], copy, whole)
+    wrong = [
+        name
+        for name, same in {
+            "alone": alone == of_keras,
+            "together": together.getvalue() == of_keras,
+            "whole": not zipfile.is_zipfile(whole) or zipfile.ZipFile(whole).read("model.weights.h5") == of_keras,
+        }.items()
+        if not same
+    ]
+    return {"wrong": wrong, "shared": layout.num_arrays, "literal": len(layout.literal)}
