@@ -13,17 +13,18 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test check format bench clean
+.PHONY: help demo demo-keras test test-matrix check format bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train with 3 workers, kill one, add one"
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    all tests"
+	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
 	@echo "make bench   benchmarks; results in build/bench.json"
-	@echo "make clean   remove what the other targets made, except .venv"
+	@echo "make clean   remove what the other targets made, except environments"
 
 demo: $(DEMO)
 	@rm -rf build/demo
@@ -41,6 +42,27 @@ test: $(HOROVOD)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes || status=$$?; \
 	exit $$status
 
+# Contracts with the private parts of other packages, and with what of them may differ from release to release: with the
+# oldest releases that pyproject.toml allows, and with the newest. Horovod is not built for them.
+MATRIX := tests/lightning/test_hooks.py tests/keras/test_hooks.py tests/launch/test_torchrun_handler.py \
+	tests/launch/test_c10d.py tests/collectives tests/faults/test_join.py tests/test_matrix.py
+test-matrix: .venv-oldest/.installed .venv-newest/.installed
+	@status=0; \
+	export OMP_NUM_THREADS=1; \
+	for version in oldest newest; do \
+		echo "With the $$version releases:"; \
+		.venv-$$version/bin/python -m pytest -n 2 --dist loadfile $(MATRIX) || status=$$?; \
+	done; \
+	exit $$status
+
+.venv-oldest/.installed: CONSTRAINTS := --constraint tests/matrix/oldest.txt
+.venv-%/.installed: pyproject.toml tests/matrix/oldest.txt
+	@echo "Installing the $* releases into .venv-$*"
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(CONSTRAINTS) --editable \
+		'.[lightning,pytorch-lightning,keras,s3,testing]' setuptools tensorflow-cpu pytest pytest-timeout pytest-xdist
+	@touch $@
+
 check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -57,7 +79,7 @@ bench: $(DEV)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis lightning_logs
-	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

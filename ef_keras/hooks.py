@@ -283,9 +283,11 @@ class Arrays:
         from keras.src import tree
 
         def pick(sliceable: Any) -> Any:
+            if sliceable is None:  # a leaf, since Keras 3.12
+                return None
             return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(sliceable[indices]))
 
-        return tree.lists_to_tuples(tree.map_structure(pick, self._inputs, none_is_leaf=False))
+        return tree.lists_to_tuples(tree.map_structure(pick, self._inputs))
 
 
 def arrays_of(iterator: Any) -> Arrays | None:

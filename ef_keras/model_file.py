@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import zipfile
+from pathlib import Path
 from typing import Any
 
 from keras.src.saving import saving_lib
 
-from ef_keras.weights import Weights
+from ef_keras.weights import Collector, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +45,18 @@ class ModelParts:
         except Exception as error:
             logger.info("checkpoints hold weights only, as the model cannot be serialized: %s", error)
             return {}
-        assets = _flat(saving_lib._save_assets_to_dict(self._model) or {}, "assets")
-        return {"metadata.json": metadata.encode(), "config.json": config.encode(), **assets}
+        return {"metadata.json": metadata.encode(), "config.json": config.encode(), **self._assets()}
+
+    def _assets(self) -> Texts:
+        """Vocabularies, which layers write to a folder."""
+        with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
+            folder = Path(directory) / "assets"
+            store = saving_lib.DiskIOStore(folder, mode="w")
+            saving_lib._save_state(
+                self._model, weights_store=Collector(), assets_store=store, inner_path="", visited_saveables=set()
+            )
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def write_model(texts: Texts, weights: Weights, file: Any) -> None:
@@ -63,11 +75,3 @@ def write_model(texts: Texts, weights: Weights, file: Any) -> None:
             archive.writestr(name, text)
         with archive.open(WEIGHTS, "w", force_zip64=True) as target:
             weights.write(target)
-
-
-def _flat(tree: dict[str, Any], path: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for name, value in tree.items():
-        inner = f"{path}/{name}"
-        found |= _flat(value, inner) if isinstance(value, dict) else {inner: value.tobytes()}
-    return found

@@ -42,7 +42,7 @@ class Weights:
     @classmethod
     def of(cls, model: Any) -> Weights:
         """Those of a model, as they are."""
-        store = _Collector()
+        store = Collector()
         with hooks.optimizers_that_hand_over_variables(model):
             saving_lib._save_state(
                 model, weights_store=store, assets_store=None, inner_path="", visited_saveables=set()
@@ -195,7 +195,9 @@ class _Entry(dict[str, Any]):
                 variables[key] = value
 
 
-class _Collector(saving_lib.NpzIOStore):  # type: ignore[misc]  # Keras asks for one of its stores
+class Collector(saving_lib.NpzIOStore):  # type: ignore[misc]  # Keras asks for one of its stores
+    """Keeps what layers hand over."""
+
     def __init__(self) -> None:
         super().__init__("", mode="w")
         self.entries: list[_Entry] = []

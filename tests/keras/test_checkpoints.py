@@ -90,6 +90,7 @@ def test_weights_are_written_as_keras_does_byte_by_byte_alone_and_in_shares(resu
         "mixed_float16": 7,
         "bfloat16": 4,
         "own": 5,
+        "words": 0,
     }
     assert found["own"]["literal"] > 2 * 3000 * 8
 

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_lightning.file_layout import Layout, Slice, layout_of, save
+from ef_common.storage.layout import Layout, Slice
+from ef_lightning.file_layout import layout_of, save
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.shares import ShareCopy
 

@@ -18,11 +18,13 @@ from ef_common.data.checkpointer import Checkpointer, Checkpointing, Turn
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog, Record, read
 from ef_common.storage.checkpoints import Checkpoints, Content
+from ef_common.storage.layout import Layout, Segment
 from ef_common.storage.shares import PAGE_BYTES
 from ef_common.storage.store import Store
 
 ENOUGH_S = 60.0
 DATA = bytes(range(256)) * (4 * PAGE_BYTES // 256)
+NUM_LITERAL = 10
 MEMBERS = tuple(Member(name, "n", "") for name in "ab")
 
 
@@ -77,14 +79,14 @@ class Scene:
         self.session.make_step()
         return turn
 
-    def _offer(self) -> tuple[int, dict[str, Any]]:
+    def _offer(self) -> Layout:
         if self.reason:
             raise UnsupportedError(self.reason)
-        return len(DATA), {"of": "it"}
+        return Layout([Segment(NUM_LITERAL), Segment(len(DATA) - NUM_LITERAL, ("of",), "it")], DATA[:NUM_LITERAL])
 
     def _make(self, plan: sharing.Plan) -> tuple[Content, Any]:
         assert plan.leads
-        assert plan.layout == {"of": "it"}
+        assert plan.layout.kinds == {("of",): "it"}
         assert plan.mine == [(0, len(DATA) // 2)]
         assert plan.is_here("b")
         if self.other_writes:
@@ -173,6 +175,19 @@ def test_members_that_change_while_they_agree_take_nothing(scene: Scene) -> None
     assert scene.boundary(1) == "together"
     assert scene.saved() == {}
     assert scene.job._saver is None
+
+
+@pytest.mark.parametrize("most", [NUM_LITERAL - 1, NUM_LITERAL])
+def test_state_of_which_others_have_too_little_is_written_alone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
+) -> None:
+    monkeypatch.setattr(sharing, "MOST_LITERAL_BYTES", most)
+    scene.other_writes = True
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            scene.boundary(step)
+    too_much = "are no weights, buffers or states of optimizers"
+    assert (set(scene.saved().values()) == {0}) == (too_much in caplog.text) == (most < NUM_LITERAL)
 
 
 def test_state_that_cannot_be_shared_is_written_alone_with_one_warning(
