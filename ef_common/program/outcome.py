@@ -21,14 +21,14 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
     Raises:
         UsageError: A mapping without a loss, or a value that is no scalar.
     """
-    found = dict(returned) if isinstance(returned, Mapping) else {LOSS: returned}
+    found = returned if isinstance(returned, Mapping) else {LOSS: returned}
     if needs_loss and LOSS not in found:
         raise UsageError(
             f'{name} must return a scalar, or a dict with the cost as "loss". Received: a dict of {sorted(found)}'
         )
     for key, value in found.items():
         _check_scalar(value, key, name)
-    return {key: found[key] for key in sorted(found, key=lambda key: key != LOSS)}
+    return {LOSS: found[LOSS], **found} if LOSS in found else {**found}
 
 
 def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, framework: str) -> None:
@@ -46,10 +46,8 @@ def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, fra
 
 
 def _check_scalar(value: Any, key: str, name: str) -> None:
-    if isinstance(value, int | float):
-        return
     rank = _rank(value)
-    if rank is None or rank > 0:
+    if rank or (rank is None and not isinstance(value, int | float)):
         received = type(value).__name__ if rank is None else f"{key!r} of shape {tuple(value.shape)}"
         raise UsageError(
             f"what {name} returns must be scalars that are means over the samples: reduce it with mean(). "
