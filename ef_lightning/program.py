@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -120,12 +120,8 @@ class ProgramMixin:
         forward = self._forward
         outcome = outcome_of(forward.call(batch, self.params.get(), training=True), name=forward.name)
         loss: Tensor = outcome[LOSS]
-        check_tensor(loss, torch.is_tensor, name=forward.name, framework="torch")
-        if not loss.requires_grad:
-            raise UsageError(
-                f"the loss that {forward.name} returns has no gradient: it does not depend on a parameter, or was "
-                "made with detach(), item() or no_grad(). Compute it from the modules and tensors in `params`"
-            )
+        if not getattr(loss, "requires_grad", False):
+            self._refuse(loss)
         if self._unchecked:
             self._unchecked = False
             self._check_all_used(loss)
@@ -188,6 +184,13 @@ class ProgramMixin:
         return {"optimizer": optimizer, "lr_scheduler": self._scheduler(optimizer)}
 
     # ------------------------------------------------------------ checks
+
+    def _refuse(self, loss: Any) -> NoReturn:
+        check_tensor(loss, torch.is_tensor, name=self._forward.name, framework="torch")
+        raise UsageError(
+            f"the loss that {self._forward.name} returns has no gradient: it does not depend on a parameter, or was "
+            "made with detach(), item() or no_grad(). Compute it from the modules and tensors in `params`"
+        )
 
     def _check_all_used(self, loss: Tensor) -> None:
         used = _leaves_of(loss)
