@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ef_common.errors import UsageError
-from ef_common.program.binding import binding_of
+from ef_common.program.binding import binding_of, no_predict
 from ef_common.program.outcome import LOSS, check_tensor, outcome_of
 from ef_common.program.parts import Model, check_framework, parts_of
 from ef_lightning import host as hosts
@@ -149,10 +149,7 @@ class ProgramMixin:
             UsageError: The program has no `predict`.
         """
         if self._predict is None:
-            raise UsageError(
-                "this program can train and evaluate, but it has no `predict`. Pass "
-                "module(…, predict=function): it is called with the entries of a batch that it names, and `params`"
-            )
+            raise no_predict("module")
         return self._predict.call(batch, self.params.get(), training=False, partly=True)
 
     def _log_evaluation(self, batch: Any, prefix: str) -> None:

@@ -127,5 +127,17 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
     )
 
 
+def no_predict(maker: str) -> UsageError:
+    """The error of a program that is asked for predictions and has no `predict`.
+
+    Args:
+        maker: Name of the function that has made it.
+    """
+    return UsageError(
+        "this program can train and evaluate, but it has no `predict`. Pass "
+        f"{maker}(…, predict=function): it is called with the entries of a batch that it names, and `params`"
+    )
+
+
 def _listed(names: Sequence[Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
