@@ -21,11 +21,16 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
     Raises:
         UsageError: A mapping without a loss, or a value that is no scalar.
     """
-    found = returned if isinstance(returned, Mapping) else {LOSS: returned}
-    if needs_loss and LOSS not in found:
+    if not isinstance(returned, Mapping):
+        found = {LOSS: returned}
+    elif LOSS in returned:
+        found = {LOSS: returned[LOSS], **returned}
+    elif needs_loss:
         raise UsageError(
-            f'{name} must return a scalar, or a dict with the cost as "loss". Received: a dict of {sorted(found)}'
+            f'{name} must return a scalar, or a dict with the cost as "loss". Received: a dict of {sorted(returned)}'
         )
+    else:
+        found = dict(returned)
     for key, value in found.items():
         if not _is_scalar(value):
             shape = getattr(value, "shape", None)
@@ -34,7 +39,7 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
                 f"what {name} returns must be scalars that are means over the samples: reduce it with mean(). "
                 f"Received: {received}"
             )
-    return {LOSS: found[LOSS], **found} if LOSS in found else {**found}
+    return found
 
 
 def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, framework: str) -> None:
