@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from ef_common.errors import UsageError
-from ef_common.program.binding import Binding, binding_of
+from ef_common.program.binding import Binding, binding_of, no_predict
 from ef_common.program.outcome import LOSS, check_tensor, outcome_of
 from ef_common.program.parts import Model, Parts, check_framework, parts_of
 from ef_keras.backends import train_step_of
@@ -148,10 +148,7 @@ class Program(keras.Model):
         held = self._held
         if self._role == "predict":
             if "predict" not in held.bindings:
-                raise UsageError(
-                    "this program can train and evaluate, but it has no `predict`. Pass "
-                    "model(…, predict=function): it is called with the entries of a batch that it names, and `params`"
-                )
+                raise no_predict("model")
             return held.bindings["predict"].call(_unwrapped(batch), held.params, training=training, partly=True)
         binding = held.bindings[self._role]
         needs_loss = binding is held.bindings["forward"]
@@ -345,9 +342,11 @@ def _loaded(saved: Any, role: str) -> Any:
     try:
         return keras.saving.deserialize_keras_object(saved)
     except (TypeError, ValueError) as error:
-        name = saved.get("config") if isinstance(saved, Mapping) else saved
+        name = saved["config"]
+        function = name.rpartition(">")[2]  # behind the package that it was registered for
         raise UsageError(
-            f"the function {role} of the saved model is not known. Pass it, load_model(path, custom_objects="
-            f'{{"{name}": {name}, …}}), or decorate it with @keras.saving.register_keras_serializable() and import '
-            f"its module first. Received: {name}"
+            f"the function {role} of the saved model is not known here: Keras imports no code that a file names. Pass "
+            f'it, load_model(path, custom_objects={{"{name}": {function}, …}}); or decorate it with '
+            "@keras.saving.register_keras_serializable() and import its module before you load the model. "
+            f"Received: {role}={function}"
         ) from error

@@ -26,9 +26,7 @@ def train(model: Model, parts: Parts, run: Run) -> Result:
     Raises:
         UsageError: There is no optimizer, or arguments of `fit` that `train` sets itself.
     """
-    for name, instead in _OURS.items():
-        if name in run.others:
-            raise UsageError(f"train() sets {name} of fit() itself: use {instead}. Received: {name}=")
+    run.check_others(_OURS, callee="fit()")
     if parts.optimizer is None:
         raise UsageError('the model has no "optimizer": a Keras optimizer, its class or its name. Received: None')
     made = program(parts, Functions(model, run.forward, run.evaluate, run.predict), allow_unused=run.allow_unused)

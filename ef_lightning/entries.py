@@ -57,13 +57,12 @@ class Entries(nn.Module):
 
     def get(self) -> Any:
         """The structure that it was made of, with what the parts are now: buffers are replaced when they move."""
-        found = {key: self._others[key] if name is None else self._part(name) for key, name in self._keys}
+        found = {}
+        for key, name in self._keys:
+            part = self._others[key] if name is None else getattr(self, name)
+            found[key] = part.get() if isinstance(part, Entries) else part
         return found if self._kind is dict else list(found.values()) if self._kind is list else tuple(found.values())
 
     def __getitem__(self, key: Any) -> Any:
         """One of the parts, as it is now."""
         return self.get()[key]
-
-    def _part(self, name: str) -> Any:
-        part = getattr(self, name)
-        return part.get() if isinstance(part, Entries) else part

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ef_common.errors import UsageError
-from ef_common.program.binding import Binding, binding_of
+from ef_common.program.binding import binding_of, no_predict
 from ef_common.program.outcome import LOSS, check_tensor, outcome_of
-from ef_common.program.parts import Model, Parts, check_framework, parts_of
+from ef_common.program.parts import Model, check_framework, parts_of
 from ef_lightning import host as hosts
 from ef_lightning.entries import Entries
 
@@ -55,7 +55,8 @@ def module(
     Returns:
         A LightningModule of the class tree that the program has imported. The model's parts are in `module.params`,
         the state dict has them as `params.<key>.…`. In training it logs `loss` and metrics as means over the samples of
-        an epoch, and `loss_step`, of this worker alone.
+        an epoch, and `loss_step`, of this worker alone. A checkpoint has the weights, and no functions:
+        `type(module).load_from_checkpoint(path, model=model, forward=forward)`, with what else it was made of.
 
     Raises:
         UsageError: A model without parameters, of Keras, or of both; functions that cannot be called with a batch; and
@@ -65,13 +66,7 @@ def module(
     host = hosts.detect()
     if host is None:
         raise UsageError("import `lightning.pytorch` or `pytorch_lightning` before you make a module")
-    return module_class(host.name)(
-        parts_of(model),
-        binding_of(forward),
-        evaluate=binding_of(forward) if evaluate is None else binding_of(evaluate, role="evaluate"),
-        predict=None if predict is None else binding_of(predict, role="predict"),
-        allow_unused=allow_unused,
-    )
+    return module_class(host.name)(model, forward, evaluate=evaluate, predict=predict, allow_unused=allow_unused)
 
 
 @functools.cache
@@ -83,17 +78,9 @@ def module_class(host_name: str) -> Any:
 
 
 class ProgramMixin:
-    """A LightningModule but for its base class; see :func:`module`.
+    """A LightningModule but for its base class.
 
-    Args:
-        parts: The model.
-        forward: The cost of a batch.
-        evaluate: The same in an evaluation.
-        predict: Predictions, if there are any.
-        allow_unused: See :func:`module`.
-
-    Raises:
-        UsageError: There is nothing to train.
+    Args and errors are those of :func:`module`, so that Lightning can make it, too: `load_from_checkpoint` does.
     """
 
     if TYPE_CHECKING:
@@ -102,9 +89,20 @@ class ProgramMixin:
         named_parameters: Callable[[], Any]
 
     def __init__(
-        self, parts: Parts, forward: Binding, *, evaluate: Binding, predict: Binding | None, allow_unused: bool
+        self,
+        model: Model,
+        forward: Function,
+        *,
+        evaluate: Function | None = None,
+        predict: Function | None = None,
+        allow_unused: bool = False,
     ) -> None:
         super().__init__()
+        parts = parts_of(model)
+        self._forward = self._evaluate = binding_of(forward)
+        if evaluate is not None:
+            self._evaluate = binding_of(evaluate, role="evaluate")
+        self._predict = None if predict is None else binding_of(predict, role="predict")
         check_framework(parts, "torch")
         self.params = Entries(parts.params)
         if not any(parameter.requires_grad for parameter in self.parameters()):
@@ -113,7 +111,6 @@ class ProgramMixin:
                 f"requires_grad=True. Received: {sorted(parts.params)}"
             )
         self._optimizer, self._scheduler = parts.optimizer, parts.scheduler
-        self._forward, self._evaluate, self._predict = forward, evaluate, predict
         self._unchecked = not allow_unused
 
     # ------------------------------------------------------------ steps
@@ -123,12 +120,8 @@ class ProgramMixin:
         forward = self._forward
         outcome = outcome_of(forward.call(batch, self.params.get(), training=True), name=forward.name)
         loss: Tensor = outcome[LOSS]
-        check_tensor(loss, torch.is_tensor, name=forward.name, framework="torch")
-        if not loss.requires_grad:
-            raise UsageError(
-                f"the loss that {forward.name} returns has no gradient: it does not depend on a parameter, or was "
-                "made with detach(), item() or no_grad(). Compute it from the modules and tensors in `params`"
-            )
+        if not getattr(loss, "requires_grad", False):
+            self._refuse(loss)
         if self._unchecked:
             self._unchecked = False
             self._check_all_used(loss)
@@ -156,10 +149,7 @@ class ProgramMixin:
             UsageError: The program has no `predict`.
         """
         if self._predict is None:
-            raise UsageError(
-                "this program can train and evaluate, but it has no `predict`. Pass "
-                "module(…, predict=function): it is called with the entries of a batch that it names, and `params`"
-            )
+            raise no_predict("module")
         return self._predict.call(batch, self.params.get(), training=False, partly=True)
 
     def _log_evaluation(self, batch: Any, prefix: str) -> None:
@@ -191,6 +181,13 @@ class ProgramMixin:
         return {"optimizer": optimizer, "lr_scheduler": self._scheduler(optimizer)}
 
     # ------------------------------------------------------------ checks
+
+    def _refuse(self, loss: Any) -> NoReturn:
+        check_tensor(loss, torch.is_tensor, name=self._forward.name, framework="torch")
+        raise UsageError(
+            f"the loss that {self._forward.name} returns has no gradient: it does not depend on a parameter, or was "
+            "made with detach(), item() or no_grad(). Compute it from the modules and tensors in `params`"
+        )
 
     def _check_all_used(self, loss: Tensor) -> None:
         used = _leaves_of(loss)

@@ -6,7 +6,6 @@ import importlib
 import warnings
 from typing import Any
 
-from ef_common.errors import UsageError
 from ef_common.program.parts import Parts
 from ef_common.program.result import Result
 from ef_common.program.run import Run
@@ -28,9 +27,7 @@ def train(parts: Parts, run: Run) -> Result:
     Raises:
         UsageError: Arguments of the Trainer that `train` sets itself.
     """
-    for name, instead in _OURS.items():
-        if name in run.others:
-            raise UsageError(f"train() sets the Trainer's {name} itself. Use {instead} Received: {name}=")
+    run.check_others(_OURS, callee="the Trainer")
     host = hosts.detect()
     if host is None:
         importlib.import_module("lightning.pytorch.trainer.trainer")

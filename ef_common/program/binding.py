@@ -52,21 +52,19 @@ class Binding:
         Raises:
             UsageError: An entry without a parameter, or a parameter without an entry.
         """
-        arguments = self._named(batch) if isinstance(batch, Mapping) else self._ordered(batch, partly=partly)
-        if not self.required <= arguments.keys():
+        in_order = isinstance(batch, (tuple, list)) or not isinstance(batch, Mapping)
+        arguments = self._ordered(batch, partly=partly) if in_order else dict(batch)
+        if not arguments.keys() >= self.required:
             self._miss(arguments)
-        if isinstance(batch, Mapping) and not self.takes_all and not arguments.keys() <= set(self.entries):
+        if not in_order and not self.takes_all:
             arguments = self._without_others(arguments, partly=partly)
         arguments[self.params] = params
         if self.takes_training:
             arguments[TRAINING] = training
         return self.function(**arguments)
 
-    def _named(self, batch: Mapping[Any, Any]) -> dict[str, Any]:
-        return dict(batch)
-
     def _ordered(self, batch: Any, *, partly: bool) -> dict[str, Any]:
-        values: Sequence[Any] = batch if isinstance(batch, tuple | list) else (batch,)
+        values: Sequence[Any] = batch if isinstance(batch, (tuple, list)) else (batch,)
         if len(values) > len(self.entries) and not partly:
             raise UsageError(
                 f"a batch has more entries than {self.name} has parameters for them. Give it one parameter for each, "
@@ -85,7 +83,7 @@ class Binding:
 
     def _without_others(self, arguments: dict[str, Any], *, partly: bool) -> dict[str, Any]:
         others = [name for name in arguments if name not in self.entries]
-        if not partly:
+        if others and not partly:
             raise UsageError(
                 f"no parameter of {self.name} is named as {_listed(others)} of the batch. Add it, take the rest by "
                 f"`**others`, or leave it out of the data. Received: {self.name}({', '.join(self.entries)})"
@@ -126,6 +124,18 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
         frozenset(required) - {params},
         takes_training=any(p.name == TRAINING for p in parameters),
         takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+def no_predict(maker: str) -> UsageError:
+    """The error of a program that is asked for predictions and has no `predict`.
+
+    Args:
+        maker: Name of the function that has made it.
+    """
+    return UsageError(
+        "this program can train and evaluate, but it has no `predict`. Pass "
+        f"{maker}(…, predict=function): it is called with the entries of a batch that it names, and `params`"
     )
 
 

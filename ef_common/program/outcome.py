@@ -21,14 +21,25 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
     Raises:
         UsageError: A mapping without a loss, or a value that is no scalar.
     """
-    found = dict(returned) if isinstance(returned, Mapping) else {LOSS: returned}
-    if needs_loss and LOSS not in found:
+    if not isinstance(returned, Mapping):
+        found = {LOSS: returned}
+    elif LOSS in returned:
+        found = {LOSS: returned[LOSS], **returned}
+    elif needs_loss:
         raise UsageError(
-            f'{name} must return a scalar, or a dict with the cost as "loss". Received: a dict of {sorted(found)}'
+            f'{name} must return a scalar, or a dict with the cost as "loss". Received: a dict of {sorted(returned)}'
         )
+    else:
+        found = dict(returned)
     for key, value in found.items():
-        _check_scalar(value, key, name)
-    return {key: found[key] for key in sorted(found, key=lambda key: key != LOSS)}
+        if not _is_scalar(value):
+            shape = getattr(value, "shape", None)
+            received = type(value).__name__ if shape is None else f"{key!r} of shape {tuple(shape)}"
+            raise UsageError(
+                f"what {name} returns must be scalars that are means over the samples: reduce it with mean(). "
+                f"Received: {received}"
+            )
+    return found
 
 
 def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, framework: str) -> None:
@@ -45,24 +56,11 @@ def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, fra
         )
 
 
-def _check_scalar(value: Any, key: str, name: str) -> None:
-    if isinstance(value, int | float):
-        return
-    rank = _rank(value)
-    if rank is None or rank > 0:
-        received = type(value).__name__ if rank is None else f"{key!r} of shape {tuple(value.shape)}"
-        raise UsageError(
-            f"what {name} returns must be scalars that are means over the samples: reduce it with mean(). "
-            f"Received: {received}"
-        )
-
-
-def _rank(value: Any) -> int | None:
-    """Number of dimensions; 0 if that is not known yet, None for what has none."""
+def _is_scalar(value: Any) -> bool:
     shape = getattr(value, "shape", None)
     if shape is None:
-        return None
+        return isinstance(value, int | float)
     try:
-        return len(shape)
-    except (TypeError, ValueError):  # a graph of TensorFlow that is still open
-        return 0
+        return len(shape) == 0
+    except (TypeError, ValueError):  # a graph of TensorFlow that is still open: not known yet
+        return True

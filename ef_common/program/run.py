@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from ef_common.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,17 @@ class Run:
     allow_unused: bool = False
     elastic: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
+
+    def check_others(self, ours: Mapping[str, str], *, callee: str) -> None:
+        """Refuse those of the framework that `train` sets itself.
+
+        Args:
+            ours: What to use instead, by name.
+            callee: Whose they are.
+
+        Raises:
+            UsageError: Naming the first one.
+        """
+        for name, instead in ours.items():
+            if name in self.others:
+                raise UsageError(f"train() sets {name} of {callee} itself: use {instead}. Received: {name}=")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy as np
@@ -100,6 +101,40 @@ def as_by_hand(folder: str) -> Any:
     return found
 
 
+def mixed(folder: str) -> Any:
+    """Under mixed_float16: differences from the model by hand, and the types that `forward` sees."""
+    types = {}
+
+    def parts() -> dict[str, Any]:
+        net = keras.Sequential([layers.Dense(16, activation="tanh"), layers.Dense(2)])
+        return {"net": net, "optimizer": keras.optimizers.Adam(0.01)}
+
+    def cost(x: Any, y: Any, params: Any) -> Any:
+        outputs = params["net"](x)
+        types.update(x=keras.backend.standardize_dtype(x.dtype), outputs=keras.backend.standardize_dtype(outputs.dtype))
+        outputs = ops.cast(outputs, "float32")  # as the losses of Keras do
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True))
+
+    results = []
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        for by_hand in (False, True):
+            keras.utils.set_random_seed(7)
+            made = compiled(parts()["net"], keras.optimizers.Adam(0.01)) if by_hand else ef_keras.model(parts, cost)
+            made.fit(*data(), epochs=2, batch_size=16, verbose=0)
+            results.append(made)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    ours, theirs = results
+    types["variables"] = ours.trainable_variables[0].dtype
+    types["optimizer"] = type(ours.optimizer).__name__
+    return {
+        "weights": _difference(ours.trainable_variables, theirs.trainable_variables),
+        "optimizer": _difference(ours.optimizer.variables, theirs.optimizer.variables),
+        "types": types,
+    }
+
+
 def dict_batches(folder: str) -> Any:
     """Entries of a dict are bound by their names, whatever their order; so are those of a stream."""
     x, y = data()
@@ -177,9 +212,27 @@ def saved(folder: str) -> Any:
         one.fit(*data(), epochs=1, verbose=0, shuffle=False)
     moved = max(float(np.abs(a - b).max()) for a, b in zip(before, _values(loaded.trainable_variables), strict=True))
     unknown = _message(lambda: keras.models.load_model(f"{folder}/model.keras"))
+    own = ef_keras.model(known_model, known_forward)
+    own.fit(*data(), epochs=1, verbose=0)
+    own.save(f"{folder}/known.keras")
+    again = keras.models.load_model(f"{folder}/known.keras")
+    same.append(_difference(own.trainable_variables, again.trainable_variables))
+    del keras.saving.get_custom_objects()["tests>known_forward"]  # as in a program that has not imported its module
+    not_imported = _message(lambda: keras.models.load_model(f"{folder}/known.keras"))
     local = _message(lambda: ef_keras.model(model, lambda x, y, params: 0).save(f"{folder}/other.keras"))
     difference = float(np.abs(np.subtract(*predictions)).max())
-    return {"same": same, "predictions": difference, "moved": moved, "unknown": unknown, "local": local}
+    messages = {"unknown": unknown, "local": local, "not imported": not_imported}
+    return {"same": same, "predictions": difference, "moved": moved, **messages}
+
+
+@keras.saving.register_keras_serializable("tests")
+def known_model() -> dict[str, Any]:
+    return model()
+
+
+@keras.saving.register_keras_serializable("tests")
+def known_forward(x: Any, y: Any, params: Any) -> Any:
+    return forward(x, y, params)
 
 
 # ---------------------------------------------------------------- elasticflow.train
@@ -269,6 +322,9 @@ def mistakes(folder: str) -> Any:
         "of torch": {"net": _stranger("torch.nn")},
     }.items():
         found[name] = [_message(lambda parts=parts: ef_keras.model(parts, forward)), 1.0]
+    with patch.object(keras.config, "backend", lambda: "jax"):
+        found["jax"] = [_message(lambda: ef_keras.model(model, forward)), 1.0]
+        found["trained on jax"] = [_message(lambda: elasticflow.train(model, forward, data())), 1.0]
     without = ef_keras.model(model, forward)
     found["no predict"] = [_message(lambda: without.predict(data()[0], verbose=0)), 1.0]
     return found

@@ -13,7 +13,7 @@ from ef_common.testing.harness import Job
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-WHAT = ("as_by_hand", "dict_batches", "evaluation", "callbacks", "saved", "trained", "mistakes")
+WHAT = ("as_by_hand", "mixed", "dict_batches", "evaluation", "callbacks", "saved", "trained", "mistakes")
 
 
 def call(backend: str, folder: str) -> dict[str, Any]:
@@ -45,6 +45,13 @@ def test_weights_are_bit_for_bit_those_of_the_model_by_hand(results: dict[str, A
     for name, found in results["as_by_hand"].items():
         assert found["weights"] == found["optimizer"] == 0.0, name
         assert found["moved"] > 0, name
+
+
+def test_mixed_precision_is_that_of_the_model_by_hand(results: dict[str, Any]) -> None:
+    found = results["mixed"]
+    assert found["weights"] == found["optimizer"] == 0.0
+    expected = {"x": "float32", "outputs": "float16", "variables": "float32", "optimizer": "LossScaleOptimizer"}
+    assert found["types"] == expected
 
 
 def test_history_is_that_of_the_model_by_hand(results: dict[str, Any]) -> None:
@@ -89,7 +96,7 @@ def test_callbacks_schedules_and_summary_work_as_by_hand(results: dict[str, Any]
 
 def test_saved_model_is_loaded_with_its_optimizer_and_trains_on(results: dict[str, Any]) -> None:
     found = results["saved"]
-    assert found["same"] == [0.0, 0.0]
+    assert found["same"] == [0.0, 0.0, 0.0]  # the last one is of registered functions, without custom_objects
     assert found["predictions"] == 0.0
     assert found["moved"] > 0
 
@@ -97,6 +104,8 @@ def test_saved_model_is_loaded_with_its_optimizer_and_trains_on(results: dict[st
 def test_functions_that_cannot_be_found_again_raise_with_a_remedy(results: dict[str, Any]) -> None:
     assert "custom_objects={" in results["saved"]["unknown"]
     assert "register_keras_serializable" in results["saved"]["unknown"]
+    assert "Received: model=model" in results["saved"]["unknown"]
+    assert 'custom_objects={"tests>known_forward": known_forward, …}' in results["saved"]["not imported"]
     assert "Define it at the top of a module, or save the weights only" in results["saved"]["local"]
     assert "Received: forward=" in results["saved"]["local"]
 
@@ -136,6 +145,8 @@ MISTAKES = [
     ("scheduler", "pass a keras.optimizers.schedules"),
     ("torch", "a model is of torch or of Keras, not of both"),
     ("of torch", "this model is of torch: use ef_lightning.module"),
+    ("jax", "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch. Received: jax"),
+    ("trained on jax", "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch. Received: jax"),
     ("no predict", "it has no `predict`"),
     ("allowed", "nothing was raised"),
 ]

@@ -199,6 +199,24 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert weights(resumed) == weights(whole)
 
 
+@pytest.mark.parametrize("host", HOSTS, indirect=True)
+def test_module_of_a_checkpoint_is_made_of_the_same_functions(host: str, tmp_path: Path) -> None:
+    tree = importlib.import_module(host)
+    module = ef_lightning.module(model, forward, predict=predict)
+    training = trainer(tree, "auto")
+    training.fit(module, loader())
+    training.save_checkpoint(tmp_path / "a.ckpt")
+    functions = {"model": model, "forward": forward, "predict": predict}
+    loaded = type(module).load_from_checkpoint(tmp_path / "a.ckpt", **functions)
+    assert type(loaded) is type(module)
+    assert weights(loaded) == weights(module)
+    assert weights(loaded) != weights(ef_lightning.module(model, forward))
+    batches = [torch.cat(trainer(tree, "auto").predict(made, loader(10))) for made in (module, loaded)]
+    assert torch.equal(*batches)
+    with pytest.raises(TypeError, match="'model' and 'forward'"):
+        type(module).load_from_checkpoint(tmp_path / "a.ckpt")
+
+
 def forward_without_dropout(x: Tensor, y: Tensor, params: Any) -> Any:
     params["net"][1].p = 0.0
     return forward(x, y, params)

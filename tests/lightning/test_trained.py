@@ -57,4 +57,4 @@ def test_update_has_the_samples_of_the_global_batch(found: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(("argument", "instead"), [("strategy", "backend="), ("max_epochs", "epochs=")])
 def test_argument_that_train_sets_itself_raises(found: dict[str, Any], argument: str, instead: str) -> None:
-    assert f"train() sets the Trainer's {argument} itself. Use {instead}" in found[argument]
+    assert f"train() sets {argument} of the Trainer itself: use {instead}" in found[argument]
