@@ -34,7 +34,7 @@ PART_BYTES = 16 << 20
 """Object stores get files in parts of this size. They allow 10,000 of them, and keep a few copies of one in memory."""
 
 NUM_READERS = 8
-"""How many chunks of an object are read at once: one connection to an object store does not bring much."""
+"""How many parts of an object are read at once: one connection to an object store does not bring much."""
 
 Way = Literal["ranges", "parts"]
 """How several writers write one file."""
@@ -200,7 +200,7 @@ class Store:
         wanted = target[:size]
 
         def read(start: int) -> memoryview:
-            room = wanted[start : start + CHUNK_BYTES]
+            room = wanted[start : start + PART_BYTES]
 
             def fetch(fs: Any) -> None:
                 data = fs.cat_file(path, start=start, end=start + len(room))
@@ -212,7 +212,7 @@ class Store:
             return room
 
         with ThreadPoolExecutor(NUM_READERS) as readers:
-            for piece in readers.map(read, range(0, len(wanted), CHUNK_BYTES)):
+            for piece in readers.map(read, range(0, len(wanted), PART_BYTES)):
                 took(piece)
         return size
 
