@@ -1,7 +1,8 @@
 """A checkpoint of 400 MB: how long training stands still for it, how fast it is written, and read again.
 
 Against what users would take otherwise, in one process, in turns: Lightning's `save_checkpoint`, its AsyncCheckpointIO,
-`torch.distributed.checkpoint.async_save`; a sequential write of as many bytes; boto3's upload to the same S3 server.
+`torch.distributed.checkpoint.async_save`; a sequential write of as many bytes, and a read; boto3's upload to the same
+S3 server, and its download.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def _figures(found: dict[str, Any]) -> dict[str, Figure]:
     figures["checkpoint_write_local"] = of_samples(found["local_write"], found["sequential"], target=1 / 0.9, unit="s")
     if "boto3" in found:
         figures["checkpoint_write_s3"] = of_samples(found["s3_write"], found["boto3"], target=1 / 0.8, unit="s")
+        figures["checkpoint_resume_s3"] = of_samples(found["s3_resume"], found["s3_read"], target=1.1, unit="s")
     figures["checkpoint_resume"] = of_samples(found["resume"], found["read"], target=1.1, unit="s")
     size = found["bytes"][0]
     budget = size + ROOM_BYTES

@@ -5,6 +5,7 @@ Arguments: folder, number of rounds, URL of an S3 bucket or nothing, and the end
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -25,13 +26,17 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 from ef_common.data.checkpointer import Checkpointer, Checkpointing
 from ef_common.events import EventLog
+from ef_common.storage.checkpoints import Checkpoints
+from ef_common.storage.store import Store
 from ef_lightning import ElasticFlowStrategy
+from ef_lightning.checkpoints import FILE, _load
 from tests.benchmarks.lightning_module import Module, trainer
 from tests.benchmarks.models import loader
 from tests.benchmarks.pair import report
 from tests.benchmarks.processes import die_with_parent
+from tests.storage.ceph import KEYS
 
-_KEEP = {"aws_access_key_id": "efaccess", "aws_secret_access_key": "efsecretkey"}
+_KEYS = {"aws_access_key_id": KEYS["key"], "aws_secret_access_key": KEYS["secret"]}
 
 
 class Measure(Callback):
@@ -47,6 +52,7 @@ class Measure(Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx != 2:
             return
+        gc.freeze()  # or now and then all modules are collected through, for a second, in the time of whoever is next
         checkpoints = trainer.strategy._checkpoints
         local = self._job(trainer, str(self._folder / "ours"))
         self._memory(local, checkpoints)
@@ -57,17 +63,35 @@ class Measure(Callback):
             self._async_io(trainer, number)
             self._dcp(state, number)
             self._sequential(number)
-            self._resume()
+            self._resume(lambda: Store(str(self._folder / "ours")), lambda: io.BytesIO(self._path(0).read_bytes()))
         if self._s3 is not None:
-            remote = self._job(trainer, f"{self._s3[0]}/ours", endpoint_url=self._s3[1])
-            for number in range(self._num_rounds):
-                self._ours(remote, checkpoints, 10 + number, name="s3")
-                self._boto3(state)
+            self._object_store(trainer, checkpoints, *self._s3)
         trainer.should_stop = True
 
+    def _object_store(self, trainer: Any, checkpoints: Any, url: str, endpoint: str) -> None:
+        import boto3
+
+        def connect() -> Any:  # as in another process
+            return boto3.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1", **_KEYS)
+
+        def download() -> io.BytesIO:
+            file = io.BytesIO()
+            connect().download_fileobj(bucket, "sync", file)
+            file.seek(0)
+            return file
+
+        client, bucket = connect(), url.removeprefix("s3://").split("/")[0]
+        client.upload_file(str(self._path(0)), bucket, "sync")
+
+        url, options = f"{url}/ours", {**KEYS, "endpoint_url": endpoint}
+        remote = self._job(trainer, url, **options)
+        for number in range(self._num_rounds):
+            self._ours(remote, checkpoints, 10 + number, name="s3")
+            self._boto3(client, bucket)
+        for _ in range(self._num_rounds):
+            self._resume(lambda: Store(url, options), download, name="s3_")
+
     def _job(self, trainer: Any, url: str, **options: Any) -> Checkpointer:
-        if options:
-            options = {**options, "key": _KEEP["aws_access_key_id"], "secret": _KEEP["aws_secret_access_key"]}
         job = Checkpointer(
             Checkpointing(url, storage_options=options), trainer.strategy.session, log=EventLog(None, "b")
         )
@@ -94,7 +118,7 @@ class Measure(Callback):
         self.found["extra_bytes"].append(peak - before)
 
     def _lightning(self, trainer: Any, number: int) -> None:
-        path = self._folder / f"sync{number % 2}.ckpt"
+        path = self._path(number % 2)
         self._timed("sync", lambda: trainer.save_checkpoint(path))
         self.found["bytes"] = [path.stat().st_size]
 
@@ -128,34 +152,30 @@ class Measure(Callback):
 
         self._timed("sequential", write)
 
-    def _boto3(self, state: dict[str, Any]) -> None:
-        import boto3
+    def _path(self, number: int) -> Path:
+        return self._folder / f"sync{number}.ckpt"
 
-        url, endpoint = self._s3  # type: ignore[misc]
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **_KEEP)
+    def _boto3(self, client: Any, bucket: str) -> None:
         data = np.random.default_rng(0).bytes(int(self.found["bytes"][0]))
-        bucket = url.removeprefix("s3://").split("/")[0]
         self._timed("boto3", lambda: client.upload_fileobj(io.BytesIO(data), bucket, "boto3"))
 
-    def _resume(self) -> None:
+    def _resume(self, store: Callable[[], Store], read: Callable[[], io.BytesIO], *, name: str = "") -> None:
         """From the listing to a model and its tensors, against reading the bytes, and making the same."""
-        from ef_common.storage.checkpoints import Checkpoints
-        from ef_common.storage.store import Store
-        from ef_lightning.checkpoints import FILE, _load
 
         def ours() -> None:
-            checkpoints = Checkpoints(Store(str(self._folder / "ours")))
+            checkpoints = Checkpoints(store())
             found = checkpoints.newest_valid(keep=True)
             with checkpoints.open(found, FILE) as file:  # type: ignore[arg-type]
                 _load(file)
             Module("33m")
 
         def plain() -> None:
-            torch.load(io.BytesIO((self._folder / "sync0.ckpt").read_bytes()), weights_only=True)
+            torch.load(read(), weights_only=True)
             Module("33m")
 
-        self._timed("resume", ours)
-        self._timed("read", plain)
+        pair = [(f"{name}resume", ours), (f"{name}read", plain)]
+        for what, act in pair if len(self.found[f"{name}read"]) % 2 else reversed(pair):  # who comes first, in turns
+            self._timed(what, act)
 
     def _timed(self, name: str, act: Callable[[], Any]) -> None:
         os.sync()  # what others have left to be written

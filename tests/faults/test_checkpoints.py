@@ -16,7 +16,7 @@ from ef_common.storage.store import Store
 from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run
 from tests.faults.hosts import hosted
-from tests.storage.conftest import BUCKET, moto  # noqa: F401  # a fixture
+from tests.storage.conftest import BUCKET, gcs, moto  # noqa: F401  # fixtures
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -147,21 +147,21 @@ def test_worker_that_was_cut_off_publishes_nothing_over_the_others(
     assert newest.id.step == 22
 
 
+@pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_job_is_started_again_from_an_object_store_by_more_workers(
-    make_job: Callable[..., TrainingJob],
-    moto: dict[str, Any],  # noqa: F811
-    tmp_path: Path,
+    make_job: Callable[..., TrainingJob], request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    options = {**OPTIONS, "checkpoint": f"s3://{BUCKET}/{tmp_path.name}", "checkpoint_options": moto}
+    server = request.getfixturevalue("moto" if kind == "s3" else "gcs")
+    options = {**OPTIONS, "checkpoint": f"{kind}://{BUCKET}/{tmp_path.name}", "checkpoint_options": server}
     job = make_job()
-    workers = job.start_world(2, job.train, options)
+    workers = job.start_world(2, stores.train_without_grpc, options)
     saved(job, 4)
     for worker in workers:
         worker.kill(signal.SIGSTOP)
     for worker in workers:
         worker.kill()
     again = make_job()
-    results = check_run(again, again.start_world(3, again.train, options))
+    results = check_run(again, again.start_world(3, stores.train_without_grpc, options))
     assert {result["step"] for result in results} == {22}
     assert {result["world_size"] for result in results} == {3}
     (resumed,) = {event["resumed"] for event in again.events("run", run=2)}

@@ -46,8 +46,21 @@ def ceph() -> Iterator[Ceph]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[dict[str, Any]]:
+    """Options of a server of Google Cloud Storage within this process."""
+    pytest.importorskip("gcp_storage_emulator")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # or it asks a gRPC server for the kind of bucket
+        pytest.importorskip("gcsfs")
+        from tests.storage.gcs import Gcs
+
+        with Gcs(BUCKET) as running:
+            yield running.options
+
+
 @pytest.fixture(
-    params=["local", "memory", "moto", pytest.param("ceph", marks=pytest.mark.processes)],
+    params=["local", "memory", "moto", "gcs", pytest.param("ceph", marks=pytest.mark.processes)],
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where a store of each kind can be, empty."""
@@ -56,6 +69,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         return f"file://{tmp_path}/{folder}", {}
     if request.param == "memory":
         return f"memory://{tmp_path}/{folder}", {}
+    if request.param == "gcs":
+        return f"gs://{BUCKET}/{folder}", request.getfixturevalue("gcs")
     if request.param == "moto":
         options = request.getfixturevalue("moto")
     else:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from ef_common.core.retention import Retention
 from ef_common.errors import Fenced, NewerFormat, StorageFailed, UsageError
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.store import Store
-from tests.storage.conftest import Place
+from tests.storage.conftest import BUCKET, Place
 
 DATA = bytes(range(256)) * 100
 
@@ -403,3 +404,15 @@ def test_claim_in_a_store_that_writes_over_warns(
     monkeypatch.setattr(local, "create", write_over)
     assert Checkpoints(local).claim(parent=None) == 2
     assert "does not create exclusively" in caplog.text
+
+
+def test_claim_in_an_object_store_that_ignores_the_condition_warns(
+    gcs: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.storage.gcs import Gcs
+
+    Checkpoints(Store(f"gs://{BUCKET}/heeded", gcs)).claim(parent=None)
+    assert "does not create exclusively" not in caplog.text
+    with Gcs(BUCKET, exclusive=False) as careless:
+        Checkpoints(Store(f"gs://{BUCKET}/ignored", careless.options)).claim(parent=None)
+    assert f"gs://{BUCKET}/ignored does not create exclusively" in caplog.text

@@ -135,7 +135,7 @@ def shareable(make: Callable[[], Store]) -> Callable[[], Store]:
 
 
 def test_memory_cannot_be_shared_and_others_can(make: Callable[[], Store], place: Any) -> None:
-    expected = {"file": "ranges", "memory": None, "s3": "parts"}[place[0].partition(":")[0]]
+    expected = {"file": "ranges", "memory": None, "s3": "parts", "gs": "parts"}[place[0].partition(":")[0]]
     assert make().shares == expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from ef_common.storage.store import Entry, Store, _make_parents
 from tests.storage.ceph import KEYS, Ceph
 from tests.storage.conftest import BUCKET, Place
 
-LARGE = bytes(range(256)) * (12 << 12)  # 12 MiB: several parts
+LARGE = random.Random(0).randbytes(12 << 20)  # several parts, each other than the others
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,30 @@ def test_writer_then_copy_gives_bytes_size_and_checksum(make: Callable[[], Store
         assert file.read() == data
 
 
+@pytest.mark.parametrize("data", [b"", b"small", LARGE], ids=["empty", "small", "large"])
+@pytest.mark.parametrize("more", [0, -3, 3], ids=["exact", "too-small", "too-large"])
+def test_read_into_fills_the_memory_that_there_is(make: Callable[[], Store], data: bytes, more: int) -> None:
+    with make().writer("data.bin") as writer:
+        writer.write(data)
+    memory = bytearray(max(0, len(data) + more))
+    size, checksum = make().read_into("data.bin", memoryview(memory))
+    read = data[: len(memory)]
+    assert bytes(memory) == read + bytes(len(memory) - len(read))
+    assert checksum == xxhash.xxh3_128(read).hexdigest()
+    assert size == len(data) if len(data) <= len(memory) else size > len(memory)
+
+
+def test_read_into_from_a_store_that_ignores_ranges_fails(
+    moto: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"s3://{BUCKET}/no-ranges", moto)
+    with store.writer("data.bin") as writer:
+        writer.write(LARGE)
+    monkeypatch.setattr(store._connected(), "cat_file", lambda path, **range: LARGE)
+    with pytest.raises(StorageFailed, match=f"expected {5 << 20} bytes from 0 on. Received: {len(LARGE)}"):
+        store.read_into("data.bin", memoryview(bytearray(len(LARGE))))
+
+
 def write_in_vain(store: Store, name: str, data: bytes) -> None:
     with store.writer(name) as writer:
         writer.write(data)
@@ -132,7 +157,12 @@ def test_entries_are_those_of_the_moment(make: Callable[[], Store]) -> None:
 
 def test_read_of_what_is_not_there_raises(make: Callable[[], Store]) -> None:
     make().create("a/one", b"1")
-    for action in (lambda: make().read("a/two"), lambda: make().copy("a/two", bytes), lambda: make().open("a/two")):
+    for action in (
+        lambda: make().read("a/two"),
+        lambda: make().copy("a/two", bytes),
+        lambda: make().open("a/two"),
+        lambda: make().read_into("a/two", memoryview(bytearray(5))),
+    ):
         with pytest.raises(NotFound, match="read a/two"):
             action()
 
