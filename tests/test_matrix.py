@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from importlib.metadata import requires
+import importlib
+import sys
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-OLDEST = Path(__file__).parent / "matrix" / "oldest.txt"
-EXTRAS = ("", "torch", "lightning", "pytorch-lightning", "keras", "s3", "testing")
+ROOT = Path(__file__).parent.parent
+OLDEST = ROOT / "tests" / "matrix" / "oldest.txt"
+EXTRAS = ("torch", "lightning", "pytorch-lightning", "keras", "s3", "testing")
 
 
 def test_oldest_releases_are_those_that_are_allowed() -> None:
-    wanted = [Requirement(line) for line in requires("elasticflow") or []]
-    mine = [one for one in wanted if any(one.marker is None or one.marker.evaluate({"extra": e}) for e in EXTRAS)]
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in EXTRAS)]
+    wanted = [Requirement(line) for lines in lists for line in lines]
     allowed = {
         canonicalize_name(one.name): Version(next(iter(one.specifier)).version)
-        for one in mine
-        if one.name != "elasticflow"
+        for one in wanted
+        if one.name != project["name"]
     }
     lines = [line for line in OLDEST.read_text().splitlines() if line and not line.startswith("#")]
     pinned = {

@@ -76,14 +76,6 @@ TRAIN = {
 """By the name of the host."""
 
 
-def train_without_grpc(options: dict[str, Any]) -> dict[str, Any]:
-    """A training whose store, if it is one of Google's, speaks HTTP only, as an emulator does."""
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-    from tests.faults import training
-
-    return training.train(options)
-
-
 def linger_when_evicted(options: dict[str, Any]) -> str:
     """Train; whoever is evicted does not end before it is told to, so that what its threads do can be seen."""
     try:

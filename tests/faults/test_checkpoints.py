@@ -154,14 +154,14 @@ def test_job_is_started_again_from_an_object_store_by_more_workers(
     server = request.getfixturevalue("moto" if kind == "s3" else "gcs")
     options = {**OPTIONS, "checkpoint": f"{kind}://{BUCKET}/{tmp_path.name}", "checkpoint_options": server}
     job = make_job()
-    workers = job.start_world(2, stores.train_without_grpc, options)
+    workers = job.start_world(2, job.train, options)
     saved(job, 4)
     for worker in workers:
         worker.kill(signal.SIGSTOP)
     for worker in workers:
         worker.kill()
     again = make_job()
-    results = check_run(again, again.start_world(3, stores.train_without_grpc, options))
+    results = check_run(again, again.start_world(3, again.train, options))
     assert {result["step"] for result in results} == {22}
     assert {result["world_size"] for result in results} == {3}
     (resumed,) = {event["resumed"] for event in again.events("run", run=2)}

@@ -50,13 +50,11 @@ def ceph() -> Iterator[Ceph]:
 def gcs() -> Iterator[dict[str, Any]]:
     """Options of a server of Google Cloud Storage within this process."""
     pytest.importorskip("gcp_storage_emulator")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # or it asks a gRPC server for the kind of bucket
-        pytest.importorskip("gcsfs")
-        from tests.storage.gcs import Gcs
+    pytest.importorskip("gcsfs")
+    from tests.storage.gcs import Gcs
 
-        with Gcs(BUCKET) as running:
-            yield running.options
+    with Gcs(BUCKET) as running:
+        yield running.options
 
 
 @pytest.fixture(
