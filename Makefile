@@ -13,7 +13,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-matrix check format bench clean
+.PHONY: help demo demo-keras test test-matrix fuzz check format bench clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    all tests"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
+	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
 	@echo "make bench   benchmarks; results in build/bench.json"
@@ -62,6 +63,12 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(CONSTRAINTS) --editable \
 		'.[lightning,pytorch-lightning,keras,s3,testing]' setuptools tensorflow-cpu pytest pytest-timeout pytest-xdist
 	@touch $@
+
+SECONDS := 60
+fuzz: $(DEV)
+	@for name in from-worker from-coordinator manifest events state; do \
+		$(BIN)/python -m tests.fuzz $$name --seconds=$(SECONDS) || exit 1; \
+	done
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

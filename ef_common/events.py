@@ -295,8 +295,7 @@ def _parse(line: bytes, file: Path) -> Record:
     _require(record, _FIELDS.get(record["kind"], {}))
     if _path_of(Path(), record["worker"]).name != file.name:
         raise ValueError(f"a file holds the events of one worker. Received: worker={record['worker']!r}")
-    if "cursor_positions" in record and not _spans(record["cursor_positions"]):
-        raise ValueError("field 'cursor_positions' must be ranges [[start, stop], ...]")
+    _require(record, {name: check for name, check in _OPTIONAL_FIELDS.items() if name in record})
     return record
 
 
@@ -362,6 +361,8 @@ def _shares(value: Any) -> bool:
 
 
 _ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": _text}
+_OPTIONAL_FIELDS: dict[str, Check] = {"generation": _count, "samples": _count, "cursor_positions": _spans}
+"""Of any kind."""
 _FIELDS: dict[str, dict[str, Check]] = {
     "start": {"pid": _count, "host": _text},
     # This worker is in a new view; pause_s is how long its training stood still for it.

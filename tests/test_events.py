@@ -265,6 +265,8 @@ _STEP = {
         _line(kind="view", generation=1, members="a", rank=0, world_size=1, reason="", pause_s=None),
         _line(kind="view", generation=1, members=[1], rank=0, world_size=1, reason="", pause_s=None),
         _line(kind="rollback", generation=1, step=0, epoch=0, cursor_positions=5),
+        _line(kind="of another version", generation="1"),
+        _line(kind="of another version", samples=-1),
         _line(**{**_STEP, "committed": [[0]]}),
         _line(**{**_STEP, "committed": [[1, 1]]}),
         _line(**{**_STEP, "committed": [[2, 1]]}),

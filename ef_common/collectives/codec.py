@@ -25,7 +25,7 @@ class ArrayLeaves:
 
     def take(self, value: Any) -> tuple[str, Any] | None:
         """Tag and leaf of a value that travels as one; None for anything else."""
-        if isinstance(value, np.ndarray) and (value.dtype.kind in "biufc" or value.dtype.name == "bfloat16"):
+        if isinstance(value, np.ndarray) and _travels(value.dtype):
             return "a", np.ascontiguousarray(value)
         return None
 
@@ -49,9 +49,9 @@ class ArrayLeaves:
         Raises:
             TypeError, ValueError: There is no such type or shape.
         """
-        found = np.dtype(dtype)
-        if found.hasobject:
-            raise TypeError("objects do not travel")
+        found = np.dtype(dtype) if dtype.isalnum() else None  # NumPy parses what is not as a list of fields
+        if found is None or not _travels(found):
+            raise TypeError(f"arrays of this type do not travel. Received: {dtype!r}")
         return np.empty(shape, dtype=found)
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
@@ -69,6 +69,10 @@ class ArrayLeaves:
             ValueError: Unknown tag.
         """
         raise ValueError(f"unknown tag. Received: {tag!r}")
+
+
+def _travels(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biufc" or dtype.name == "bfloat16"
 
 
 class Codec:
@@ -126,7 +130,7 @@ class Codec:
         """
         try:
             return self._decode(_load(header)["tree"], leaves)
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, IndexError, OverflowError, TypeError, ValueError, RuntimeError) as error:
             raise ProtocolError(f"a state that cannot be read: {error!r}") from None
 
     def dumps(self, value: Any, *, what: str = "value") -> bytes:

@@ -400,7 +400,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 def _load(codec: _Codec, value: Any, where: str) -> Any:
     try:
         return codec.load(value)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ProtocolError(f"{where}: {error}. Received: {_brief(value)}") from None
 
 

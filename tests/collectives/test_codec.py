@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ef_common.collectives.codec import ARRAYS
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.errors import ProtocolError, UnsupportedError
 
@@ -109,6 +110,7 @@ def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
         {"tree": ["?", 0], "tensors": []},
         {"tree": [], "tensors": []},
         {"tree": ["b", 5], "tensors": []},
+        {"tree": ["s", 1e308], "tensors": []},
     ],
 )
 def test_malformed_tree_raises_a_protocol_error(document: dict[str, Any]) -> None:
@@ -121,6 +123,13 @@ def test_malformed_tensor_specs_raise_a_protocol_error(specs: Any) -> None:
     header = json.dumps({"tree": None, "tensors": specs}).encode()
     with pytest.raises(ProtocolError):
         TENSORS.room(header)
+
+
+@pytest.mark.parametrize("name", ["O", "object", "U5", "V8", "f4,f4", ",", "M8[s]", "", "nonsense"])
+def test_types_of_arrays_that_do_not_travel_raise_a_protocol_error(name: str) -> None:
+    header = json.dumps({"tree": None, "tensors": [[name, [2]]]}).encode()
+    with pytest.raises(ProtocolError):
+        ARRAYS.room(header)
 
 
 def test_value_that_is_cut_short_raises_a_protocol_error() -> None:

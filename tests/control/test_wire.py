@@ -69,6 +69,7 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b'{"v":1}',
         b'{"v":1,"t":["ready"]}',
         b'{"v":1,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":1,"t":"welcome","warm_up":true,"heartbeat_timeout_s":1%s,"proof":"%s"}' % (b"0" * 400, PROOF.encode()),
         b'{"v":1,"t":"ready","more":1}',
         b'{"v":1,"t":"ready","v":1}',
         b'{"v":1,"t":"heartbeat"}',

@@ -68,11 +68,18 @@ def test_decode_of_a_newer_format_says_so_whatever_else_is_in_it() -> None:
         {"id": 3},
         {**json.loads(MANIFEST.encode())["manifest"], "files": {"../../etc/passwd": {"size": 1, "checksum": ""}}},
         {**json.loads(MANIFEST.encode())["manifest"], "id": {"run": 1}},
+        {**json.loads(MANIFEST.encode())["manifest"], "created": 10**400},
     ],
 )
 def test_decode_of_what_is_not_a_manifest_is_invalid(inner: dict[str, Any]) -> None:
     with pytest.raises(InvalidCheckpoint):
         Manifest.decode(sealed(inner, "manifest"))
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"1e999", b"[" * 100_000 + b"]" * 100_000])
+def test_decode_of_values_that_nobody_writes_is_invalid(value: bytes) -> None:
+    with pytest.raises(InvalidCheckpoint):
+        Manifest.decode(b'{"format": 1, "checksum": "", "manifest": {"created": %s}}' % value)
 
 
 def test_encode_of_progress_that_is_not_json_raises() -> None:
