@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +32,8 @@ from ef_keras.weights import HostArrays, Weights, WeightsShare, num_bytes
 
 STATE = "elasticflow.state"
 """What Keras's file lacks: the place in the epoch, what callbacks remember, random generators."""
+
+_CHUNK_BYTES = 8 << 20
 
 
 class FitCheckpoints:
@@ -82,8 +85,8 @@ class FitCheckpoints:
             state: dict[str, Any] = ARRAYS.loads(file.read())
         with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
             path = Path(directory) / (MODEL if state["file"] == MODEL else WEIGHTS)
-            with self.job.open(state["file"]) as file:
-                path.write_bytes(file.read())
+            with self.job.open(state["file"]) as file, path.open("wb") as target:
+                shutil.copyfileobj(file, target, _CHUNK_BYTES)
             try:
                 self._model.load_weights(path)
             except ValueError as error:
