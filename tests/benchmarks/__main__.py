@@ -31,6 +31,7 @@ NAMES = (
     "forward_step",
     "checkpoint",
     "run_start",
+    "checkpoint_keras",
     "checkpoint_shares",
 )
 RESULTS = ROOT / "build" / "bench.json"
