@@ -208,11 +208,18 @@ class Proved:
 
 
 @dataclass(frozen=True, slots=True)
+class Outranked:
+    """Another coordinator leads, or gathers members, too, and is to be preferred."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Tick
+Event = (
+    Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Outranked | Tick
+)
 
 
 # ---------------------------------------------------------------- actions
@@ -272,11 +279,18 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Tell the members of this view that it goes on under this coordinator."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
 class StepDown:
     """End all connections: nothing more is decided here, until members come anew."""
 
 
-Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | StepDown
+Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown
 Decision = tuple[Membership, tuple[Action, ...], str]
 
 
@@ -315,6 +329,8 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             state, actions, reason = _arrived(state, member, now)
         case Returned():
             return _returned(state, event, now, settings)
+        case Outranked():
+            return _step_down(state) if state.held and state.view is not None else (state, (), "")
         case Proved(worker):
             return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
         case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
@@ -648,6 +664,7 @@ def _install(
         hold=len({m.node for m in members}) < settings.min_nodes,
         reason=reason,
         gone=tuple(sorted(state.gone)),
+        base=state.chain[0].view.generation if state.chain and state.based else 0,
     )
     chain = (*state.chain, Link(view, own=True))
     return replace(after, view=view, announced=pending, chain=chain), (Install(view, dropped),), reason
@@ -679,11 +696,12 @@ def _known(state: Membership) -> tuple[Link, ...]:
 
 def _returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
     worker = event.member.id
-    if event.phase in (Phase.WARMING, Phase.READY):
+    admitted = state.view is not None and state.view.rank_of(worker) is not None
+    if event.phase in (Phase.WARMING, Phase.READY) and not admitted:
         return _newcomer_returned(state, event, now, settings)
-    if not event.received:
+    if not event.received and not admitted:
         raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
-    newest = event.received[-1].view.generation
+    newest = event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
     if state.gathering_since is None and not state.idle and _is_news(state, event.received):
         after, actions, _ = _step_down(state)
         return after, actions, f"{worker} knows view {newest} of another coordinator"
@@ -700,9 +718,8 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     view = state.view
     rank = None if view is None else view.rank_of(worker)
     if view is None or rank is None:
-        last = Finish(worker) if state.closed else Dismiss(worker, "it was away for too long")
-        dismissed = state.dismissed | {worker}
-        return replace(state, dismissed=dismissed), (welcome, last), f"{worker} came back too late"
+        state = replace(state, dismissed=state.dismissed | {worker})
+        return state, (welcome, Dismiss(worker, "it was away for too long")), f"{worker} came back too late"
     state = _readmit(state, view, event)
     if newest < view.generation:
         return state, (welcome, Hand(worker, view)), f"{worker} is back"
@@ -717,10 +734,9 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
 def _is_news(state: Membership, received: tuple[Link, ...]) -> bool:
     """Another coordinator has issued a view since."""
     known = {(link.view.generation, link.view.ids) for link in state.chain}
-    oldest = state.chain[0].view.generation if state.chain else 0
-    return any(
-        link.view.generation >= oldest and (link.view.generation, link.view.ids) not in known for link in received
-    )
+    base = state.chain[0].view.generation if state.chain else 0
+    news = (link.view for link in received if (link.view.generation, link.view.ids) not in known)
+    return any(view.generation >= base and view.base >= base for view in news)
 
 
 def _told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -> Membership:
@@ -743,10 +759,11 @@ def _readmit(state: Membership, view: View, event: Returned) -> Membership:
     worker = event.member.id
     member = next(m for m in view.members if m.id == worker)
     here = frozenset({worker})
+    phase = Phase.LEAVING if event.phase is Phase.LEAVING else Phase.MEMBER
     current = bool(event.received) and event.received[-1].view.generation == view.generation
     return replace(
         state,
-        workers=MappingProxyType({**state.workers, worker: (member, event.phase)}),
+        workers=MappingProxyType({**state.workers, worker: (member, phase)}),
         gone=state.gone - here,
         dead=state.dead - here,
         closed=state.closed or event.closed,
@@ -760,6 +777,7 @@ def _newcomer_returned(state: Membership, event: Returned, now: float, settings:
     if state.idle:
         return state, (Redirect(worker),), ""
     if state.closed:
+        state = replace(state, dismissed=state.dismissed | {worker})
         return state, (Finish(worker),), f"{worker} came after the end"
     workers = MappingProxyType({**state.workers, worker: (event.member, Phase.WARMING)})
     state = replace(state, workers=workers)
@@ -792,7 +810,7 @@ def _end_gathering(state: Membership, now: float, settings: Settings) -> Decisio
         view=view,
         admitted_at=view.admitted_at,
         chain=chain,
-        based=settled > 0,
+        based=settled > 0 or chain[0].view.generation == 1,
         gone=gone & _ids(chain),
         dismissed=state.dismissed | frozenset(strangers),
         settled=frozenset(report.member.id for report in reports if report.settled == view.generation),
@@ -819,11 +837,13 @@ def _end_gathering(state: Membership, now: float, settings: Settings) -> Decisio
 def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
     """All members of the view are here, and nothing is wrong with it."""
     reason = f"the members of view {view.generation} go on with it"
-    actions: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = (Resume(view),)
     leaving = any(phase is Phase.LEAVING for _, phase in state.workers.values())
     if leaving or _admissible(state, _staying(state, view), settings):
-        state, actions, _ = _announce(state, reason)
-    return _plan_or(state, actions, reason, settings)
+        state, announce, _ = _announce(state, reason)
+        actions += announce
+    planned, install, why = _plan(state, settings)
+    return planned, (*actions, *install), why or reason
 
 
 def _try_again(state: Membership, now: float, settings: Settings) -> Decision:

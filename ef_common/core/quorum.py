@@ -59,8 +59,8 @@ def shortfall(
         chain: The views that its members know of, since the newest in which one of them has settled.
         gone: Ids of those that are gone, as above.
         dead: Ids of those that are known to be dead.
-        based: One of them has settled in the first view of the chain. Else nobody here knows what was before it, and
-            whoever is not here must be dead.
+        based: One of them has settled in the first view of the chain, or it is the first of all. Else nobody here knows
+            what was before it, and all its members are needed.
 
     Returns:
         The reason in one line, or "" if the view may be issued.
@@ -74,7 +74,7 @@ def shortfall(
         num_here = len(counted & here)
         unknown = missing - frozenset(dead)
         buried = link.over and not unknown
-        if not missing or (not based and buried and num_here):
+        if not missing:
             continue
         if based and (2 * num_here > len(counted) or (2 * num_here == len(counted) and (link.own or buried))):
             continue
@@ -93,15 +93,18 @@ def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Li
         chains: Of each the generation in which it has settled (0: none), and the views that it knows since then.
 
     Returns:
-        The newest generation in which one of them has settled, and the chain since then, in order.
+        The newest generation in which one of them has settled, and the chain since then, the newest view last. What was
+        issued without knowledge of that view is left out: as that one has come about, it cannot any more, and its
+        members may lag behind.
     """
     known = list(chains)
     settled = max((generation for generation, _ in known), default=0)
-    links: dict[tuple[int, tuple[str, ...]], Link] = {}
+    links: dict[tuple[int, int, tuple[str, ...]], Link] = {}
     for _, chain in known:
         for link in chain:
-            key = (link.view.generation, link.view.ids)
-            if link.view.generation >= settled:
+            view = link.view
+            if view.generation == settled or (view.generation > settled and view.base >= settled):
+                key = (0 if view.generation == settled else view.base, view.generation, view.ids)
                 before = links.get(key, link)
                 links[key] = replace(before, own=before.own or link.own, over=before.over or link.over)
     return settled, tuple(links[key] for key in sorted(links))

@@ -8,6 +8,8 @@ from ef_common.core.membership import Phase, Returned
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 
+_MAX_SEEN = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -22,6 +24,7 @@ class Standing:
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
         closed: It has trained to the end.
+        seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
     """
 
     phase: Phase = Phase.EARLY
@@ -32,6 +35,7 @@ class Standing:
     boundary: int = 0
     suspected: int = 0
     closed: bool = False
+    seen: tuple[tuple[str, int], ...] = ()
 
     @property
     def view(self) -> View | None:
@@ -40,9 +44,8 @@ class Standing:
 
     @property
     def successors(self) -> tuple[tuple[str, int], ...]:
-        """Addresses (host, port) of the standbys that the newest view names, in the order that all members have."""
-        members = () if self.view is None else self.view.members
-        return tuple(dict.fromkeys((member.address, member.standby) for member in members if member.standby))
+        """Addresses of the newest view's standbys, in the order that all members have; then those of earlier ones."""
+        return tuple(dict.fromkeys((*_standbys(self.view), *self.seen)))
 
     def warming(self) -> Standing:
         """It is told that the job runs already."""
@@ -53,6 +56,7 @@ class Standing:
         leaving = self.phase is Phase.LEAVING
         return replace(
             self,
+            seen=self.successors[:_MAX_SEEN],
             phase=Phase.LEAVING if leaving else Phase.MEMBER,
             links=(*self.links, Link(view)),
             promised=max(self.promised, view.generation),
@@ -97,3 +101,8 @@ class Standing:
             suspects=bool(newest) and self.suspected == newest,
             closed=self.closed,
         )
+
+
+def _standbys(view: View | None) -> tuple[tuple[str, int], ...]:
+    members = () if view is None else view.members
+    return tuple((member.address, member.standby) for member in members if member.standby)

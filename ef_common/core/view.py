@@ -46,6 +46,7 @@ class View:
         reason: One line, for people.
         gone: Members of earlier views whose connection to the coordinator has ended for good, as far as a successor
             has to know of them (see :mod:`ef_common.core.quorum`).
+        base: Generation of the newest view known to have come about when this one was issued; 0 for none.
     """
 
     generation: int
@@ -55,6 +56,7 @@ class View:
     hold: bool = False
     reason: str = ""
     gone: tuple[str, ...] = ()
+    base: int = 0
     ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Ids of the members in rank order; asked for in each step, hence kept."""
 

@@ -10,8 +10,8 @@ from ef_common.core.quorum import Link, merge, shortfall
 from ef_common.core.view import Member, View
 
 
-def view(generation: int, names: str, *, standby: int = 1) -> View:
-    return View(generation, tuple(Member(name, name, "", standby=standby) for name in names))
+def view(generation: int, names: str, *, standby: int = 1, base: int = 0) -> View:
+    return View(generation, tuple(Member(name, name, "", standby=standby) for name in names), base=base)
 
 
 def lacking(names: str, *links: Link, gone: str = "", dead: str = "", based: bool = True) -> bool:
@@ -51,9 +51,9 @@ def test_quorum_holds_for_each_view_of_the_chain():
     assert lacking("a", *chain)
 
 
-def test_quorum_without_a_known_beginning_needs_all_but_the_dead():
-    assert lacking("abc", Link(view(2, "abcd"), over=True), based=False)
-    assert not lacking("abc", Link(view(2, "abcd"), over=True), dead="d", based=False)
+def test_quorum_without_a_known_beginning_needs_all():
+    assert lacking("abc", Link(view(2, "abcd"), over=True), dead="d", based=False)
+    assert not lacking("abc", Link(view(2, "abcd")), gone="d", based=False)
     assert not lacking("abcd", Link(view(2, "abcd")), based=False)
 
 
@@ -69,10 +69,15 @@ def test_quorum_reason_names_who_is_missing():
 
 
 def test_merge_keeps_what_came_since_the_newest_view_that_was_settled():
-    one, two, three = view(1, "abc"), view(2, "ab"), view(3, "a")
+    one, two, three = view(1, "abc"), view(2, "ab", base=1), view(3, "a", base=2)
     settled, chain = merge([(1, (Link(one), Link(two))), (2, (Link(two, over=True), Link(three)))])
     assert settled == 2
     assert chain == (Link(two, over=True), Link(three))
+
+
+def test_merge_leaves_out_what_was_issued_without_knowledge_of_a_view_that_came_about():
+    one, two, other = view(1, "abcde"), view(2, "abc", base=1), view(3, "cde", base=1)
+    assert merge([(1, (Link(one), Link(other))), (2, (Link(two),))]) == (2, (Link(two),))
 
 
 MEMBERS = "abcdefg"

@@ -17,6 +17,7 @@ from ef_common.core.membership import (
     Install,
     Leaving,
     Membership,
+    Outranked,
     Phase,
     Proved,
     Ready,
@@ -119,7 +120,7 @@ def test_takeover_of_half_needs_the_proof_that_the_others_are_dead():
 
 
 def test_takeover_with_a_view_that_not_all_have_settled_in_makes_a_new_one():
-    job = Coordinator().returns("ab", view(5, "abc"), view(6, "abc"))
+    job = Coordinator().returns("ab", view(5, "abc"), view(6, "abc", base=5))
     job.returns("c", view(5, "abc"))
     assert job.views == [(7, "abc")]
 
@@ -150,7 +151,7 @@ def test_takeover_announces_newcomers_and_leavers():
     assert leaver.of(Announce)
     leaver(AtBoundary("a", 5), AtBoundary("b", 5))
     assert leaver.views == [(6, "ab")]  # b alone is no majority of a view that another coordinator has issued
-    leaver(AtBoundary("a", 6), AtBoundary("b", 6))
+    leaver(Settled("a", 6), AtBoundary("a", 6), AtBoundary("b", 6))
     assert leaver.views[1:] == [(7, "b")]
 
 
@@ -160,9 +161,17 @@ def test_takeover_dismisses_whoever_is_not_in_the_newest_view():
     assert job.state.view == view(6, "ab")
 
 
+def test_takeover_goes_on_from_the_newest_view_that_came_about():
+    # {c, d, e} was issued elsewhere, and never came about; d and e lag behind.
+    job = Coordinator().returns("de", view(5, "abcde"), view(7, "cde", base=5))
+    job.returns("abc", view(6, "abc", base=5))
+    assert job.state.view == view(6, "abc", base=5)
+    assert {action.worker for action in job.of(Dismiss)} == {"d", "e"}
+
+
 def test_takeover_heeds_who_was_gone_when_the_old_coordinator_issued_its_last_view():
     # c is gone for good; b, the other half of the last view, has died with the coordinator.
-    job = Coordinator().returns("a", view(5, "abc"), view(6, "ab", gone=("c",)), settled=5)
+    job = Coordinator().returns("a", view(5, "abc"), view(6, "ab", gone=("c",), base=5), settled=5)
     assert job(Proved("b")).views == [(7, "a")]
 
 
@@ -220,6 +229,19 @@ def test_view_that_is_held_back_too_long_makes_the_coordinator_step_down():
     assert job.state == Membership(generation=2, idle=True)
 
 
+def test_view_that_is_held_back_makes_room_for_a_coordinator_that_comes_first():
+    job = founded("abc")(Gone("b", "silent", silent=True))
+    assert job(Outranked()).of(StepDown) == []
+    assert job(Gone("c", "silent", silent=True), Outranked()).of(StepDown) == [StepDown()]
+
+
+def test_takeover_by_newcomers_that_do_not_know_what_was_before_needs_all_members():
+    job = Coordinator().returns("mn", view(5, "amn"), settled=0)(Proved("a"))
+    assert job.views == []
+    first = Coordinator().returns("bc", view(1, "abc"), settled=0)(Proved("a"))
+    assert first.views == [(2, "bc")]
+
+
 def test_minority_continues_if_it_is_told_to():
     job = Coordinator(idle=False, max_nodes=3, on_minority="continue")
     job(*(Arrived(member(name)) for name in "abc"))(*(Settled(name, 1) for name in "abc"))
@@ -254,4 +276,4 @@ def test_member_that_comes_back_too_late_is_dismissed():
 
 
 def test_member_with_a_view_of_another_coordinator_makes_this_one_step_down():
-    assert founded("abc").returns("b", view(1, "abc"), view(2, "bc")).of(StepDown)
+    assert founded("abc").returns("b", view(1, "abc"), view(2, "bc", base=1)).of(StepDown)
