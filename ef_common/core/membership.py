@@ -101,6 +101,7 @@ class Membership:
     gone: frozenset[str] = frozenset()  # likewise, of the members of the chain
     dead: frozenset[str] = frozenset()
     idle: bool = False  # a standby to which no member has come
+    took_over: bool = False  # it has been one
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
     held: str = ""  # why a view is held back
@@ -209,7 +210,9 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class Outranked:
-    """Another coordinator leads, or gathers members, too, and is to be preferred."""
+    """Another coordinator gathers members, too, and is to be preferred; or it `leads`."""
+
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +332,9 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             state, actions, reason = _arrived(state, member, now)
         case Returned():
             return _returned(state, event, now, settings)
-        case Outranked():
-            return _step_down(state) if state.held and state.view is not None else (state, (), "")
+        case Outranked(leads):
+            new = leads and not state.generation and not state.idle
+            return _step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
         case Proved(worker):
             return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
         case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
@@ -706,7 +710,7 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         after, actions, _ = _step_down(state)
         return after, actions, f"{worker} knows view {newest} of another coordinator"
     if state.idle:
-        state = Membership(generation=state.generation, gathering_since=now)
+        state = Membership(generation=state.generation, gathering_since=now, took_over=True)
     state = replace(state, generation=max(state.generation, event.promised, newest))
     welcome = Welcome(worker, warm_up=False)
     if state.gathering_since is not None:
