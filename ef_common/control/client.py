@@ -354,10 +354,10 @@ class CoordinatorClient:
             case wire.Announce(generation):
                 if generation == self._inbox.generation:
                     self.change_pending = True
-            case wire.Welcome(warm_up=warm_up):
+            case wire.Welcome(warm_up=warm_up, standbys=standbys):
                 if warm_up:
                     with self._lock:
-                        self._standing = self._standing.warming()
+                        self._standing = self._standing.warming(standbys)
                     self._inbox.put_warm_up()
             case wire.Resumed(generation):
                 self._resume(generation)

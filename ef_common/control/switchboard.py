@@ -30,6 +30,8 @@ MAX_STRANGERS = 512
 """So many unauthenticated connections are kept; one more closes the oldest."""
 _SWEEPS_PER_TIMEOUT = 8
 _STRANGER_S = 2.0
+_STANDBYS_TOLD = 16  # the line must be short, as the worker does not trust us before it
+_SHORT = 100
 _KNOCK_S = 0.1
 _KNOCK_TIMEOUT_S = 1.0
 _KNOCKS_AT_ONCE = 64
@@ -206,7 +208,7 @@ class Switchboard:
             self._workers[member.id] = connection
             self._on_population(len(self._workers))
             if message.returning:
-                connection.write(wire.encode(wire.Welcome(False, self._timeout_s, connection.proof)))
+                connection.write(wire.encode(wire.Welcome(False, self._timeout_s, connection.proof, ())))
             else:
                 self._submit(membership.Arrived(connection.member), connection)
                 self._look_soon()
@@ -365,7 +367,9 @@ class Switchboard:
         match action:
             case membership.Welcome(worker, warm_up):
                 proof = self._proof_to(worker)
-                self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof)), worker)
+                known = [(m.address, m.standby) for m in self._members() if m.standby and len(m.address) < _SHORT]
+                standbys = tuple(dict.fromkeys(known))[:_STANDBYS_TOLD]
+                self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof, standbys)), worker)
                 if warm_up:
                     self._tell_place(worker)
             case membership.Install(view, dropped):
@@ -392,6 +396,9 @@ class Switchboard:
                     self._redirect(worker)
                 for connection in list(self._out):
                     connection.drop()
+
+    def _members(self) -> tuple[Member, ...]:
+        return () if self._state.view is None else self._state.view.members
 
     def _redirect(self, worker: str) -> None:
         connection = self._workers.get(worker)

@@ -184,6 +184,12 @@ def _load_place_or_null(value: Any) -> Place | None:
     return None if value is None else _load_place(value)
 
 
+def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
+    if type(value) is not list or any(type(one) is not list or len(one) != 2 for one in value):
+        raise ValueError("expected a list of [host, port]")
+    return tuple((_ADDRESS.load(host), _PORT.load(port)) for host, port in value)
+
+
 Count = Annotated[int, _COUNT]
 Flag = Annotated[bool, _Codec(_load_flag)]
 Duration = Annotated[float, _Codec(_load_duration)]
@@ -302,11 +308,15 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare."""
+    """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare.
+
+    `standbys`: (host, port) of some, for one who knows no view yet.
+    """
 
     warm_up: Flag
     heartbeat_timeout_s: Duration
     proof: Proof
+    standbys: Annotated[tuple[tuple[str, int], ...], _Codec(_load_standbys, lambda value: [list(one) for one in value])]
 
 
 @dataclass(frozen=True, slots=True)

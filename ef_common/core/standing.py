@@ -47,9 +47,12 @@ class Standing:
         """Addresses of the newest view's standbys, in the order that all members have; then those of earlier ones."""
         return tuple(dict.fromkeys((*_standbys(self.view), *self.seen)))
 
-    def warming(self) -> Standing:
-        """It is told that the job runs already."""
-        return self if self.links else replace(self, phase=Phase.WARMING)
+    def warming(self, standbys: tuple[tuple[str, int], ...] = ()) -> Standing:
+        """It is told that the job runs already, and of some standbys."""
+        if self.links:
+            return self
+        phase = Phase.WARMING if self.phase is Phase.EARLY else self.phase
+        return replace(self, phase=phase, seen=tuple(dict.fromkeys((*standbys, *self.seen))))
 
     def received(self, view: View) -> Standing:
         """A view has come that it is a member of."""

@@ -115,9 +115,10 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     assert workers[1].client.next_view(1).ids == ("w1",)
 
 
-def test_failover_while_a_newcomer_warms_up_keeps_it(job, join):
+def test_failover_while_a_newcomer_warms_up_keeps_it(job, join, serve):
     coordinators, workers, _ = job(3)
-    newcomer = join(coordinators[0], "n", standby=coordinators[1]).started()
+    own = serve(3, standby=True)  # it has heard of nobody
+    newcomer = join(coordinators[0], "n", standby=own).started()
     assert newcomer.warm_up is True
     coordinators[0].stop()
     wait_until(lambda: leader(coordinators[1:]))

@@ -39,7 +39,8 @@ FROM_WORKER = [
 ]
 FROM_COORDINATOR = [
     wire.Challenge(NONCE),
-    wire.Welcome(True, 2.0, PROOF),
+    wire.Welcome(True, 2.0, PROOF, (("fe80::1", 29400), ("h", 1))),
+    wire.Welcome(False, 2.0, PROOF, ()),
     wire.NewView(View(7, MEMBERS, 5, pending=True, hold=False, reason="why not")),
     wire.Announce(3),
     wire.JobPlace(Place(0, 0)),
