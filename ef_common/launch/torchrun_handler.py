@@ -17,6 +17,7 @@ in c10d). Others are ignored, as c10d does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import logging
 import os
@@ -48,6 +49,8 @@ DEFAULT_PORT = 29400
 LINGER_S = 30 * 24 * 3600.0
 """So long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
 survived there. A worker that hangs is evicted, so it is no reason to wait."""
+STANDBY_LINGER_S = 1.0
+"""So long one whose standby has taken over does: mostly they all are about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Options:
         is_host: Whether this agent hosts the coordinator; None to find out.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         settings: Settings of the membership.
+        stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
+            does, so that others find somebody there.
     """
 
     endpoint: Address
@@ -67,6 +72,7 @@ class Options:
     is_host: bool | None
     heartbeat_timeout_s: float
     settings: Settings
+    stands_in: bool = False
 
     @classmethod
     def parse(cls, params: RendezvousParameters) -> Options:
@@ -92,6 +98,7 @@ class Options:
                 last_call_s=_seconds(params, "last_call_timeout", default=1.0, low=0.0),
                 on_minority=_choice(params, "on_minority", ("wait", "continue")),
             ),
+            stands_in=bool(params.get_as_bool("stands_in", False)),
         )
 
 
@@ -130,6 +137,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._coordinator: Coordinator | None = None
         self._closed = False
         self._coordinator_at: Address = options.endpoint
+        self._is_standby = False
         self._grace_s = environment.DEFAULT_GRACE_S
 
     def start(self) -> None:
@@ -180,8 +188,16 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def _stand_by(self) -> None:
         """Keep a coordinator ready, for the case that the leading one is lost."""
+        host = LOOPBACK if is_loopback(self._coordinator_at[0]) else ""
+        if self._options.stands_in:
+            with contextlib.suppress(OSError):  # it lives
+                self._keep(self._start_standby((host, self._coordinator_at[1])))
+                return
+        self._keep(self._start_standby((host, 0)))
+
+    def _start_standby(self, address: Address) -> Coordinator:
         standby = Coordinator(
-            (LOOPBACK if is_loopback(self._coordinator_at[0]) else "", 0),
+            address,
             token=self._options.token,
             settings=self._options.settings,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
@@ -189,7 +205,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
             endpoint=self._coordinator_at,
         )
         standby.start()
-        self._keep(standby)
+        self._is_standby = True
+        return standby
 
     def _keep(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -250,12 +267,15 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End; the agent whose coordinator leads first waits for the workers of other nodes."""
+        """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
         if self._coordinator is None:
             return True
         if not self._coordinator.wait_until_idle(0):
-            logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
-            self._coordinator.wait_until_idle(LINGER_S)
+            if self._is_standby:  # which has taken over; so another one can, and our launcher may wait for our end
+                self._coordinator.wait_until_idle(STANDBY_LINGER_S)
+            else:
+                logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
+                self._coordinator.wait_until_idle(LINGER_S)
         self._coordinator.stop()
         self._coordinator = None
         atexit.unregister(self._serve_leavers)
