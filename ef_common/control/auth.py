@@ -17,7 +17,7 @@ from pathlib import Path
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 
-_CONTEXT = "elasticflow control 1"
+_CONTEXT = "elasticflow control 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def new_nonce() -> str:
 
 def worker_proof(token: Token | None, *, server_nonce: str, client_nonce: str, member: Member) -> str:
     """Proof of a worker: HMAC(token, "worker" | server nonce | client nonce | member fields)."""
-    fields = (member.id, member.node, member.address, member.local_rank, member.local_world_size)
-    return _proof(token, "worker", server_nonce, client_nonce, *fields)
+    numbers = (member.local_rank, member.local_world_size, member.standby, member.door)
+    return _proof(token, "worker", server_nonce, client_nonce, member.id, member.node, member.address, *numbers)
 
 
 def coordinator_proof(token: Token | None, *, client_nonce: str, server_nonce: str) -> str:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import random
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ef_common.control import wire
 from ef_common.control.auth import Token
 from ef_common.control.inbox import Inbox
-from ef_common.control.line import Line, open_line
-from ef_common.control.sockets import Address, format_address
+from ef_common.control.line import HELP, Answer, Line, attempt_line, open_line
+from ef_common.control.sockets import (
+    LOOPBACK,
+    Address,
+    call_in_forked_children,
+    format_address,
+    is_loopback,
+    listen,
+    parse_address,
+)
+from ef_common.core.membership import Phase, Returned
 from ef_common.core.place import Place
+from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
-from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
+from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
 
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
 """A worker sends so many heartbeats within the heartbeat timeout."""
 _JOIN_S = 5.0
+_ATTEMPT_S = 1.0
+_PAUSE_S = 0.1
+_SILENT_TIMEOUTS = 1.5
+"""A coordinator that answers nothing for so many heartbeat timeouts is left: by then it has evicted this worker."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 
 _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
@@ -38,6 +57,10 @@ class CoordinatorClient:
     """The line to the coordinator, read and kept alive by two threads.
 
     A forked child (a data worker) has no share in the line: its duplicate is closed at the fork.
+
+    If nodes keep standbys, a line that ends is no loss: the worker goes on, and one of its threads looks for a
+    coordinator, at the old address, at those that its newest view names, and at that of its own node, until one takes
+    it. There it tells where it stands (:mod:`ef_common.core.standing`).
 
     Args:
         address: Host and port of the coordinator.
@@ -63,6 +86,13 @@ class CoordinatorClient:
         self._stopped = threading.Event()
         self._on_view: Callable[[int], None] = lambda generation: None
         self._place: Place | None = None
+        self._lock = threading.RLock()  # of what follows, and of what is sent first on a line
+        self._standing = Standing()
+        self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
+        self._hint: Address | None = None  # where the coordinator is, as a standby has said
+        self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
+        self._timeout_s = 0.0
+        self._door: socket.socket | None = None
 
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect and introduce this worker; `on_view(generation)` is called when a newer view is known.
@@ -78,7 +108,12 @@ class CoordinatorClient:
         """
         if self._line is not None:
             raise ProtocolError(f"worker {self.member.id} starts its line to the coordinator twice")
-        line, answer = open_line(self._address, self.member, self._token, timeout_s=self._connect_timeout_s)
+        self._open_door()
+        try:
+            line, answer = self._open_first()
+        except BaseException:
+            self._close_door()
+            raise
         self._line = line
         self._process = os.getpid()
         self._on_view = on_view
@@ -88,20 +123,60 @@ class CoordinatorClient:
             self.stop()
             raise
 
-    def _begin(self, line: Line, answer: wire.Welcome | wire.Finish) -> bool:
+    def _open_door(self) -> None:
+        """Listen as long as this process lives: who is refused there knows that it does not."""
+        if self.member.standby:
+            host = LOOPBACK if self._token is None else ""
+            self._door = listen((host, 0))
+            self.member = replace(self.member, door=self._door.getsockname()[1])
+            call_in_forked_children(self._close_door)
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+
+    def _open_first(self) -> tuple[Line, Answer]:
+        if not self.member.standby:
+            return open_line(self._address, self.member, self._token, timeout_s=self._connect_timeout_s)
+        deadline = time.monotonic() + self._connect_timeout_s
+        while True:
+            for address in self._candidates():
+                try:
+                    line, answer = attempt_line(address, self.member, self._token, timeout_s=_ATTEMPT_S)
+                except OSError as error:
+                    problem = f"{format_address(address)}: {error.strerror or type(error).__name__}"
+                    continue
+                if not isinstance(answer, wire.Redirect):
+                    self._address = address
+                    return line, answer
+                line.close()
+                self._redirected(address, answer)
+                problem = f"{format_address(address)} is a standby"
+            if time.monotonic() > deadline:
+                raise CoordinatorLost(f"no coordinator within {self._connect_timeout_s:g} s ({problem}). {HELP}")
+            time.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
+
+    def _begin(self, line: Line, answer: Answer) -> bool:
         if isinstance(answer, wire.Finish):
             raise JobFinished("the job has ended")
+        if isinstance(answer, wire.Redirect):
+            raise CoordinatorLost(f"a standby listens at {format_address(self._address)}, and this node has none")
         line.trust(answer.heartbeat_timeout_s)
+        self._timeout_s = answer.heartbeat_timeout_s
         self._receive(answer)
-        self._spawn("elasticflow-reader", lambda: self._read(line))
-        self._spawn("elasticflow-heartbeat", lambda: self._beat(line, answer.heartbeat_timeout_s))
+        self._spawn("elasticflow-reader", lambda: self._keep(line))
+        self._spawn("elasticflow-heartbeat", self._beat)
         return self._inbox.wait_start()
 
     def send(self, kind: str, generation: int = 0) -> None:
         """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `settled`, `leave`, `close`, `bye`."""
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
-        self._send(_MESSAGES[kind](generation))
+        if self._process not in (0, os.getpid()):
+            return  # a forked copy
+        with self._lock:
+            self._standing = self._standing.told(kind, generation)
+            self._send(_MESSAGES[kind](generation))
 
     def next_view(self, after: int) -> View:
         """Wait for the newest view with a generation above `after`.
@@ -116,7 +191,7 @@ class CoordinatorClient:
 
     def bootstrap(self, generation: int) -> RelayBootstrap:
         """Exchange of values among the members of one view, relayed by the coordinator."""
-        return RelayBootstrap(self._inbox, self._send, generation)
+        return RelayBootstrap(self._inbox, self._relay, generation)
 
     def tell_place(self, place: Place) -> None:
         """Have the next heartbeats tell where this member is; never waits. One that names too much is not told."""
@@ -134,15 +209,20 @@ class CoordinatorClient:
 
     def stop(self) -> None:
         """Close the line. May be repeated."""
-        if self._line is None or self._process != os.getpid():
+        if self._process != os.getpid():
             return  # not started, or a forked copy, whose locks may be held by threads that it lacks
         self._stopped.set()
-        self._line.hang_up()
+        line = self._line
+        if line is not None:
+            line.hang_up()
         self._inbox.put_end(CoordinatorLost("this worker has closed its line to the coordinator"))
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
-        self._line.close()
+        line = self._line
+        if line is not None:
+            line.close()
+        self._close_door()
 
     # ------------------------------------------------------------ threads
 
@@ -151,25 +231,117 @@ class CoordinatorClient:
         self._threads.append(thread)
         thread.start()
 
-    def _beat(self, line: Line, timeout_s: float) -> None:
-        while not self._stopped.wait(timeout_s / BEATS_PER_TIMEOUT):
+    def _beat(self) -> None:
+        woke = time.monotonic()
+        while not self._stopped.wait(self._timeout_s / BEATS_PER_TIMEOUT):
+            line, slept_s, woke = self._line, time.monotonic() - woke, time.monotonic()
+            if line is None:
+                continue
             line.send(wire.Heartbeat(self._place))
+            if slept_s > 2 * self._timeout_s / BEATS_PER_TIMEOUT:
+                line.heard = woke  # it was us who did not listen
+            elif self._can_return and woke - line.heard > _SILENT_TIMEOUTS * self._timeout_s:
+                line.give_up()
 
-    def _read(self, line: Line) -> None:
+    @property
+    def _can_return(self) -> bool:
+        """Another coordinator may take this worker."""
+        if self._standing.phase is Phase.EARLY:  # nothing has begun that it could go on with
+            return self._hint is not None
+        return bool(self.member.standby or self._standing.successors)
+
+    def _keep(self, first: Line) -> None:
+        line: Line | None = first
+        while line is not None:
+            end = self._read(line)
+            line = None
+            if self._can_return and not self._inbox.ended and not self._stopped.is_set():
+                line = self._return()
+        self._stopped.set()
+        if self._line is not None:
+            self._line.hang_up()
+        self._inbox.put_end(CoordinatorLost(end))
+
+    def _read(self, line: Line) -> str:
+        """Take what comes on a line until it ends; returns why."""
         where = format_address(self._address)
         try:
             while (message := line.receive()) is not None:
                 self._receive(message)
-            end = f"the connection to the coordinator at {where} has ended"
         except ProtocolError as error:
-            end = f"the coordinator at {where} sent what the protocol does not allow: {error}"
-        line.hang_up()
-        self._stopped.set()
-        self._inbox.put_end(CoordinatorLost(end))
+            return f"the coordinator at {where} sent what the protocol does not allow: {error}"
+        return f"the connection to the coordinator at {where} has ended"
+
+    def _return(self) -> Line | None:
+        """Look for a coordinator that takes this worker; None if there is none for long."""
+        with self._lock:
+            old, self._line = self._line, None
+            self._standing = self._standing.parted(over=old is not None and old.closed_by_peer)
+        logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
+        line = self._try_to_return(self._address)  # it may be the connection alone that broke
+        if old is not None:
+            old.leave()
+        if line is not None:
+            return line
+        deadline = time.monotonic() + self._connect_timeout_s
+        skip = 0 if self._taken else random.randrange(8)  # who knows different standbys meets by chance
+        self._taken = False
+        for attempt in itertools.count(skip):
+            candidates = self._candidates()
+            address = candidates[attempt % len(candidates)]
+            if self._hint is not None:
+                address, self._hint = self._hint, None
+            line = self._try_to_return(address)
+            if line is not None or self._stopped.is_set() or time.monotonic() > deadline:
+                return line
+            if (attempt - skip + 1) % len(candidates) == 0:
+                self._stopped.wait(_PAUSE_S * random.uniform(0.5, 1.5))
+        return None
+
+    def _candidates(self) -> list[Address]:
+        own = [(LOOPBACK, self.member.standby)] if self.member.standby else []
+        hint = [] if self._hint is None else [self._hint]
+        return list(dict.fromkeys([*hint, self._address, *self._standing.successors, *own]))
+
+    def _try_to_return(self, address: Address) -> Line | None:
+        begun = self._standing.phase is not Phase.EARLY
+        try:
+            line, answer = attempt_line(address, self.member, self._token, timeout_s=_ATTEMPT_S, returning=begun)
+        except (OSError, ProtocolError, AuthenticationError) as error:
+            logger.debug("%s does not take us: %s", format_address(address), error)
+            return None
+        if not isinstance(answer, wire.Welcome):
+            line.close()
+            if isinstance(answer, wire.Redirect):
+                self._redirected(address, answer)
+            return None
+        line.trust(answer.heartbeat_timeout_s)
+        with self._lock:
+            self._address = address
+            if begun:
+                line.send(_return_of(self._standing.report(self.member)))
+            self._line = line
+        if not begun:
+            self._receive(answer)
+        if self._stopped.is_set():
+            line.hang_up()
+        return line
+
+    def _redirected(self, by: Address, redirect: wire.Redirect) -> None:
+        if redirect.address:
+            host, port = parse_address(redirect.address, what="the address that a standby named")
+            # What a standby reaches on its own machine, others reach under the address of that machine.
+            self._hint = (by[0] if is_loopback(host) else host, port)
 
     def _send(self, message: wire.FromWorker) -> None:
         if self._line is not None:
             self._line.send(message)
+
+    def _relay(self, message: wire.Relay) -> None:
+        with self._lock:
+            if message.generation == self._inbox.generation:
+                self._relayed.append(message)
+            self._send(message)
 
     # ------------------------------------------------------------ messages
 
@@ -182,9 +354,17 @@ class CoordinatorClient:
             case wire.Announce(generation):
                 if generation == self._inbox.generation:
                     self.change_pending = True
-            case wire.Welcome(warm_up=warm_up):
+            case wire.Welcome(warm_up=warm_up, standbys=standbys):
                 if warm_up:
+                    with self._lock:
+                        self._standing = self._standing.warming(standbys)
                     self._inbox.put_warm_up()
+            case wire.Resumed(generation):
+                self._resume(generation)
+            case wire.Redirect():
+                self._redirected(self._address, message)
+            case wire.Alive():
+                pass
             case wire.JobPlace(place):
                 self._inbox.put_place(place)
             case wire.Finish():
@@ -206,8 +386,20 @@ class CoordinatorClient:
             raise ProtocolError(f"view {view.generation} came after view {self._inbox.generation}")
         else:
             self.change_pending = False
-            self._inbox.put_view(view)
+            with self._lock:
+                self._standing = self._standing.received(view)
+                self._relayed = []
+                self._taken = True
+                self._inbox.put_view(view)
         self._tell(view.generation)
+
+    def _resume(self, generation: int) -> None:
+        """The view goes on; what was relayed last may have been lost with the old coordinator."""
+        self._taken = True
+        with self._lock:
+            if generation == self._inbox.generation:
+                for message in self._relayed:
+                    self._send(message)
 
     def _tell(self, generation: int) -> None:
         try:
@@ -220,15 +412,15 @@ class CoordinatorClient:
 class RelayBootstrap:
     """The `Bootstrap` port of one view: values go to all other members by way of the coordinator."""
 
-    def __init__(self, inbox: Inbox, send: Callable[[wire.FromWorker], None], generation: int) -> None:
+    def __init__(self, inbox: Inbox, relay: Callable[[wire.Relay], None], generation: int) -> None:
         self._inbox = inbox
-        self._send = send
+        self._relay = relay
         self._generation = generation
 
     def put(self, key: str, value: bytes) -> None:
         """Publish a value to the members of the view."""
         self._inbox.put_value(self._generation, key, value)
-        self._send(wire.Relay(self._generation, key, value))
+        self._relay(wire.Relay(self._generation, key, value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value that a member publishes.
@@ -241,3 +433,15 @@ class RelayBootstrap:
     def replaced(self) -> bool:
         """A newer view is known, or the line is lost: nobody should wait for this view's group any more."""
         return self._inbox.ended or self._inbox.generation != self._generation
+
+
+def _return_of(report: Returned) -> wire.Return:
+    return wire.Return(
+        report.phase.value,
+        report.promised,
+        report.settled,
+        report.received,
+        at_boundary=report.at_boundary,
+        suspects=report.suspects,
+        closed=report.closed,
+    )

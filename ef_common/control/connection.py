@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
+from enum import Enum
 from typing import Protocol
 
 from ef_common.control import wire
 from ef_common.control.sockets import peer_address
+from ef_common.core.view import Member
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 """A peer that leaves so much unread is dropped."""
 _LINES_AT_ONCE = 64
 _LINGER_S = 1.0
+_RESET_AT_CLOSE = struct.pack("@ii", 1, 0)
+
+
+class End(Enum):
+    """How a connection ended."""
+
+    CLOSED = "closed"  # in order: all that the peer had sent has come before
+    RESET = "reset"  # the peer's system knows nothing of it any more
+    BROKEN = "broken"  # no answer, or no way
 
 
 class Listener(Protocol):
@@ -27,7 +39,7 @@ class Listener(Protocol):
     def on_refusal(self, connection: Connection, kind: str, why: str) -> None:
         """The peer broke a bound, and must be dropped."""
 
-    def on_end(self, connection: Connection) -> None:
+    def on_end(self, connection: Connection, how: End) -> None:
         """The peer has ended the connection, or it broke."""
 
     def on_closed(self, connection: Connection) -> None:
@@ -51,6 +63,9 @@ class Connection(asyncio.Protocol):
         self.since = 0.0  # time of the connection
         self.heard = 0.0  # time of the last sign of life
         self.dropped = False  # nothing of this peer counts any more
+        self.standby = 0  # port of the standby on the worker's node
+        self.member: Member | None = None  # who it is, once it has proved itself
+        self.moved = False  # it lives, and has gone to another coordinator
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -67,6 +82,13 @@ class Connection(asyncio.Protocol):
         """Send bytes, without waiting; a peer that does not read is refused."""
         if self._transport is not None and not self.dropped:
             self._transport.write(data)
+
+    def write_for_good(self, data: bytes) -> None:
+        """Send bytes that must come before any end of the connection; if that is not sure, it is reset at once."""
+        self.write(data)
+        if self._transport is not None and not self.dropped and self._transport.get_write_buffer_size():
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+            self.drop()
 
     def drop(self, last_words: bytes = b"") -> None:
         """End the connection. Last words get a moment to be taken; without any it ends at once."""
@@ -102,7 +124,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if not self.dropped:
-            self._listener.on_end(self)
+            self._listener.on_end(self, End.CLOSED)
 
     def pause_writing(self) -> None:
         if not self.dropped:
@@ -110,7 +132,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.dropped:
-            self._listener.on_end(self)
+            reset = isinstance(exc, (ConnectionResetError, BrokenPipeError))
+            self._listener.on_end(self, End.CLOSED if exc is None else End.RESET if reset else End.BROKEN)
         self._listener.on_closed(self)
 
     def _cut(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from ef_common.control.auth import Token
 from ef_common.control.connection import Connection
+from ef_common.control.herald import Herald
 from ef_common.control.sockets import (
     LOOPBACK,
     Address,
@@ -48,6 +50,8 @@ class Coordinator:
         heartbeat_timeout_s: A worker that is silent for longer is evicted. All other times of the control
             plane follow from it: workers send four heartbeats in it, and a loss is noticed for sure within
             1.25 times as long.
+        standby: It leads nobody until members of a job come to it, who have lost their coordinator.
+        endpoint: Where new workers look for the coordinator; if it leads, it tells whoever is there instead.
 
     Raises:
         UsageError: The heartbeat timeout is not positive.
@@ -60,6 +64,8 @@ class Coordinator:
         token: Token | None = None,
         settings: Settings | None = None,
         heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S,
+        standby: bool = False,
+        endpoint: Address | None = None,
     ) -> None:
         if not 0.1 <= heartbeat_timeout_s <= 3600:
             raise UsageError(
@@ -71,6 +77,10 @@ class Coordinator:
         loss_notice_s = _TIMEOUTS_TO_NOTICE * heartbeat_timeout_s
         self._settings = replace(settings or Settings(), loss_notice_s=loss_notice_s)
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._standby = standby
+        self._endpoint = endpoint
+        self._name = secrets.token_hex(8)
+        self._herald: Herald | None = None
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -109,7 +119,10 @@ class Coordinator:
             settings=self._settings,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
             on_population=self._note_population,
+            standby=self._standby,
+            name=self._name,
         )
+        self._herald = Herald(self._name, self._switchboard, self._token, port=port, endpoint=self._endpoint)
         call_in_forked_children(self._close_in_child)
         self._thread = threading.Thread(
             target=self._serve,
@@ -118,12 +131,16 @@ class Coordinator:
             daemon=True,
         )
         self._thread.start()
-        logger.info("the coordinator listens on %s", format_address(self.address))
+        self._herald.start()
+        what = "a standby of the coordinator" if self._standby else "the coordinator"
+        logger.info("%s listens on %s", what, format_address(self.address))
 
     def stop(self) -> None:
         """End all connections and the thread. May be repeated."""
         if self._loop is None or self._thread is None:
             return
+        if self._herald is not None:
+            self._herald.stop()
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_STOP_S)

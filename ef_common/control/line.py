@@ -45,6 +45,9 @@ class Line:
         self._outbox: deque[bytes] = deque()
         self._sending = threading.Lock()
         self._closed = False
+        self._failed = False
+        self.closed_by_peer = False  # in order, after all that the peer had to say
+        self.heard = time.monotonic()
         self._max_bytes = wire.MAX_STRANGER_BYTES
         call_in_forked_children(self._close_in_child)
 
@@ -66,7 +69,8 @@ class Line:
                 self._socket.sendall(self._outbox.popleft())
         except OSError as error:
             logger.debug("sending to the coordinator failed: %s", error)
-            self.hang_up()
+            self._failed = True
+            self.give_up()
 
     def receive(self) -> wire.FromCoordinator | None:
         """Wait for the next message; None at the end of the connection.
@@ -90,11 +94,14 @@ class Line:
 
     def _read(self) -> bytes:
         try:
-            return self._socket.recv(65536)
+            data = self._socket.recv(65536)
         except TimeoutError:
             raise
         except OSError:
             return b""
+        self.heard = time.monotonic()
+        self.closed_by_peer = not data and not self._closed
+        return data
 
     def trust(self, heartbeat_timeout_s: float) -> None:
         """After the handshake: wait for messages without end, but never long to send one."""
@@ -105,6 +112,34 @@ class Line:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         dead_after_ms = math.ceil(_DEAD_AFTER_TIMEOUTS * heartbeat_timeout_s * 1000)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_after_ms)
+
+    def give_up(self) -> None:
+        """Wake whoever is in `receive`, which returns None then. To the peer the connection goes on: see `leave`."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def leave(self) -> None:
+        """Say that this worker goes to another coordinator, and close. No thread may be in `receive`.
+
+        To a coordinator, a connection that ends in order without this word is the end of the process. So where the word
+        cannot be said, the connection is reset.
+        """
+        self._closed = True
+        said = False
+        if self._sending.acquire(blocking=False):
+            try:
+                word = wire.encode(wire.Moved())
+                self._socket.setblocking(False)
+                said = not self._failed and not self._outbox and self._socket.send(word) == len(word)
+            except OSError as error:
+                logger.debug("the old coordinator cannot be told: %s", error)
+            finally:
+                self._sending.release()
+        if not said:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+        self._socket.close()
 
     def hang_up(self) -> None:
         """End the connection in both directions, from any thread; `receive` returns None then."""
@@ -123,9 +158,10 @@ class Line:
         self._socket.close()
 
 
-def open_line(
-    address: Address, member: Member, token: Token | None, *, timeout_s: float
-) -> tuple[Line, wire.Welcome | wire.Finish]:
+Answer = wire.Welcome | wire.Finish | wire.Redirect
+
+
+def open_line(address: Address, member: Member, token: Token | None, *, timeout_s: float) -> tuple[Line, Answer]:
     """Connect to the coordinator, again and again until `timeout_s` is over, and introduce the worker.
 
     Returns:
@@ -141,7 +177,7 @@ def open_line(
     while True:
         left = deadline - time.monotonic()
         try:
-            return _attempt(address, member, token, timeout_s=max(0.1, min(left, _ATTEMPT_S)))
+            return attempt_line(address, member, token, timeout_s=max(0.1, min(left, _ATTEMPT_S)))
         except OSError as error:
             problem = error.strerror or str(error) or type(error).__name__
         if left <= pause:
@@ -153,35 +189,36 @@ def open_line(
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _attempt(
-    address: Address, member: Member, token: Token | None, *, timeout_s: float
-) -> tuple[Line, wire.Welcome | wire.Finish]:
+def attempt_line(
+    address: Address, member: Member, token: Token | None, *, timeout_s: float, returning: bool = False
+) -> tuple[Line, Answer]:
+    """Connect once, and introduce the worker; as :func:`open_line`, but an OSError is raised."""
     sock = socket.create_connection(address, timeout=timeout_s)
     line = Line(sock)
     try:
         if sock.getsockname() == sock.getpeername():
             raise ConnectionRefusedError("connected to itself: nobody listens")
         tune(sock)
-        answer = _introduce(line, member, token, where=format_address(address))
+        answer = _introduce(line, member, token, where=format_address(address), returning=returning)
     except BaseException:
         line.close()
         raise
     return line, answer
 
 
-def _introduce(line: Line, member: Member, token: Token | None, *, where: str) -> wire.Welcome | wire.Finish:
+def _introduce(line: Line, member: Member, token: Token | None, *, where: str, returning: bool) -> Answer:
     """Shake hands; the member's address in the proof is the one that is sent, even if it is empty."""
     challenge = _expect(line, where)
     if not isinstance(challenge, wire.Challenge):
         raise ProtocolError(f"{where} is no coordinator: it began with {type(challenge).__name__}")
     nonce = new_nonce()
     proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, member=member)
-    line.send(wire.Hello(member, nonce, proof))
+    line.send(wire.Hello(member, nonce, proof, returning))
     answer = _expect(line, where)
     if isinstance(answer, wire.Error):
         kind = AuthenticationError if answer.code == "authentication" else ProtocolError
         raise kind(f"the coordinator at {where} refused worker {member.id}: {answer.reason}")
-    if not isinstance(answer, (wire.Welcome, wire.Finish)):
+    if not isinstance(answer, (wire.Welcome, wire.Finish, wire.Redirect)):
         raise ProtocolError(f"{where} is no coordinator: it answered with {type(answer).__name__}")
     if not proves(coordinator_proof(token, client_nonce=nonce, server_nonce=challenge.nonce), answer.proof):
         raise AuthenticationError(

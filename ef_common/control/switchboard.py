@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ef_common.control import wire
 from ef_common.control.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
-from ef_common.control.connection import Connection
+from ef_common.control.connection import Connection, End
+from ef_common.control.sockets import Address, format_address
 from ef_common.core import membership
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
 from ef_common.core.place import Place
+from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +30,12 @@ MAX_STRANGERS = 512
 """So many unauthenticated connections are kept; one more closes the oldest."""
 _SWEEPS_PER_TIMEOUT = 8
 _STRANGER_S = 2.0
+_STANDBYS_TOLD = 16  # the line must be short, as the worker does not trust us before it
+_SHORT = 100
+_KNOCK_S = 0.1
+_KNOCK_TIMEOUT_S = 1.0
+_KNOCKS_AT_ONCE = 64
+_ALIVE = wire.encode(wire.Alive())
 _TIMER_SLACK_S = 0.001  # asyncio's timers may fire a clock tick early, and a deadline is looked at once
 
 _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
@@ -48,6 +57,8 @@ class Switchboard:
         settings: Settings of the membership.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         on_population: Called with the number of connected workers whenever it has changed.
+        standby: It begins as a standby.
+        name: Ranks it among those that gather members at the same time: the first in order is to be preferred.
     """
 
     def __init__(
@@ -58,13 +69,21 @@ class Switchboard:
         settings: Settings,
         heartbeat_timeout_s: float,
         on_population: Callable[[int], None],
+        standby: bool = False,
+        name: str = "",
     ) -> None:
         self._loop = loop
         self._token = token
         self._timeout_s = heartbeat_timeout_s
         self._settings = settings
         self._on_population = on_population
-        self._state = Membership()
+        self._state = Membership(idle=standby)
+        self._name = name
+        self._leader = ""  # address of the coordinator that leads, as far as it has told
+        self.standbys: dict[Address, None] = {}  # of all nodes that were heard of; other threads look
+        self._out: set[Connection] = set()  # of workers that are evicted, kept to notice their end
+        self._knocking: set[asyncio.Task[None]] = set()
+        self._knocks_soon = False
         self._workers: dict[str, Connection] = {}
         self._places: dict[str, Place] = {}  # of members, as they have told
         self._strangers: dict[Connection, None] = {}  # ordered by age
@@ -75,7 +94,9 @@ class Switchboard:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._looking_soon = False
         self._swept_at = self._attentive_since = loop.time()
+        self._absent_at = -math.inf  # when we were found not to have listened
         self._noticed: set[str] = set()
+        self._held_told = ""
 
     # ------------------------------------------------------------ life
 
@@ -91,6 +112,11 @@ class Switchboard:
         self._strangers[connection] = None
         if len(self._strangers) > MAX_STRANGERS:
             self.make_room(1, f"more than {MAX_STRANGERS} unauthenticated connections")
+
+    @property
+    def state(self) -> Membership:
+        """What is decided so far; immutable, so any thread may look."""
+        return self._state
 
     def make_room(self, number: int, why: str) -> None:
         """Close the oldest strangers."""
@@ -134,12 +160,25 @@ class Switchboard:
         self._notice(kind, "dropped the connection of %s (%s): %s", who, kind, why)
         self._depart(connection, f"{kind}: {why}", last_words=wire.encode(wire.Error(code, _clip(why))))
 
-    def on_end(self, connection: Connection) -> None:
-        """A connection has ended: a worker is gone at once."""
-        self._depart(connection, "its connection ended")
+    def on_end(self, connection: Connection, how: End) -> None:
+        """A connection has ended: a worker is gone at once. Whether its process is, too, depends on how."""
+        if connection in self._out:
+            self._out.discard(connection)
+            connection.drop()
+            if how is End.CLOSED and connection.worker not in self._workers and not connection.moved:
+                self._submit(membership.Gone(str(connection.worker), "its process ended"), None)
+            return
+        proves = how is not End.BROKEN and self._is_attentive()
+        self._depart(connection, "its connection ended", silent=not proves)
+
+    def _is_attentive(self) -> bool:
+        """We have listened all the time: no peer can have been given up by its own system unnoticed."""
+        now = self._loop.time()
+        return now - self._swept_at <= 2 * self._sweep_s and now > self._absent_at + self._timeout_s
 
     def on_closed(self, connection: Connection) -> None:
         """Forget a connection whose socket is closed."""
+        self._out.discard(connection)
         self._forget(connection)
         self._open.discard(connection)
 
@@ -153,17 +192,26 @@ class Switchboard:
         expected = worker_proof(self._token, server_nonce=connection.nonce, client_nonce=nonce, member=member)
         if not proves(expected, message.proof):
             self.on_refusal(connection, "wrong token", self._explain_token(), code="authentication")
-        elif member.id in self._workers:
+        elif member.id in self._workers and not message.returning:
             self.on_refusal(connection, "double worker", f"worker {member.id} is connected already")
         else:
             connection.proof = coordinator_proof(self._token, client_nonce=nonce, server_nonce=connection.nonce)
-            connection.worker = member.id
+            connection.standby = member.standby
+            connection.member = replace(member, address=member.address or connection.peer)
+            self._note_standbys(connection.member)
             self._strangers.pop(connection, None)
+            before = self._workers.get(member.id)
+            if before is not None:  # its line was broken, and it is here again before that was noticed
+                self._forget(before)
+                before.drop()
+            connection.worker = member.id
             self._workers[member.id] = connection
             self._on_population(len(self._workers))
-            known = replace(member, address=member.address or connection.peer)
-            self._submit(membership.Arrived(known), connection)
-            self._look_soon()
+            if message.returning:
+                connection.write(wire.encode(wire.Welcome(False, self._timeout_s, connection.proof, ())))
+            else:
+                self._submit(membership.Arrived(connection.member), connection)
+                self._look_soon()
 
     def _explain_token(self) -> str:
         ours = "has no job token" if self._token is None else "has a job token"
@@ -174,8 +222,23 @@ class Switchboard:
 
     def _hear(self, connection: Connection, worker: str, message: wire.FromWorker) -> None:
         match message:
+            case _ if connection in self._out:
+                if isinstance(message, (wire.Moved, wire.Bye)):
+                    connection.moved = isinstance(message, wire.Moved)
+                    self.on_end(connection, End.CLOSED)
+            case wire.Return() if connection.member is not None:
+                for link in message.received:
+                    self._note_standbys(*link.view.members)
+                self._submit(_returned(connection.member, message), connection)
+                self._look_soon()
+            case wire.Moved():
+                self._depart(connection, "it has gone to another coordinator", silent=True)
+            case wire.Follow(port, leads):
+                self._heed(connection, worker, format_address((connection.peer, port)), leads=leads)
             case wire.Heartbeat(place):
                 self._hear_place(worker, place)
+                if connection.standby:
+                    connection.write(_ALIVE)
             case wire.Relay():
                 self._relay(worker, message)
             case wire.Bye():
@@ -184,6 +247,22 @@ class Switchboard:
                 self.on_refusal(connection, "second introduction", "a worker introduces itself once")
             case _:
                 self._submit(_EVENTS[type(message)](worker, message), connection)
+
+    def _note_standbys(self, *members: Member) -> None:
+        for member in members:
+            if member.standby:
+                self.standbys[member.address, member.standby] = None
+
+    def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:
+        """Another coordinator tells where it is."""
+        self._forget(connection)
+        connection.drop()
+        if name == self._name:
+            return
+        if leads or self._state.held:
+            self._leader = address
+        if leads or name < self._name:
+            self._submit(membership.Outranked(leads), None)
 
     def _hear_place(self, worker: str, place: Place | None) -> None:
         """A member tells where it is; a newcomer that warms up is told where the members are."""
@@ -206,12 +285,32 @@ class Switchboard:
             return  # its sender will learn of the newer view
         self._send(wire.encode(message), *(other for other in view.ids if other != worker))
 
-    def _depart(self, connection: Connection, why: str, *, last_words: bytes = b"", goodbye: bool = False) -> None:
+    def _depart(
+        self,
+        connection: Connection,
+        why: str,
+        *,
+        last_words: bytes = b"",
+        goodbye: bool = False,
+        silent: bool = False,
+    ) -> None:
         worker = connection.worker
         present = self._forget(connection)
         connection.drop(last_words)
         if present and worker is not None:
-            self._submit(membership.Gone(worker, _clip(why), goodbye=goodbye), None)
+            self._submit(membership.Gone(worker, _clip(why), goodbye=goodbye, silent=silent), None)
+
+    def _evict(self, connection: Connection, why: str) -> None:
+        """Tell a worker that it is out. It must not be told later than those that go on without it."""
+        last_words = wire.encode(wire.Evicted(_clip(why)))
+        if connection.standby:  # nobody but its system can tell when it is gone for good
+            self._forget(connection)
+            connection.write_for_good(last_words)
+            if not connection.dropped:
+                self._out.add(connection)
+        else:
+            self._forget(connection)
+            connection.drop(last_words)
 
     def _forget(self, connection: Connection) -> bool:
         """Take a connection off the books; whether it was a worker's."""
@@ -253,26 +352,59 @@ class Switchboard:
             return
         for action in actions:
             self._perform(action)
+        self._knock_soon()
         changed = self._state.view is not before
         if reason:
             generation = self._state.generation
             size = 0 if self._state.view is None else self._state.view.world_size
             level = logging.INFO if changed else logging.DEBUG
+            if self._state.held and self._state.held != self._held_told:
+                level = logging.WARNING
+            self._held_told = self._state.held
             logger.log(level, "view %d, %d members: %s", generation, size, _clip(reason))
 
     def _perform(self, action: membership.Action) -> None:
         match action:
             case membership.Welcome(worker, warm_up):
                 proof = self._proof_to(worker)
-                self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof)), worker)
+                known = [(m.address, m.standby) for m in self._members() if m.standby and len(m.address) < _SHORT]
+                standbys = tuple(dict.fromkeys(known))[:_STANDBYS_TOLD]
+                self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof, standbys)), worker)
                 if warm_up:
                     self._tell_place(worker)
             case membership.Install(view, dropped):
-                self._send(wire.encode(wire.NewView(view)), *view.ids, *dropped)
+                line = wire.encode(wire.NewView(view))
+                for worker in dropped:  # before all others: were we to die in between, they must not go on
+                    if worker in self._workers:
+                        self._workers[worker].write_for_good(line)
+                self._send(line, *view.ids)
             case membership.Announce(view):
                 self._send(wire.encode(wire.Announce(view.generation)), *view.ids)
             case membership.Finish(worker):
                 self._send(wire.encode(wire.Finish(self._proof_to(worker))), worker)
+            case membership.Hand(worker, view):
+                self._send(wire.encode(wire.NewView(view)), worker)
+            case membership.Resume(view):
+                self._send(wire.encode(wire.Resumed(view.generation)), *view.ids)
+            case membership.Dismiss(worker, why):
+                if worker in self._workers:
+                    self._evict(self._workers[worker], why)
+            case membership.Redirect(worker):
+                self._redirect(worker)
+            case membership.StepDown():
+                for worker in list(self._workers):
+                    self._redirect(worker)
+                for connection in list(self._out):
+                    connection.drop()
+
+    def _members(self) -> tuple[Member, ...]:
+        return () if self._state.view is None else self._state.view.members
+
+    def _redirect(self, worker: str) -> None:
+        connection = self._workers.get(worker)
+        if connection is not None:
+            self._forget(connection)
+            connection.drop(wire.encode(wire.Redirect(self._leader, connection.proof)))
 
     def _send(self, line: bytes, *workers: str) -> None:
         for worker in workers:
@@ -283,6 +415,34 @@ class Switchboard:
     def _proof_to(self, worker: str) -> str:
         connection = self._workers.get(worker)
         return "0" * 64 if connection is None else connection.proof
+
+    # ------------------------------------------------------------ who is dead
+
+    def _knock_soon(self) -> None:
+        """As long as members are missing, look whether somebody listens where their processes would."""
+        if not self._knocks_soon and membership.missing(self._state):
+            self._knocks_soon = True
+            self._knock_all()
+
+    def _knock_all(self) -> None:
+        for member in membership.missing(self._state):
+            if member.door and len(self._knocking) < _KNOCKS_AT_ONCE:
+                task = self._loop.create_task(self._knock(member))
+                self._knocking.add(task)
+                task.add_done_callback(self._knocking.discard)
+        self._knocks_soon = bool(membership.missing(self._state))
+        if self._knocks_soon:
+            self._loop.call_later(_KNOCK_S, self._knock_all)
+
+    async def _knock(self, member: Member) -> None:
+        knock = self._loop.create_connection(asyncio.Protocol, member.address, member.door)
+        try:
+            transport, _ = await asyncio.wait_for(knock, _KNOCK_TIMEOUT_S)
+            transport.abort()
+        except ConnectionRefusedError:
+            self._submit(membership.Proved(member.id), None)
+        except (OSError, asyncio.TimeoutError) as error:  # proves nothing
+            logger.debug("no answer from where %s was: %s", member.id, error)
 
     # ------------------------------------------------------------ time
 
@@ -320,13 +480,16 @@ class Switchboard:
         now = self._loop.time()
         if now - self._swept_at > 2 * self._sweep_s:
             # It was us who did not listen (a stopped or starved process): what came is still unread.
-            self._attentive_since = now
+            self._attentive_since = self._absent_at = now
         self._swept_at = now
         for connection in list(self._workers.values()):
             silent_s = now - max(connection.heard, self._attentive_since)
             if silent_s > self._timeout_s:
                 why = f"silent for {silent_s:.1f} s"
-                self._depart(connection, why, last_words=wire.encode(wire.Evicted(why)))
+                worker = connection.worker
+                self._evict(connection, why)
+                if worker is not None:
+                    self._submit(membership.Gone(worker, why, silent=True), None)
         for connection in list(self._strangers):
             if now - connection.since <= max(self._timeout_s, _STRANGER_S):
                 break
@@ -338,6 +501,19 @@ class Switchboard:
         level = logging.DEBUG if kind in self._noticed else logging.WARNING
         self._noticed.add(kind)
         logger.log(level, message, *args)
+
+
+def _returned(member: Member, message: wire.Return) -> membership.Returned:
+    return membership.Returned(
+        member,
+        Phase(message.phase),
+        promised=message.promised,
+        settled=message.settled,
+        received=message.received,
+        at_boundary=message.at_boundary,
+        suspects=message.suspects,
+        closed=message.closed,
+    )
 
 
 def _clip(text: str) -> str:

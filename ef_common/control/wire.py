@@ -12,6 +12,9 @@ they can be logged.
       |  <------- welcome | finish    |    the coordinator's proof; anything before it is not to be trusted
       |  heartbeat, ready, ... -----> |
       |  <------ view, announce, ...  |
+
+A worker that comes from another coordinator says so in its hello, and tells in `return` where it stands. A coordinator
+introduces itself to another one in the same way, and goes on with `follow`. A standby answers a hello with `redirect`.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 from ef_common.core.place import Place
+from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 1024 * 1024
@@ -116,37 +121,56 @@ def _one_of(*choices: str) -> _Codec:
 _NAME = _text(MAX_NAME_CHARS)
 _ADDRESS = _text(255, min_chars=0)
 _COUNT = _integer(0)
+_PORT = _integer(0, 65535)
 _REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
 
 
 def _load_member(value: Any) -> Member:
-    if type(value) is not list or len(value) != 5:
-        raise ValueError("expected [id, node, address, local_rank, local_world_size]")
+    if type(value) is not list or len(value) != 7:
+        raise ValueError("expected [id, node, address, local_rank, local_world_size, standby, door]")
     local_rank, local_world_size = _COUNT.load(value[3]), _integer(1).load(value[4])
     if local_rank >= local_world_size:
         raise ValueError("expected a local rank below the local world size")
-    return Member(_NAME.load(value[0]), _NAME.load(value[1]), _ADDRESS.load(value[2]), local_rank, local_world_size)
+    names = _NAME.load(value[0]), _NAME.load(value[1]), _ADDRESS.load(value[2])
+    return Member(*names, local_rank, local_world_size, _PORT.load(value[5]), _PORT.load(value[6]))
 
 
 def _dump_member(member: Member) -> list[Any]:
-    return [member.id, member.node, member.address, member.local_rank, member.local_world_size]
+    numbers = [member.local_rank, member.local_world_size, member.standby, member.door]
+    return [member.id, member.node, member.address, *numbers]
 
 
 def _load_view(value: Any) -> View:
-    if type(value) is not list or len(value) != 6 or type(value[1]) is not list:
-        raise ValueError("expected [generation, members, admitted_at, pending, hold, reason]")
+    if type(value) is not list or len(value) != 8 or type(value[1]) is not list or type(value[6]) is not list:
+        raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base]")
     generation = _COUNT.load(value[0])
     members = tuple(_load_member(member) for member in value[1])
     if len({member.id for member in members}) != len(members):
         raise ValueError("expected different ids")
     admitted_at = _integer(0, generation).load(value[2])
     pending, hold = _load_flag(value[3]), _load_flag(value[4])
-    return View(generation, members, admitted_at, pending, hold, _REASON.load(value[5]))
+    gone = tuple(_NAME.load(worker) for worker in value[6])
+    base = _integer(0, generation).load(value[7])
+    return View(generation, members, admitted_at, pending, hold, _REASON.load(value[5]), gone, base)
 
 
 def _dump_view(view: View) -> list[Any]:
     members = [_dump_member(member) for member in view.members]
-    return [view.generation, members, view.admitted_at, view.pending, view.hold, _REASON.dump(view.reason)]
+    texts = [_REASON.dump(view.reason), list(view.gone)]
+    return [view.generation, members, view.admitted_at, view.pending, view.hold, *texts, view.base]
+
+
+def _load_links(value: Any) -> tuple[Link, ...]:
+    if type(value) is not list or any(type(link) is not list or len(link) != 2 for link in value):
+        raise ValueError("expected a list of [view, over]")
+    links = tuple(Link(_load_view(view), over=_load_flag(over)) for view, over in value)
+    if any(one.view.generation >= next_.view.generation for one, next_ in pairwise(links)):
+        raise ValueError("expected growing generations")
+    return links
+
+
+def _dump_links(links: tuple[Link, ...]) -> list[Any]:
+    return [[_dump_view(link.view), link.over] for link in links]
 
 
 def _load_place(value: Any) -> Place:
@@ -158,6 +182,12 @@ def _load_place(value: Any) -> Place:
 
 def _load_place_or_null(value: Any) -> Place | None:
     return None if value is None else _load_place(value)
+
+
+def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
+    if type(value) is not list or any(type(one) is not list or len(one) != 2 for one in value):
+        raise ValueError("expected a list of [host, port]")
+    return tuple((_ADDRESS.load(host), _PORT.load(port)) for host, port in value)
 
 
 Count = Annotated[int, _COUNT]
@@ -172,11 +202,41 @@ Reason = Annotated[str, _REASON]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Introduction of a worker; with an empty address the coordinator fills in the one that it sees."""
+    """Introduction of a worker; with an empty address the coordinator fills in the one that it sees.
+
+    `returning`: it has been with another coordinator, or with this one; more follows.
+    """
 
     member: Annotated[Member, _Codec(_load_member, _dump_member)]
     nonce: Nonce
     proof: Proof
+    returning: Flag
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Where a worker stands; see :class:`~ef_common.core.membership.Returned`."""
+
+    phase: Annotated[str, _one_of("warming", "ready", "member", "leaving")]
+    promised: Count
+    settled: Count
+    received: Annotated[tuple[Link, ...], _Codec(_load_links, _dump_links)]
+    at_boundary: Flag
+    suspects: Flag
+    closed: Flag
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """This worker lives, and goes to another coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Of another coordinator: it listens on this port, and `leads`, or gathers members so far."""
+
+    port: Annotated[int, _integer(1, 65535)]
+    leads: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +308,15 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare."""
+    """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare.
+
+    `standbys`: (host, port) of some, for one who knows no view yet.
+    """
 
     warm_up: Flag
     heartbeat_timeout_s: Duration
     proof: Proof
+    standbys: Annotated[tuple[tuple[str, int], ...], _Codec(_load_standbys, lambda value: [list(one) for one in value])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +348,26 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """An answer to a heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This view goes on under this coordinator."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """This is a standby. The coordinator is at this address, or ("") not known here. It may stand for the welcome."""
+
+    address: Annotated[str, _ADDRESS]
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """The others go on without this worker."""
 
@@ -298,11 +382,18 @@ class Error:
     reason: Reason
 
 
-FromWorker = Hello | Heartbeat | Ready | AtBoundary | Suspect | Settled | Leave | Close | Bye | Relay
-FromCoordinator = Challenge | Welcome | NewView | Announce | JobPlace | Finish | Evicted | Relay | Error
+FromWorker = (
+    Hello | Return | Moved | Follow | Heartbeat | Ready | AtBoundary | Suspect | Settled | Leave | Close | Bye | Relay
+)
+FromCoordinator = (
+    Challenge | Welcome | NewView | Announce | JobPlace | Finish | Alive | Resumed | Redirect | Evicted | Relay | Error
+)
 
 _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "hello": Hello,
+    "return": Return,
+    "moved": Moved,
+    "follow": Follow,
     "heartbeat": Heartbeat,
     "ready": Ready,
     "at_boundary": AtBoundary,
@@ -320,6 +411,9 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "announce": Announce,
     "place": JobPlace,
     "finish": Finish,
+    "alive": Alive,
+    "resumed": Resumed,
+    "redirect": Redirect,
     "evicted": Evicted,
     "relay": Relay,
     "error": Error,

@@ -23,15 +23,22 @@ The coordinator runs :func:`decide` on every event. Rules:
    goes at once, and is told so. If all members want to go while newcomers are ready, these come in first, and get the
    state; the others go at the next boundary. If all go, one of them may be saving the state: nothing begins anew
    (rule 4) before their connections have ended.
+10. No view is issued without the quorum of :mod:`ef_common.core.quorum`. Where it is lacking, the view is *held*
+    back: it is issued as soon as enough come back or are known to be gone. After a while the coordinator steps down, so
+    that its workers look for another one: more may have come together there.
+11. A coordinator may be a standby. The first member that comes to it from another coordinator makes it *gather*: it
+    waits for the members of the newest view, until all are there, known to be dead, or silent for too long. If all are
+    there, and have settled, and nobody suspects its group, the view simply goes on; else they get a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
+from ef_common.core.quorum import Link, merge, shortfall
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -56,6 +63,7 @@ class Settings:
         last_call_s: How long the first view waits for more nodes after the last arrival.
         start_nodes: So many are expected at the start; the first view waits for no more.
         loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout plus slack).
+        on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
     """
 
     min_nodes: int = 1
@@ -63,6 +71,12 @@ class Settings:
     last_call_s: float = 1.0
     start_nodes: int | None = None
     loss_notice_s: float = 2.5
+    on_minority: str = "wait"
+
+    @property
+    def patience_s(self) -> float:
+        """So long a coordinator waits for a quorum before it steps down."""
+        return 2.0 * self.loss_notice_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,16 @@ class Membership:
     closed: bool = False
     dismissed: frozenset[str] = frozenset()  # newcomers that are told that they are out, still connected
     last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected
+    chain: tuple[Link, ...] = ()  # see `quorum`
+    based: bool = True
+    gone: frozenset[str] = frozenset()  # likewise, of the members of the chain
+    dead: frozenset[str] = frozenset()
+    idle: bool = False  # a standby to which no member has come
+    took_over: bool = False  # it has been one
+    gathering_since: float | None = None
+    returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
+    held: str = ""  # why a view is held back
+    held_since: float | None = None
 
 
 # ---------------------------------------------------------------- events
@@ -141,11 +165,54 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker's connection ended, or it was silent for too long, or (`goodbye`) it has ended as it should."""
+    """A worker's process ended its connection, or (`goodbye`) has ended as it should.
+
+    `silent`: all that is known is that nothing comes from it, or that it has gone to another coordinator.
+    """
 
     worker: str
     why: str
     goodbye: bool = False
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A worker that another coordinator had taken has come, or one of ours that had lost its connection.
+
+    Args:
+        member: The worker.
+        phase: Where it stood: MEMBER, LEAVING, WARMING or READY.
+        promised: The highest generation that it knows of.
+        settled: The newest generation in which it has settled; 0 for none.
+        received: The view of that generation and those that it has received since.
+        at_boundary: It waits at the boundary of the newest of them.
+        suspects: The group of the newest of them broke.
+        closed: It has trained to the end.
+    """
+
+    member: Member
+    phase: Phase
+    promised: int = 0
+    settled: int = 0
+    received: tuple[Link, ...] = ()
+    at_boundary: bool = False
+    suspects: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """Nobody listens where this worker's process would: it is dead."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outranked:
+    """Another coordinator gathers members, too, and is to be preferred; or it `leads`."""
+
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +220,9 @@ class Tick:
     """Time has passed."""
 
 
-Event = Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Tick
+Event = (
+    Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Outranked | Tick
+)
 
 
 # ---------------------------------------------------------------- actions
@@ -189,7 +258,42 @@ class Finish:
     worker: str
 
 
-Action = Welcome | Install | Announce | Finish
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Send a worker the view, which was issued before."""
+
+    worker: str
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Tell a worker that the others go on without it."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Tell a worker that this coordinator is a standby, and where the coordinator is."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Tell the members of this view that it goes on under this coordinator."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """End all connections: nothing more is decided here, until members come anew."""
+
+
+Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown
 Decision = tuple[Membership, tuple[Action, ...], str]
 
 
@@ -208,9 +312,33 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
     Raises:
         ProtocolError: The event is not possible in this state; the state is as it was.
     """
+    if state.view is None:
+        state = replace(state, held="")  # rule 4 is tried anew by each event
+    state, actions, reason = _react(state, event, now, settings)
+    if state.gathering_since is not None:
+        followed, further, why = _end_gathering(state, now, settings)
+    elif state.held and state.view is not None:
+        followed, further, why = _try_again(state, now, settings)
+    else:
+        return state, actions, reason
+    return followed, (*actions, *further), why or reason
+
+
+def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
     match event:
+        case Arrived(member) if state.idle:
+            return state, (Redirect(member.id),), ""
         case Arrived(member):
             state, actions, reason = _arrived(state, member, now)
+        case Returned():
+            return _returned(state, event, now, settings)
+        case Outranked(leads):
+            new = leads and not state.generation and not state.idle
+            return _step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
+        case Proved(worker):
+            return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
+        case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
+            return _told_meanwhile(state, event), (), ""
         case Ready(worker):
             state, actions, reason = _ready(state, worker, now, settings)
             if state.view is not None:
@@ -225,8 +353,8 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
             return _plan_or(*_leaving(state, worker), settings)
         case Closed(worker):
             return _closed(state, worker)
-        case Gone(worker, why, goodbye):
-            state, actions, reason = _gone(state, worker, why, settings, goodbye=goodbye)
+        case Gone():
+            state, actions, reason = _gone(state, event, settings)
         case Tick():
             state, actions, reason = _overdue(state, now, settings)
     if state.view is None and (formed := _form(state, now, settings)):
@@ -237,6 +365,10 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
 
 def next_deadline(state: Membership, settings: Settings) -> float | None:
     """Time at which :class:`Tick` may change something, or None."""
+    if state.gathering_since is not None:
+        return state.gathering_since + settings.loss_notice_s
+    if state.held_since is not None:
+        return state.held_since + settings.patience_s
     if state.suspected_at is not None:
         return state.suspected_at + settings.loss_notice_s
     if state.view is None and _founders(state, settings):
@@ -350,6 +482,8 @@ def _plan(state: Membership, settings: Settings) -> Decision:
     members = (*staying, *joining)
     if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
         return state, (), ""  # rule 5: hold here until enough are ready
+    if leaving and members and _shortfall(state, members, settings):  # one half after the other
+        members, leaving = (*_present(state, view), *joining), []
     reason = f"planned: {len(joining)} join, {len(leaving)} leave"
     dropped = tuple(m.id for m in leaving)
     if not members:
@@ -372,8 +506,10 @@ def _staying(state: Membership, view: View) -> list[Member]:
 def _install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
     """A view of the members that are left, without newcomers."""
     members = _present(state, view)
-    if not members:
+    if not members and not (short := _shortfall(state, (), settings)):
         return _without_view(state), (), f"{reason}, no member is left"
+    if not members:
+        return replace(state, held=short), (), f"{reason}, no member is left; held back: {short}"
     return _install(state, members, settings, planned=False, dropped=(), reason=reason)
 
 
@@ -390,7 +526,11 @@ def _admissible(state: Membership, staying: list[Member], settings: Settings) ->
     return joining
 
 
-def _gone(state: Membership, worker: str, why: str, settings: Settings, *, goodbye: bool) -> Decision:
+def _gone(state: Membership, event: Gone, settings: Settings) -> Decision:
+    worker, why, goodbye = event.worker, event.why, event.goodbye
+    chain = state.chain if state.gathering_since is None else _known(state)
+    if not event.silent and worker in _ids(chain):
+        state = replace(state, gone=state.gone | {worker})
     if worker in state.dismissed | state.last:
         return replace(state, dismissed=state.dismissed - {worker}, last=state.last - {worker}), (), ""
     if worker not in state.workers:
@@ -410,7 +550,13 @@ def _settled(state: Membership, worker: str, generation: int) -> Decision:
     view = state.view
     if view is None or view.generation != generation or view.rank_of(worker) is None:
         return state, (), ""  # a newer view is on its way to it
-    return replace(state, settled=state.settled | {worker}), (), ""
+    chain = tuple(link for link in state.chain if link.view.generation >= generation)
+    gone = state.gone & _ids(chain)
+    return replace(state, settled=state.settled | {worker}, chain=chain, based=True, gone=gone), (), ""
+
+
+def _ids(chain: tuple[Link, ...]) -> frozenset[str]:
+    return frozenset(worker for link in chain for worker in link.view.ids)
 
 
 def _suspected(state: Membership, worker: str, generation: int, now: float, settings: Settings) -> Decision:
@@ -430,7 +576,7 @@ def _suspected(state: Membership, worker: str, generation: int, now: float, sett
 
 def _overdue(state: Membership, now: float, settings: Settings) -> Decision:
     view, since = state.view, state.suspected_at
-    if view is None or since is None or now < since + settings.loss_notice_s:
+    if view is None or since is None or now < since + settings.loss_notice_s or state.held:
         return state, (), ""
     reason = f"the group broke for {', '.join(sorted(state.suspects))}, and nobody is lost"
     return _install(state, view.members, settings, planned=False, dropped=(), reason=reason)
@@ -446,7 +592,7 @@ def _without_view(state: Membership) -> Membership:
 
 def _founders(state: Membership, settings: Settings) -> list[Member]:
     """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
-    if state.closed or state.last:
+    if state.closed or state.last or state.idle or state.gathering_since is not None:
         return []
     waiting = Phase.READY if state.generation else Phase.EARLY
     members = [m for m, phase in state.workers.values() if phase is waiting]
@@ -465,6 +611,8 @@ def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
     called = len(nodes) >= enough or now >= state.last_arrival + settings.last_call_s
     if not members or not called:
         return None
+    if short := _shortfall(state, (), settings):
+        return replace(state, held=short), (), f"the job cannot begin anew: {short}"
     waiting = state.workers[members[0].id][1]
     taken = nodes[: settings.max_nodes]
     chosen = tuple(m for m in members if m.node in taken)
@@ -486,8 +634,12 @@ def _install(
     dropped: tuple[str, ...],
     reason: str,
 ) -> Decision:
-    generation = state.generation + 1
     ids = {m.id for m in members}
+    if state.gathering_since is not None:
+        return state, (), reason
+    if short := _shortfall(state, ids, settings):
+        return replace(state, held=short), (), f"{reason}; held back: {short}"
+    generation = state.generation + 1
     workers = {
         w: (m, Phase.MEMBER if w in ids and phase is not Phase.LEAVING else phase)
         for w, (m, phase) in state.workers.items()
@@ -503,6 +655,8 @@ def _install(
         settled=frozenset(),
         suspects=frozenset(),
         suspected_at=None,
+        held="",
+        held_since=None,
     )
     joiners = not state.closed and bool(_admissible(after, list(members), settings))
     pending = joiners or Phase.LEAVING in phases
@@ -513,5 +667,204 @@ def _install(
         pending=pending,
         hold=len({m.node for m in members}) < settings.min_nodes,
         reason=reason,
+        gone=tuple(sorted(state.gone)),
+        base=state.chain[0].view.generation if state.chain and state.based else 0,
     )
-    return replace(after, view=view, announced=pending), (Install(view, dropped),), reason
+    chain = (*state.chain, Link(view, own=True))
+    return replace(after, view=view, announced=pending, chain=chain), (Install(view, dropped),), reason
+
+
+# ---------------------------------------------------------------- rules 10 and 11
+
+
+def missing(state: Membership) -> tuple[Member, ...]:
+    """Members that are waited for, and of which it is not known whether they are dead: whoever can should find out."""
+    if state.gathering_since is None and not state.held:
+        return ()
+    links = _known(state) if state.gathering_since is not None else state.chain
+    members = {member.id: member for link in links for member in link.view.members}
+    here = state.workers.keys() | state.gone | state.dead
+    return tuple(member for worker, member in members.items() if worker not in here)
+
+
+def _shortfall(state: Membership, ids: Collection[str] | tuple[Member, ...], settings: Settings) -> str:
+    if settings.on_minority == "continue":
+        return ""
+    names = {one.id if isinstance(one, Member) else one for one in ids}
+    return shortfall(names, state.chain, gone=state.gone, dead=state.dead, based=state.based)
+
+
+def _known(state: Membership) -> tuple[Link, ...]:
+    return merge((report.settled, report.received) for report in state.returned.values())[1]
+
+
+def _returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
+    worker = event.member.id
+    admitted = state.view is not None and state.view.rank_of(worker) is not None
+    if event.phase in (Phase.WARMING, Phase.READY) and not admitted:
+        return _newcomer_returned(state, event, now, settings)
+    if not event.received and not admitted:
+        raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
+    newest = event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
+    if state.gathering_since is None and not state.idle and _is_news(state, event.received):
+        after, actions, _ = _step_down(state)
+        return after, actions, f"{worker} knows view {newest} of another coordinator"
+    if state.idle:
+        state = Membership(generation=state.generation, gathering_since=now, took_over=True)
+    state = replace(state, generation=max(state.generation, event.promised, newest))
+    welcome = Welcome(worker, warm_up=False)
+    if state.gathering_since is not None:
+        workers = MappingProxyType({**state.workers, worker: (event.member, event.phase)})
+        returned = MappingProxyType({**state.returned, worker: event})
+        closed = state.closed or event.closed
+        state = replace(state, workers=workers, returned=returned, closed=closed)
+        return state, (welcome,), f"{worker} has come from another coordinator"
+    view = state.view
+    rank = None if view is None else view.rank_of(worker)
+    if view is None or rank is None:
+        state = replace(state, dismissed=state.dismissed | {worker})
+        return state, (welcome, Dismiss(worker, "it was away for too long")), f"{worker} came back too late"
+    state = _readmit(state, view, event)
+    if newest < view.generation:
+        return state, (welcome, Hand(worker, view)), f"{worker} is back"
+    if event.suspects and not state.held:
+        after, actions, reason = _suspected(state, worker, view.generation, now, settings)
+        return after, (welcome, *actions), reason
+    announce = (Announce(view),) if state.announced else ()
+    after, actions, reason = _plan(state, settings) if event.at_boundary else (state, (), "")
+    return after, (welcome, *announce, *actions), reason or f"{worker} is back"
+
+
+def _is_news(state: Membership, received: tuple[Link, ...]) -> bool:
+    """Another coordinator has issued a view since."""
+    known = {(link.view.generation, link.view.ids) for link in state.chain}
+    base = state.chain[0].view.generation if state.chain else 0
+    news = (link.view for link in received if (link.view.generation, link.view.ids) not in known)
+    return any(view.generation >= base and view.base >= base for view in news)
+
+
+def _told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -> Membership:
+    """A member that has come tells more before all have come."""
+    report = state.returned.get(event.worker)
+    if report is None or report.received[-1].view.generation != event.generation:
+        return state
+    match event:
+        case AtBoundary():
+            report = replace(report, at_boundary=True)
+        case Suspected():
+            report = replace(report, suspects=True)
+        case Settled():
+            report = replace(report, settled=event.generation, received=report.received[-1:])
+    return replace(state, returned=MappingProxyType({**state.returned, event.worker: report}))
+
+
+def _readmit(state: Membership, view: View, event: Returned) -> Membership:
+    """A member has its place again."""
+    worker = event.member.id
+    member = next(m for m in view.members if m.id == worker)
+    here = frozenset({worker})
+    phase = Phase.LEAVING if event.phase is Phase.LEAVING else Phase.MEMBER
+    current = bool(event.received) and event.received[-1].view.generation == view.generation
+    return replace(
+        state,
+        workers=MappingProxyType({**state.workers, worker: (member, phase)}),
+        gone=state.gone - here,
+        dead=state.dead - here,
+        closed=state.closed or event.closed,
+        settled=state.settled | here if event.settled == view.generation else state.settled,
+        at_boundary=state.at_boundary | here if current and event.at_boundary else state.at_boundary - here,
+    )
+
+
+def _newcomer_returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
+    worker = event.member.id
+    if state.idle:
+        return state, (Redirect(worker),), ""
+    if state.closed:
+        state = replace(state, dismissed=state.dismissed | {worker})
+        return state, (Finish(worker),), f"{worker} came after the end"
+    workers = MappingProxyType({**state.workers, worker: (event.member, Phase.WARMING)})
+    state = replace(state, workers=workers)
+    welcome = Welcome(worker, warm_up=True)
+    if event.phase is Phase.WARMING:
+        return state, (welcome,), f"{worker} is back, warming"
+    after, actions, reason = _react(state, Ready(worker), now, settings)
+    return after, (welcome, *actions), reason
+
+
+def _end_gathering(state: Membership, now: float, settings: Settings) -> Decision:
+    """Take over from another coordinator, if all that can come have come."""
+    since = state.gathering_since
+    settled, chain = merge((report.settled, report.received) for report in state.returned.values())
+    gone = state.gone | {worker for link in chain for worker in link.view.gone}
+    view = chain[-1].view
+    unheard = [w for w in view.ids if w not in state.workers and w not in gone | state.dead]
+    if since is None or (unheard and now < since + settings.loss_notice_s):
+        return state, (), ""
+    strangers = tuple(
+        worker
+        for worker, (_, phase) in state.workers.items()
+        if phase in (Phase.MEMBER, Phase.LEAVING) and view.rank_of(worker) is None
+    )
+    reports = [report for worker, report in state.returned.items() if worker in view.ids and worker in state.workers]
+    current = [report for report in reports if report.received[-1].view == view]
+    state = replace(
+        state,
+        workers=MappingProxyType({w: v for w, v in state.workers.items() if w not in strangers}),
+        view=view,
+        admitted_at=view.admitted_at,
+        chain=chain,
+        based=settled > 0 or chain[0].view.generation == 1,
+        gone=gone & _ids(chain),
+        dismissed=state.dismissed | frozenset(strangers),
+        settled=frozenset(report.member.id for report in reports if report.settled == view.generation),
+        at_boundary=frozenset(report.member.id for report in current if report.at_boundary),
+        suspects=frozenset(report.member.id for report in current if report.suspects),
+        suspected_at=None,
+        announced=False,
+        gathering_since=None,
+        returned=MappingProxyType({}),
+    )
+    dismissals = tuple(Dismiss(worker, "the newest view is without it") for worker in strangers)
+    whole = state.settled.issuperset(view.ids) and not state.suspects
+    if whole:
+        state, actions, reason = _go_on(state, view, settings)
+    else:
+        state, actions, reason = _install_present(state, view, settings, "another coordinator took over")
+    if state.held:
+        state = replace(state, held_since=now)
+    if state.closed:
+        actions = (*actions, *(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY)))
+    return state, (*dismissals, *actions), reason
+
+
+def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
+    """All members of the view are here, and nothing is wrong with it."""
+    reason = f"the members of view {view.generation} go on with it"
+    actions: tuple[Action, ...] = (Resume(view),)
+    leaving = any(phase is Phase.LEAVING for _, phase in state.workers.values())
+    if leaving or _admissible(state, _staying(state, view), settings):
+        state, announce, _ = _announce(state, reason)
+        actions += announce
+    planned, install, why = _plan(state, settings)
+    return planned, (*actions, *install), why or reason
+
+
+def _try_again(state: Membership, now: float, settings: Settings) -> Decision:
+    """A view is held back: issue it if enough are here now; step down if it takes too long."""
+    since = now if state.held_since is None else state.held_since
+    view = state.view
+    if view is not None:
+        after, actions, reason = _install_present(
+            replace(state, held="", held_since=None), view, settings, "enough members are here, or known to be gone"
+        )
+        if not after.held:
+            return after, actions, reason
+        state = replace(state, held=after.held)
+    if now >= since + settings.patience_s:
+        return _step_down(state)
+    return replace(state, held_since=since), (), ""
+
+
+def _step_down(state: Membership) -> Decision:
+    return Membership(generation=state.generation, idle=True), (StepDown(),), f"steps down: {state.held or 'deposed'}"

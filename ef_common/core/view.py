@@ -19,6 +19,8 @@ class Member:
         address: IP address or host name at which the others reach its data plane.
         local_rank: Index on its node.
         local_world_size: Number of workers that its node starts.
+        standby: Port, at its address, of the coordinator that its node keeps ready; 0 for none.
+        door: Port, at its address, on which this very process listens as long as it lives; 0 for none.
     """
 
     id: str
@@ -26,6 +28,8 @@ class Member:
     address: str
     local_rank: int = 0
     local_world_size: int = 1
+    standby: int = 0
+    door: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class View:
         pending: More changes wait (joiners, leavers): workers agree on a boundary for the next view.
         hold: Too few nodes: train no further, wait at the next boundary for joiners.
         reason: One line, for people.
+        gone: Members of earlier views whose connection to the coordinator has ended for good, as far as a successor
+            has to know of them (see :mod:`ef_common.core.quorum`).
+        base: Generation of the newest view known to have come about when this one was issued; 0 for none.
     """
 
     generation: int
@@ -48,6 +55,8 @@ class View:
     pending: bool = False
     hold: bool = False
     reason: str = ""
+    gone: tuple[str, ...] = ()
+    base: int = 0
     ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Ids of the members in rank order; asked for in each step, hence kept."""
 

@@ -4,6 +4,7 @@
 ELASTICFLOW_COORDINATOR    HOST:PORT of the coordinator; without it the worker is a world of one
 ELASTICFLOW_TOKEN          the job token, the same secret on all nodes
 ELASTICFLOW_NODE           name of this node (default: the host name); its workers are admitted together
+ELASTICFLOW_STANDBY        port on this node of the coordinator that its agent keeps ready (default: it keeps none)
 ELASTICFLOW_ADDRESS        address at which the others reach this worker (default: as the coordinator sees it)
 ELASTICFLOW_RUN_DIR        directory of the run (event log)
 ELASTICFLOW_CHECKPOINT     URL for checkpoints; see `ef_common.data.checkpointer`
@@ -35,6 +36,7 @@ COORDINATOR = "ELASTICFLOW_COORDINATOR"
 TOKEN = "ELASTICFLOW_TOKEN"
 NODE = "ELASTICFLOW_NODE"
 ADDRESS = "ELASTICFLOW_ADDRESS"
+STANDBY = "ELASTICFLOW_STANDBY"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"
 CHECKPOINT = "ELASTICFLOW_CHECKPOINT"
 AUDIT = "ELASTICFLOW_AUDIT"
@@ -59,6 +61,7 @@ class WorkerEnvironment:
         run_dir: Directory of the run, or None.
         checkpoint: URL for checkpoints, or None.
         audit: Whether to log a hash of the weights after each step.
+        standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
         grace_s: So long the worker may take to leave.
     """
@@ -72,13 +75,15 @@ class WorkerEnvironment:
     run_dir: Path | None = None
     checkpoint: str | None = None
     audit: bool = False
+    standby: int = 0
     notice: NoticeSource | None = None
     grace_s: float = DEFAULT_GRACE_S
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
         worker = f"{self.node}-{os.getpid()}-{secrets.token_hex(2)}"
-        return Member(worker, self.node, self.address, self.local_rank, self.local_world_size)
+        numbers = (self.local_rank, self.local_world_size, self.standby)
+        return Member(worker, self.node, self.address, *numbers)
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
@@ -100,6 +105,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
         checkpoint=env.get(CHECKPOINT, "").strip() or None,
         audit=_flag(env, AUDIT),
+        standby=_integer(env, STANDBY, default=0, low=0, high=65535),
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
     )

@@ -180,7 +180,8 @@ class _Agents:
         )
         address = start_coordinator(LOOPBACK, Token(secret, source=environment.TOKEN), settings)
         self._args.rdzv_endpoint = format_address(address)
-        self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0")))
+        self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0", "stands_in=1")))
+        self._args.nnodes = f"{options.min_nodes}:{options.max_nodes}"  # for the standbys, which the agents host
         self._args.nproc_per_node = "1"
         self._max_restarts, self._args.max_restarts = self._args.max_restarts, 0
 

@@ -6,16 +6,18 @@
 
 Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy
 workers; it restarts those that crash, as ``--max-restarts`` says. The agent that can bind the endpoint hosts
-the coordinator. The workers learn all they need from the environment.
+the coordinator; each other agent keeps a standby ready. The workers learn all they need from the environment.
 
 Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds, default 2),
-``last_call_timeout`` (seconds that the first view waits for more nodes, default 1) and ``is_host`` (as in
-c10d). Others are ignored, as c10d does.
+``last_call_timeout`` (seconds that the first view waits for more nodes, default 1), ``on_minority`` ("wait", the
+default, or "continue": what a coordinator does that has lost touch with most of the workers) and ``is_host`` (as
+in c10d). Others are ignored, as c10d does.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import logging
 import os
@@ -47,6 +49,8 @@ DEFAULT_PORT = 29400
 LINGER_S = 30 * 24 * 3600.0
 """So long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
 survived there. A worker that hangs is evicted, so it is no reason to wait."""
+STANDBY_LINGER_S = 1.0
+"""So long one whose standby has taken over does: mostly they all are about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Options:
         is_host: Whether this agent hosts the coordinator; None to find out.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         settings: Settings of the membership.
+        stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
+            does, so that others find somebody there.
     """
 
     endpoint: Address
@@ -66,6 +72,7 @@ class Options:
     is_host: bool | None
     heartbeat_timeout_s: float
     settings: Settings
+    stands_in: bool = False
 
     @classmethod
     def parse(cls, params: RendezvousParameters) -> Options:
@@ -89,7 +96,9 @@ class Options:
                 min_nodes=params.min_nodes,
                 max_nodes=params.max_nodes,
                 last_call_s=_seconds(params, "last_call_timeout", default=1.0, low=0.0),
+                on_minority=_choice(params, "on_minority", ("wait", "continue")),
             ),
+            stands_in=bool(params.get_as_bool("stands_in", False)),
         )
 
 
@@ -101,6 +110,14 @@ def _seconds(params: RendezvousParameters, key: str, *, default: float, low: flo
         value = -1.0
     if not low <= value <= 3600:
         raise UsageError(f"{key} in --rdzv-conf must be {low:g} to 3600 seconds. Received: {key}={text}")
+    return value
+
+
+def _choice(params: RendezvousParameters, key: str, choices: tuple[str, ...]) -> str:
+    """One of these; the first by default."""
+    value = str(params.get(key, choices[0]))
+    if value not in choices:
+        raise UsageError(f"{key} in --rdzv-conf must be one of {', '.join(choices)}. Received: {key}={value}")
     return value
 
 
@@ -119,6 +136,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._local_addr = local_addr
         self._coordinator: Coordinator | None = None
         self._closed = False
+        self._coordinator_at: Address = options.endpoint
+        self._is_standby = False
         self._grace_s = environment.DEFAULT_GRACE_S
 
     def start(self) -> None:
@@ -131,7 +150,10 @@ class ElasticFlowRendezvous(RendezvousHandler):
         is_here = _is_this_machine(host) if self._options.is_host is None else self._options.is_host
         if is_here:
             self._host()
-        os.environ.update(self._variables(self._coordinator_address(is_here), is_here=is_here))
+        self._coordinator_at = self._coordinator_address(is_here)
+        if self._coordinator is None:
+            self._stand_by()
+        os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
     def _coordinator_address(self, is_here: bool) -> Address:
         """Where the workers of this agent find the coordinator."""
@@ -162,6 +184,31 @@ class ElasticFlowRendezvous(RendezvousHandler):
                 ) from error
             logger.info("another process of this machine has port %d: it hosts the coordinator", port)
             return
+        self._keep(coordinator)
+
+    def _stand_by(self) -> None:
+        """Keep a coordinator ready, for the case that the leading one is lost."""
+        host = LOOPBACK if is_loopback(self._coordinator_at[0]) else ""
+        if self._options.stands_in:
+            with contextlib.suppress(OSError):  # it lives
+                self._keep(self._start_standby((host, self._coordinator_at[1])))
+                return
+        self._keep(self._start_standby((host, 0)))
+
+    def _start_standby(self, address: Address) -> Coordinator:
+        standby = Coordinator(
+            address,
+            token=self._options.token,
+            settings=self._options.settings,
+            heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+            standby=True,
+            endpoint=self._coordinator_at,
+        )
+        standby.start()
+        self._is_standby = True
+        return standby
+
+    def _keep(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._grace_s = environment.read_environment().grace_s
         atexit.register(self._serve_leavers)
@@ -181,6 +228,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
             environment.NODE: f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}",
             environment.ADDRESS: reachable_as,
         }
+        if self._coordinator is not None:
+            variables[environment.STANDBY] = str(self._coordinator.address[1])
         if self._options.token is not None:
             variables[environment.TOKEN] = self._options.token.secret
         return variables
@@ -218,12 +267,15 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End; a hosting agent first waits for the workers of other nodes."""
+        """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
         if self._coordinator is None:
             return True
         if not self._coordinator.wait_until_idle(0):
-            logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
-            self._coordinator.wait_until_idle(LINGER_S)
+            if self._is_standby:  # which has taken over; so another one can, and our launcher may wait for our end
+                self._coordinator.wait_until_idle(STANDBY_LINGER_S)
+            else:
+                logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
+                self._coordinator.wait_until_idle(LINGER_S)
         self._coordinator.stop()
         self._coordinator = None
         atexit.unregister(self._serve_leavers)

@@ -45,7 +45,7 @@ class Peer:
         assert isinstance(challenge, wire.Challenge)
         member, nonce = Member(name, f"node-{name}", ""), new_nonce()
         proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, member=member)
-        self.say(wire.Hello(member, nonce, proof))
+        self.say(wire.Hello(member, nonce, proof, returning=False))
         return self.hear()
 
     def close(self) -> None:
@@ -114,7 +114,9 @@ def join() -> Iterator[Callable[..., Worker]]:
         ) -> Worker:
             address = coordinator.address if isinstance(coordinator, Coordinator) else coordinator
             node, size = str(kwargs.pop("node", f"node-{name}")), int(kwargs.pop("local_world_size", 1))
-            member = Member(name, node, "", local_world_size=size)
+            standby = kwargs.pop("standby", None)
+            port = standby.address[1] if isinstance(standby, Coordinator) else 0
+            member = Member(name, node, "", local_world_size=size, standby=port)
             worker = Worker(CoordinatorClient(address, member, token, **kwargs))
             stack.callback(worker.stop)
             return worker

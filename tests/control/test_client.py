@@ -91,7 +91,7 @@ def test_client_of_another_server_raises_protocol_error(listener, join, line):
 @pytest.mark.parametrize("kind", ["welcome", "finish"])
 def test_client_believes_no_impostor(listener, join, kind):
     proof = "0" * 64
-    answer = wire.Welcome(True, 2.0, proof) if kind == "welcome" else wire.Finish(proof)
+    answer = wire.Welcome(True, 2.0, proof, ()) if kind == "welcome" else wire.Finish(proof)
     answer_with(listener, wire.encode(wire.Challenge(new_nonce())), wire.encode(answer))
     with pytest.raises(AuthenticationError, match="impostor"):
         join(listener.getsockname(), "w", Token("hunter2")).started()

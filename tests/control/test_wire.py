@@ -9,13 +9,23 @@ from hypothesis import strategies as st
 
 from ef_common.control import wire
 from ef_common.core.place import Place
+from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
 NONCE, PROOF = "0f" * 16, "a9" * 32
-MEMBERS = (Member("a", "n0", "10.0.0.1", 0, 2), Member("b", "n0", "", 1, 2), Member("ü-1", "nö", "fe80::1"))
+MEMBERS = (
+    Member("a", "n0", "10.0.0.1", 0, 2),
+    Member("b", "n0", "", 1, 2, 29400, 65535),
+    Member("ü-1", "nö", "fe80::1"),
+)
+LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
 FROM_WORKER = [
-    wire.Hello(MEMBERS[1], NONCE, PROOF),
+    wire.Hello(MEMBERS[1], NONCE, PROOF, returning=True),
+    wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False),
+    wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False),
+    wire.Moved(),
+    wire.Follow(29400, leads=True),
     wire.Heartbeat(None),
     wire.Heartbeat(Place(2, 40, (7, 3))),
     wire.Ready(),
@@ -29,11 +39,16 @@ FROM_WORKER = [
 ]
 FROM_COORDINATOR = [
     wire.Challenge(NONCE),
-    wire.Welcome(True, 2.0, PROOF),
+    wire.Welcome(True, 2.0, PROOF, (("fe80::1", 29400), ("h", 1))),
+    wire.Welcome(False, 2.0, PROOF, ()),
     wire.NewView(View(7, MEMBERS, 5, pending=True, hold=False, reason="why not")),
     wire.Announce(3),
     wire.JobPlace(Place(0, 0)),
     wire.Finish(PROOF),
+    wire.Alive(),
+    wire.Resumed(7),
+    wire.Redirect("[fe80::1]:29400", PROOF),
+    wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
     wire.Error("authentication", ""),
     wire.Relay(3, "address/0", b""),
@@ -62,35 +77,35 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":1,"t":"ready"}x',
-        b'{"v":2,"t":"ready"}',
+        b'{"v":2,"t":"ready"}x',
+        b'{"v":3,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":1}',
-        b'{"v":1,"t":["ready"]}',
-        b'{"v":1,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":1,"t":"welcome","warm_up":true,"heartbeat_timeout_s":1%s,"proof":"%s"}' % (b"0" * 400, PROOF.encode()),
-        b'{"v":1,"t":"ready","more":1}',
-        b'{"v":1,"t":"ready","v":1}',
-        b'{"v":1,"t":"heartbeat"}',
-        b'{"v":1,"t":"heartbeat","place":[]}',
-        b'{"v":1,"t":"heartbeat","place":[1,2]}',
-        b'{"v":1,"t":"heartbeat","place":[1,-2,[]]}',
-        b'{"v":1,"t":"heartbeat","place":[1,2,null]}',
-        b'{"v":1,"t":"heartbeat","place":[1,2,[0.5]]}',
-        b'{"v":1,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
-        b'{"v":1,"t":"place","place":[1,2,[]]}',
-        b'{"v":1,"t":"suspect"}',
-        b'{"v":1,"t":"suspect","generation":-1}',
-        b'{"v":1,"t":"suspect","generation":true}',
-        b'{"v":1,"t":"suspect","generation":1.0}',
-        b'{"v":1,"t":"suspect","generation":NaN}',
-        b'{"v":1,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":1,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":1,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":1,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":1,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":1,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":2}',
+        b'{"v":2,"t":["ready"]}',
+        b'{"v":2,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":2,"t":"welcome","warm_up":true,"heartbeat_timeout_s":1%s,"proof":"%s"}' % (b"0" * 400, PROOF.encode()),
+        b'{"v":2,"t":"ready","more":1}',
+        b'{"v":2,"t":"ready","v":2}',
+        b'{"v":2,"t":"heartbeat"}',
+        b'{"v":2,"t":"heartbeat","place":[]}',
+        b'{"v":2,"t":"heartbeat","place":[1,2]}',
+        b'{"v":2,"t":"heartbeat","place":[1,-2,[]]}',
+        b'{"v":2,"t":"heartbeat","place":[1,2,null]}',
+        b'{"v":2,"t":"heartbeat","place":[1,2,[0.5]]}',
+        b'{"v":2,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
+        b'{"v":2,"t":"place","place":[1,2,[]]}',
+        b'{"v":2,"t":"suspect"}',
+        b'{"v":2,"t":"suspect","generation":-1}',
+        b'{"v":2,"t":"suspect","generation":true}',
+        b'{"v":2,"t":"suspect","generation":1.0}',
+        b'{"v":2,"t":"suspect","generation":NaN}',
+        b'{"v":2,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":2,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":2,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":2,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":2,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":2,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -102,19 +117,21 @@ def test_decode_malformed_line_raises_protocol_error(line):
 @pytest.mark.parametrize(
     "member",
     [
-        ["a", "n", "", 0],
-        ["a", "n", "", 0, 0],
-        ["a", "n", "", 1, 1],
-        ["", "n", "", 0, 1],
-        ["a" * 129, "n", "", 0, 1],
-        ["a\x1b[31m", "n", "", 0, 1],
-        ["a", 1, "", 0, 1],
+        ["a", "n", "", 0, 1, 0],
+        ["a", "n", "", 0, 0, 0, 0],
+        ["a", "n", "", 1, 1, 0, 0],
+        ["", "n", "", 0, 1, 0, 0],
+        ["a" * 129, "n", "", 0, 1, 0, 0],
+        ["a\x1b[31m", "n", "", 0, 1, 0, 0],
+        ["a", 1, "", 0, 1, 0, 0],
+        ["a", "n", "", 0, 1, 65536, 0],
+        ["a", "n", "", 0, 1, 0, -1],
         {"id": "a"},
     ],
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 1, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF}
+    record = {"v": 2, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -122,17 +139,20 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 @pytest.mark.parametrize(
     "view",
     [
-        [1, [["a", "n", "", 0, 1], ["a", "n", "", 0, 1]], 0, False, False, ""],
-        [1, [], 2, False, False, ""],
-        [1, [], 0, 0, False, ""],
-        [1, {}, 0, False, False, ""],
-        [1, [], 0, False, False],
+        [1, [["a", "n", "", 0, 1, 0, 0], ["a", "n", "", 0, 1, 0, 0]], 0, False, False, "", [], 0],
+        [1, [], 2, False, False, "", [], 0],
+        [1, [], 0, 0, False, "", [], 0],
+        [1, {}, 0, False, False, "", [], 0],
+        [1, [], 0, False, False, "", [""], 0],
+        [1, [], 0, False, False, "", {}, 0],
+        [1, [], 0, False, False, "", [], 2],
+        [1, [], 0, False, False, "", []],
     ],
     ids=str,
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 1, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 2, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -149,7 +169,7 @@ def test_decode_long_line_raises_protocol_error():
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":1,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":2,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():
@@ -164,7 +184,7 @@ def test_encode_long_message_raises_protocol_error():
 
 def test_encode_largest_hello_fits_the_bound_of_a_stranger():
     name = "\U0001f4a5" * wire.MAX_NAME_CHARS
-    hello = wire.Hello(Member(name, name, "\\" * 255, 2**53 - 1, 2**53), NONCE, PROOF)
+    hello = wire.Hello(Member(name, name, "\\" * 255, 2**53 - 1, 2**53), NONCE, PROOF, returning=False)
     line = wire.encode(hello)[:-1]
     assert wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES) == hello
 

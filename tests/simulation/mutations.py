@@ -13,7 +13,7 @@ import pytest
 
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
-from ef_common.core import membership, replay, sharding
+from ef_common.core import membership, quorum, replay, sharding
 from ef_common.core.membership import Phase
 from ef_common.core.replay import FRESH
 from ef_common.errors import Left
@@ -66,7 +66,7 @@ def admit_newcomers_in_a_loss_unseen(patch: Patch) -> None:
 
 def _only_note_the_view(invariants: Any, before: Any, event: Any, after: Any) -> None:
     if after.view is not None:
-        invariants.views[after.view.generation] = after.view
+        invariants.views[after.view.generation, after.view.ids] = after.view
 
 
 def skip_the_barrier_after_a_change(patch: Patch) -> None:
@@ -269,6 +269,100 @@ def leave_without_an_agreement(patch: Patch) -> None:
 
     patch.setattr(Session, "boundary", alone)
 
+
+# ---------------------------------------------------------------- of the quorum, and of how a standby takes over
+
+
+def _with_shortfall(patch: Patch, change: Any) -> None:
+    shortfall = quorum.shortfall
+
+    def wrong(members: Any, chain: Any, **rest: Any) -> str:
+        return shortfall(members, *change(tuple(chain), rest)[:1], **rest)
+
+    patch.setattr(membership, "shortfall", wrong)
+
+
+def need_no_quorum(patch: Patch) -> None:
+    """Whoever is there goes on."""
+    patch.setattr(membership, "shortfall", lambda members, chain, **rest: "")
+
+
+def let_half_be_enough_for_everybody(patch: Patch) -> None:
+    """Each coordinator takes each view for its own."""
+    _with_shortfall(patch, lambda chain, rest: (tuple(replace(link, own=True) for link in chain),))
+
+
+def need_the_newest_view_alone(patch: Patch) -> None:
+    """Silent members are dropped one after the other."""
+    _with_shortfall(patch, lambda chain, rest: (chain[-1:],))
+
+
+def take_silence_for_death(patch: Patch) -> None:
+    """Whoever is silent counts as gone."""
+    gone = membership._gone
+    patch.setattr(
+        membership, "_gone", lambda state, event, settings: gone(state, replace(event, silent=False), settings)
+    )
+
+
+def count_without_the_dead(patch: Patch) -> None:
+    """A successor leaves out whoever is dead, whatever it had been part of before."""
+    shortfall = quorum.shortfall
+
+    def wrong(members: Any, chain: Any, *, gone: Any, dead: Any, based: bool) -> str:
+        return shortfall(members, chain, gone=gone | dead, dead=dead, based=based)
+
+    patch.setattr(membership, "shortfall", wrong)
+
+
+def go_on_with_the_highest_number(patch: Patch) -> None:
+    """The newest view is the one with the highest generation, whether it was issued in ignorance of others or not."""
+
+    def merge(chains: Any) -> Any:
+        known = list(chains)
+        settled = max((generation for generation, _ in known), default=0)
+        links = {(link.view.generation, link.view.ids): link for _, chain in known for link in chain}
+        return settled, tuple(links[key] for key in sorted(links) if key[0] >= settled)
+
+    patch.setattr(membership, "merge", merge)
+
+
+def go_on_though_not_all_have_settled(patch: Patch) -> None:
+    """A view goes on under a new coordinator though somebody has not received it."""
+    end = membership._end_gathering
+
+    def hasty(state: Any, now: float, settings: Any) -> Any:
+        view = membership._known(state)[-1].view
+        returned = {w: replace(r, settled=view.generation, received=r.received[-1:]) for w, r in state.returned.items()}
+        return end(replace(state, returned=returned), now, settings)
+
+    patch.setattr(membership, "_end_gathering", hasty)
+
+
+def keep_what_was_promised_to_oneself(patch: Patch) -> None:
+    """A standby numbers its views from one."""
+    install = membership._install
+
+    def low(state: Any, members: Any, settings: Any, **rest: Any) -> Any:
+        unknown = state.chain and not any(link.own for link in state.chain)
+        return install(replace(state, generation=0) if unknown else state, members, settings, **rest)
+
+    patch.setattr(membership, "_install", low)
+
+
+FAILOVER_MUTATIONS = {
+    mutation.__name__: mutation
+    for mutation in (
+        need_no_quorum,
+        let_half_be_enough_for_everybody,
+        need_the_newest_view_alone,
+        take_silence_for_death,
+        count_without_the_dead,
+        go_on_with_the_highest_number,
+        go_on_though_not_all_have_settled,
+        keep_what_was_promised_to_oneself,
+    )
+}
 
 MUTATIONS = {
     mutation.__name__: mutation

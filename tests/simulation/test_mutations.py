@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ef_common.testing.simulation import schedule_of, simulate
-from tests.simulation.mutations import MUTATIONS
+from ef_common.testing.simulation.schedule import failover_of
+from tests.simulation.mutations import FAILOVER_MUTATIONS, MUTATIONS
 
 NUM_SEEDS = 10_000
 
@@ -17,3 +18,13 @@ def test_mutation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = (seed for seed in range(NUM_SEEDS) if simulate(schedule_of(seed)).violation is not None)
 
     assert next(found, None) is not None, f"no schedule below {NUM_SEEDS} shows: {MUTATIONS[name].__doc__}"
+
+
+@pytest.mark.parametrize("name", FAILOVER_MUTATIONS)
+def test_mutation_of_the_quorum_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = FAILOVER_MUTATIONS[name]
+    mutation(monkeypatch)
+
+    found = (seed for seed in range(NUM_SEEDS) if simulate(failover_of(seed)).violation is not None)
+
+    assert next(found, None) is not None, f"no schedule below {NUM_SEEDS} shows: {mutation.__doc__}"

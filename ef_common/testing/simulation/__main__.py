@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ef_common.testing.simulation.campaign import run_campaign
-from ef_common.testing.simulation.schedule import schedule_of
+from ef_common.testing.simulation.campaign import draw_schedule, run_campaign
 from ef_common.testing.simulation.simulation import simulate
 
 
-def replay(seed: int) -> int:
+def replay(seed: int, *, failover: bool = False) -> int:
     """Run one schedule and print its trace."""
-    schedule = schedule_of(seed)
+    schedule = draw_schedule(seed, failover=failover)
     print(schedule.job)
     for fault in schedule.faults:
         print(fault)
@@ -23,9 +22,9 @@ def replay(seed: int) -> int:
     return int(outcome.violation is not None)
 
 
-def run_many(num_schedules: int, *, first_seed: int, jobs: int) -> int:
+def run_many(num_schedules: int, *, first_seed: int, jobs: int, failover: bool = False) -> int:
     """Run many schedules and print one line of summary, and the first failure."""
-    summary = run_campaign(num_schedules, first_seed=first_seed, jobs=jobs)
+    summary = run_campaign(num_schedules, first_seed=first_seed, jobs=jobs, failover=failover)
     print("seen:", ", ".join(f"{what} {count}" for what, count in sorted(summary.seen.items())))
     print("workers:", ", ".join(f"{end} {count}" for end, count in sorted(summary.ends.items())))
     per_schedule_ms = 1000.0 * summary.cpu_s / max(1, summary.num_schedules)
@@ -45,10 +44,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this schedule, or begin with it")
     parser.add_argument("--schedules", type=int, help="run so many")
     parser.add_argument("--jobs", type=int, default=1, help="in so many processes")
+    parser.add_argument("--failover", action="store_true", help="schedules in which coordinators are lost")
     arguments = parser.parse_args()
+    first, failover = arguments.seed or 0, arguments.failover
     if arguments.schedules is None:
-        return replay(arguments.seed or 0)
-    return run_many(arguments.schedules, first_seed=arguments.seed or 0, jobs=arguments.jobs)
+        return replay(first, failover=failover)
+    return run_many(arguments.schedules, first_seed=first, jobs=arguments.jobs, failover=failover)
 
 
 if __name__ == "__main__":

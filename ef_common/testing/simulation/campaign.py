@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
-from ef_common.testing.simulation.schedule import schedule_of
+from ef_common.testing.simulation.schedule import Schedule, failover_of, schedule_of
 from ef_common.testing.simulation.simulation import simulate
 
 _CHUNK = 50
@@ -45,12 +46,17 @@ class Summary:
         self.cpu_s += other.cpu_s
 
 
-def run_seeds(seeds: Iterable[int]) -> Summary:
+def draw_schedule(seed: int, *, failover: bool) -> Schedule:
+    """The schedule of a seed, with or without losses of coordinators."""
+    return failover_of(seed) if failover else schedule_of(seed)
+
+
+def run_seeds(seeds: Iterable[int], *, failover: bool = False) -> Summary:
     """Run the schedules of these seeds, one after the other."""
     summary = Summary()
     begin = time.process_time()
     for seed in seeds:
-        outcome = simulate(schedule_of(seed))
+        outcome = simulate(draw_schedule(seed, failover=failover))
         summary.num_schedules += 1
         summary.num_events += outcome.num_events
         summary.seen.update(set(outcome.seen))
@@ -61,19 +67,19 @@ def run_seeds(seeds: Iterable[int]) -> Summary:
     return summary
 
 
-def run_campaign(num_schedules: int, *, first_seed: int = 0, jobs: int = 1) -> Summary:
+def run_campaign(num_schedules: int, *, first_seed: int = 0, jobs: int = 1, failover: bool = False) -> Summary:
     """Run the schedules of `num_schedules` seeds from `first_seed` on, in `jobs` processes."""
     summary = Summary()
     stop = first_seed + num_schedules
     chunks = [range(low, min(low + _CHUNK, stop)) for low in range(first_seed, stop, _CHUNK)]
-    for part in _map(chunks, jobs):
+    for part in _map(partial(run_seeds, failover=failover), chunks, jobs):
         summary.add(part)
     return summary
 
 
-def _map(chunks: list[range], jobs: int) -> Iterator[Summary]:
+def _map(run: Callable[[Iterable[int]], Summary], chunks: list[range], jobs: int) -> Iterator[Summary]:
     if jobs <= 1:
-        yield from map(run_seeds, chunks)
+        yield from map(run, chunks)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(run_seeds, chunks)
+        yield from pool.map(run, chunks)

@@ -1,7 +1,7 @@
-"""The control plane in memory: the coordinator around the real `decide`, and a line for each worker.
+"""The control plane in memory: coordinators around the real `decide`, and a line for each worker.
 
-Messages of one line keep their order in each direction, those of different lines do not. A line that ends is
-noticed after all that was sent on it.
+Messages of one connection keep their order in each direction, those of different ones do not. A connection that ends is
+noticed after all that was sent on it. Where the network is cut, messages wait until it is whole again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,39 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common.core import membership
-from ef_common.core.membership import Announce, Event, Finish, Install, Membership, Settings, Welcome
+from ef_common.core.membership import (
+    Announce,
+    Dismiss,
+    Event,
+    Finish,
+    Hand,
+    Install,
+    Membership,
+    Phase,
+    Redirect,
+    Resume,
+    Settings,
+    StepDown,
+    Welcome,
+)
 from ef_common.core.place import Place
+from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
-from ef_common.errors import Evicted, JobFinished, Left, ProtocolError
+from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
 from ef_common.ports import Bootstrap
+from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import SILENT, Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
 MESSAGE_S = 0.005
+FIRST = 1
+"""Address of the coordinator with which the job begins; those of the others are above it."""
 NEVER = 1 << 60
 """A generation above all: told to `on_view` when this worker is out."""
+_ATTEMPT_S = 0.3  # to connect, where nothing answers
+_PAUSE_S = 0.05
+_PROBE_S = 0.1
+_SEEK_S = 60.0
 
 _SIMPLE: Mapping[str, Callable[[str], Event]] = {
     "ready": membership.Ready,
@@ -37,6 +59,9 @@ class Coordinator:
     Args:
         scheduler: The clock.
         settings: Settings of the job.
+        number: Its address.
+        cuts: The state of the network.
+        is_dead: Whether nobody listens where a worker's process would.
         observer: Called with (state before, event, state after).
         note: Writes a line of the trace.
     """
@@ -46,47 +71,106 @@ class Coordinator:
         scheduler: Scheduler,
         settings: Settings,
         *,
+        number: int = FIRST,
+        cuts: Cuts,
+        is_dead: Callable[[str], bool],
         observer: Observer,
         note: Callable[[str, str], None],
     ) -> None:
         self.scheduler = scheduler
-        self.state = Membership()
-        self.lines: dict[str, Line] = {}
+        self.name = f"c{number}"
+        self.number = number
+        self.state = Membership(idle=number > FIRST)
+        self.lines: dict[str, Wire] = {}
         self.settings = settings
+        self.alive = True
+        self.hint: int | None = None  # who has taken over, as far as it was told
+        self.tells_left: int | None = None  # it dies after so many messages
+        self.on_lead: Callable[[Coordinator], None] = lambda coordinator: None
+        self.cuts = cuts
+        self._is_dead = is_dead
         self._observer = observer
         self._note = note
         self._alarm: float | None = None
+        self._wires: list[Wire] = []
+        self._probing = False
 
     def handle(self, event: Event) -> None:
         """Something has happened."""
+        if not self.alive:
+            return
         before = self.state
         try:
             self.state, actions, reason = membership.decide(before, event, self.scheduler.now, self.settings)
         except ProtocolError as error:
             raise Violation(f"an honest worker is refused: {error}") from error
-        self._note("coordinator", reason)
+        self._note(self.name, reason)
         self._observer(before, event, self.state)
         for action in actions:
             self._carry_out(action)
+        if before.view is None and self.state.view is not None:
+            self.on_lead(self)
         self._set_alarm()
+        self._begin_to_probe()
 
     def _carry_out(self, action: membership.Action) -> None:
         match action:
             case Welcome(worker, warm_up):
                 self._tell(worker, "welcome", warm_up)
             case Install(view, dropped):
-                self._note("coordinator", f"view {view.generation} = {', '.join(view.ids)}; hold={view.hold}")
-                for worker in (*view.ids, *dropped):
+                self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; hold={view.hold}")
+                # Whoever is dropped is told first: were this one to die in between, it must not look for another.
+                for worker in (*dropped, *view.ids):
                     self._tell(worker, "view", view)
             case Announce(view):
                 for worker in view.ids:
                     self._tell(worker, "announce", view.generation)
             case Finish(worker):
                 self._tell(worker, "finish", None)
+            case Hand(worker, view):
+                self._tell(worker, "view", view)
+            case Dismiss(worker):
+                self._tell(worker, "evicted", None)
+                self.lines.pop(worker, None)
+            case Redirect(worker):
+                self._tell(worker, "redirect", self.hint)
+                self.lines.pop(worker, None)
+            case Resume(view):
+                for worker in view.ids:
+                    self._tell(worker, "resume", None)
+            case StepDown():
+                self._end_all()
 
     def _tell(self, worker: str, kind: str, value: Any) -> None:
-        if worker in self.lines:
-            self.lines[worker].to_worker(kind, value)
+        if worker in self.lines and self.alive:
+            self.lines[worker].down(kind, value)
+            if self.tells_left is not None:
+                self.tells_left -= 1
+                if self.tells_left <= 0:
+                    self.die()
+
+    def heed(self, other: Coordinator) -> None:
+        """Another one says that it leads, or gathers members without a quorum so far."""
+        if other is self or not self.alive:
+            return
+        self.hint = other.number
+        if not other.state.held or other.number < self.number:
+            self.handle(membership.Outranked())
+
+    def _end_all(self) -> None:
+        for wire in self._wires:
+            if self.alive and self.hint is not None and self.lines.get(wire.line.member.id) is wire:
+                wire.down("redirect", self.hint)
+            wire.down("end", True)
+        self.lines = {}
+        self._wires = []
+
+    def die(self) -> None:
+        """Its process is killed: all connections end, after what was sent on them."""
+        if self.alive:
+            self._note(self.name, "*** dies")
+            self.alive = False
+            self._end_all()
 
     def _set_alarm(self) -> None:
         deadline = membership.next_deadline(self.state, self.settings)
@@ -95,45 +179,105 @@ class Coordinator:
             self.scheduler.at(deadline, self._ring, deadline)
 
     def _ring(self, deadline: float) -> None:
-        if membership.next_deadline(self.state, self.settings) != deadline:
+        if membership.next_deadline(self.state, self.settings) != deadline or not self.alive:
             return
         self.handle(membership.Tick())
         if membership.next_deadline(self.state, self.settings) == deadline:
             raise Violation(f"a tick at the deadline {deadline:.3f} does not change it: a coordinator would spin")
 
-    def receive(self, line: Line, kind: str, generation: int) -> None:
+    def _begin_to_probe(self) -> None:
+        if not self._probing and self.alive and membership.missing(self.state):
+            self._probing = True
+            self.scheduler.after(self.scheduler.delay(_PAUSE_S), self._probe)
+
+    def _probe(self) -> None:
+        self._probing = False
+        for member in membership.missing(self.state):
+            reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
+            if reached and self._is_dead(member.id):
+                self.handle(membership.Proved(member.id))
+        if self.alive and membership.missing(self.state):
+            self._probing = True
+            self.scheduler.after(_PROBE_S, self._probe)
+            if self.state.held and self.state.view is not None:
+                self.on_lead(self)
+
+    def receive(self, wire: Wire, kind: str, value: Any) -> None:
         """A message of a worker has arrived."""
-        worker = line.member.id
-        if kind == "hello":
-            self.lines[worker] = line
-            self.handle(membership.Arrived(line.member))
-        elif self.lines.get(worker) is not line:
-            return  # its line is closed
+        worker = wire.line.member.id
+        if not self.alive:
+            wire.down("end", False)
+        elif kind in ("hello", "return"):
+            self.lines[worker] = wire
+            self._wires.append(wire)
+            self.handle(membership.Arrived(wire.line.member) if kind == "hello" else value)
+        elif self.lines.get(worker) is not wire:
+            if kind == "moved":
+                wire.moved = True
+            elif kind == "bye":
+                self.lose(wire)
+        elif kind == "moved":
+            wire.moved = True
+            self._drop(wire, "it has gone to another coordinator", silent=True)
         elif kind == "bye":
-            self._drop(line, "goodbye", goodbye=True)
+            self._drop(wire, "goodbye", goodbye=True)
         elif kind == "at_boundary":
-            self.handle(membership.AtBoundary(worker, generation))
+            self.handle(membership.AtBoundary(worker, value))
         elif kind == "settled":
-            self.handle(membership.Settled(worker, generation))
+            self.handle(membership.Settled(worker, value))
         elif kind == "suspect":
-            self.handle(membership.Suspected(worker, generation))
+            self.handle(membership.Suspected(worker, value))
         else:
             self.handle(_SIMPLE[kind](worker))
 
-    def lose(self, line: Line) -> None:
-        """A line has ended without a goodbye."""
-        if self.lines.get(line.member.id) is line:
-            self._drop(line, "the connection has ended")
+    def lose(self, wire: Wire) -> None:
+        """A worker's process has ended."""
+        worker = wire.line.member.id
+        if wire not in self._wires or wire.moved:
+            return
+        if self.lines.get(worker) is wire:
+            self._drop(wire, "the connection has ended")
+        elif worker not in self.lines:  # it was silent before, and evicted
+            self.handle(membership.Gone(worker, "the connection has ended"))
 
-    def evict(self, line: Line) -> None:
+    def evict(self, wire: Wire) -> None:
         """A worker was silent for too long."""
-        if self.lines.get(line.member.id) is line:
-            line.to_worker("evicted", None)
-            self._drop(line, SILENT)
+        if self.lines.get(wire.line.member.id) is wire and self.alive:
+            wire.down("evicted", None)
+            self._drop(wire, SILENT, silent=True)
 
-    def _drop(self, line: Line, why: str, *, goodbye: bool = False) -> None:
-        del self.lines[line.member.id]
-        self.handle(membership.Gone(line.member.id, why, goodbye=goodbye))
+    def _drop(self, wire: Wire, why: str, *, goodbye: bool = False, silent: bool = False) -> None:
+        worker = wire.line.member.id
+        del self.lines[worker]
+        self.handle(membership.Gone(worker, why, goodbye=goodbye, silent=silent))
+
+
+class Wire:
+    """A connection of a worker to a coordinator."""
+
+    def __init__(self, line: Line, coordinator: Coordinator) -> None:
+        self.line = line
+        self.coordinator = coordinator
+        self.moved = False
+        self._scheduler = coordinator.scheduler
+        self._due_up = 0.0
+        self._due_down = 0.0
+
+    def up(self, act: Callable[..., None], *args: Any) -> None:
+        """A message sets out to the coordinator."""
+        cut = self.coordinator.cuts.until(self.line.member.id, self.coordinator.name)
+        self._due_up = max(self._due_up, max(self._scheduler.now, cut) + self._delay())
+        self._scheduler.at(self._due_up, act, self, *args)
+
+    def down(self, kind: str, value: Any) -> None:
+        """A message sets out to the worker."""
+        cut = self.coordinator.cuts.until(self.coordinator.name, self.line.member.id)
+        self._due_down = max(self._due_down, max(self._scheduler.now, cut) + self._delay())
+        self._scheduler.at(self._due_down, self.line.arrive, self, kind, value)
+
+    def _delay(self) -> float:
+        slow = self._scheduler.now < self.line.slow_until
+        return self._scheduler.delay(MESSAGE_S * (40.0 if slow else 1.0))
 
 
 class Values:
@@ -155,7 +299,8 @@ class Line:
     """A worker's line to the coordinator: the `ControlChannel` port.
 
     Args:
-        coordinator: The other end.
+        coordinators: All of them, by their addresses.
+        endpoint: Address of the one to begin with.
         process: This end.
         member: This worker.
         mark: Called with the name of a place that the worker passes.
@@ -164,7 +309,8 @@ class Line:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinators: Mapping[int, Coordinator],
+        endpoint: int,
         process: Process,
         member: Member,
         mark: Callable[[str], None],
@@ -173,8 +319,11 @@ class Line:
         self.member = member
         self.change_pending = False
         self.slow_until = 0.0
-        self._coordinator = coordinator
-        self._scheduler = coordinator.scheduler
+        self.standing = Standing()
+        self.wire: Wire | None = None
+        self._coordinators = coordinators
+        self._known = [endpoint]
+        self._scheduler = coordinators[endpoint].scheduler
         self._process = process
         self._mark = mark
         self._replaced = replaced
@@ -182,17 +331,22 @@ class Line:
         self._view: View | None = None
         self._warm_up = False
         self._end: Exception | None = None
+        self._taken = True  # this coordinator has had a view for us, or we have only now come to it
+        self._seeks_since = 0.0
+        self._hint: int | None = None
+        self._redirected = False
         self._ticket: Ticket | None = None
-        self._backlog: list[tuple[str, Any]] = []
-        self._due_up = 0.0
-        self._due_down = 0.0
+        self._backlog: list[tuple[Wire, str, Any]] = []
 
     # ------------------------------------------------------------ port
 
     def start(self, on_view: Callable[[int], None]) -> bool:
         """See the port."""
         self._on_view = on_view
-        self.send("hello")
+        if self._coordinators[self._known[0]].alive:
+            self._introduce(self._known[0])
+        else:
+            self._seek(0)
         while self._view is None and not self._warm_up:
             self._pause()
         if self._end is not None:
@@ -201,8 +355,9 @@ class Line:
 
     def send(self, kind: str, generation: int = 0) -> None:
         """See the port."""
-        self._due_up = max(self._due_up, self._scheduler.now + self._delay())
-        self._scheduler.at(self._due_up, self._coordinator.receive, self, kind, generation)
+        self.standing = self.standing.told(kind, generation)
+        if self.wire is not None:
+            self.wire.up(self.wire.coordinator.receive, kind, generation)
 
     def next_view(self, after: int) -> View:
         """See the port."""
@@ -228,55 +383,124 @@ class Line:
     def stop(self) -> None:
         """See the port."""
 
+    # ------------------------------------------------------------ from one coordinator to another
+
+    def _introduce(self, number: int) -> None:
+        coordinator = self._coordinators[number]
+        self.wire = Wire(self, coordinator)
+        report = self.standing.report(self.member)
+        early = report.phase is Phase.EARLY
+        self.wire.up(coordinator.receive, "hello" if early else "return", 0 if early else report)
+
+    def _seek(self, attempt: int) -> None:
+        """Try one address after the other, in the order that all have."""
+        if self.wire is not None or self._end is not None or not self._process.alive:
+            return
+        if self._process.frozen:
+            self._scheduler.after(_ATTEMPT_S, self._seek, attempt)
+            return
+        if self._scheduler.now > self._seeks_since + _SEEK_S:
+            self._end = CoordinatorLost("nobody leads")
+            self._tell(NEVER)
+            self._wake()
+            return
+        numbers = [*self._known, *(port for _, port in self.standing.successors), self.member.standby]
+        numbers = [number for number in dict.fromkeys(numbers) if number in self._coordinators]
+        number = numbers[attempt % len(numbers)]
+        if self._hint is not None:
+            number, self._hint = self._hint, None
+        coordinator = self._coordinators[number]
+        cuts = coordinator.cuts
+        if cuts.until(self.member.id, coordinator.name) or cuts.until(coordinator.name, self.member.id):
+            self._scheduler.after(_ATTEMPT_S, self._seek, attempt + 1)
+        elif not coordinator.alive:
+            self._scheduler.after(self._scheduler.delay(MESSAGE_S), self._seek, attempt + 1)
+        else:
+            self._introduce(number)
+
+    def silent(self, wire: Wire) -> None:
+        """Nothing has come from the coordinator for too long."""
+        if wire is self.wire and self._process.alive and not self._process.frozen and self._end is None:
+            if self.standing.phase is not Phase.EARLY:
+                wire.up(wire.coordinator.receive, "moved", 0)
+            self._part(over=False)
+            self._wake()
+
+    def _part(self, *, over: bool) -> None:
+        if self.standing.phase is Phase.EARLY and not self._redirected:  # nothing has begun that it could go on with
+            self._end = CoordinatorLost("the coordinator was lost before the first view")
+            return
+        self.wire = None
+        self.standing = self.standing.parted(over=over)
+        # All begin with the same one. If that was in vain, they may differ in what they know, and meet by chance.
+        first = 0 if self._taken else self._scheduler.random.randrange(8)
+        self._taken = False
+        self._seeks_since = self._scheduler.now
+        self._scheduler.after(self._scheduler.delay(_PAUSE_S), self._seek, first if self._hint is None else -1)
+
     # ------------------------------------------------------------ the other end, and the wire
 
     def hang_up(self) -> None:
         """The process has crashed: its connection ends after what it had sent."""
-        self._due_up = max(self._due_up, self._scheduler.now + self._delay())
-        self._scheduler.at(self._due_up, self._coordinator.lose, self)
-
-    def to_worker(self, kind: str, value: Any) -> None:
-        """A message sets out to the worker."""
-        self._due_down = max(self._due_down, self._scheduler.now + self._delay())
-        self._scheduler.at(self._due_down, self._arrive, kind, value)
+        if self.wire is not None:
+            self.wire.up(self.wire.coordinator.lose)
 
     def thaw(self) -> None:
         """The process reads what has come meanwhile."""
         backlog, self._backlog = self._backlog, []
-        for kind, value in backlog:
-            self._arrive(kind, value)
+        for wire, kind, value in backlog:
+            self.arrive(wire, kind, value)
 
-    def _delay(self) -> float:
-        slow = self._scheduler.now < self.slow_until
-        return self._scheduler.delay(MESSAGE_S * (40.0 if slow else 1.0))
-
-    def _arrive(self, kind: str, value: Any) -> None:
+    def arrive(self, wire: Wire, kind: str, value: Any) -> None:
+        """A message has come."""
         if self._process.frozen:
-            self._backlog.append((kind, value))
-        elif self._process.alive:
+            self._backlog.append((wire, kind, value))
+        elif self._process.alive and wire is self.wire:
             self._read(kind, value)
-            ticket, self._ticket = self._ticket, None
-            if ticket is not None:
-                self._scheduler.after(0.0, ticket.resolve)
+            self._wake()
+
+    def _wake(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            self._scheduler.after(0.0, ticket.resolve)
 
     def _read(self, kind: str, value: Any) -> None:
         if kind == "welcome":
             self._warm_up = self._warm_up or value
+            if value:
+                self.standing = self.standing.warming()
         elif kind == "announce":
             if self._view is not None and value == self._view.generation:
                 self.change_pending = True
         elif kind == "view":
-            self.change_pending = False
-            if value.rank_of(self.member.id) is None:
-                self._end = Left(value.reason, last=not value.members)
-            self._view = value
-            self._tell(value.generation)
+            self._read_view(value)
         elif kind == "evicted":
             self._end = self._end or Evicted(f"{self.member.id} was silent for too long")
             self.change_pending = True
             self._tell(NEVER)
+        elif kind == "end":
+            if self._end is None and self.member.standby:
+                self._part(over=value)
+        elif kind == "resume":
+            self._taken = True
+        elif kind == "redirect":
+            self._hint = value
+            self._redirected = True
+            self._part(over=True)
         else:
             self._end = self._end or JobFinished("the job has ended")
+
+    def _read_view(self, view: View) -> None:
+        if view.generation <= self.standing.promised and view.rank_of(self.member.id) is not None:
+            raise Violation(f"{self.member.id} gets view {view.generation}, and has promised {self.standing.promised}")
+        self.change_pending = False
+        if view.rank_of(self.member.id) is None:
+            self._end = Left(view.reason, last=not view.members)
+        else:
+            self.standing = self.standing.received(view)
+            self._taken = True
+        self._view = view
+        self._tell(view.generation)
 
     def _tell(self, generation: int) -> None:
         self._on_view(generation)

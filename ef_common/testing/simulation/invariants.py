@@ -71,12 +71,16 @@ class Invariants:
         length: Positions of an epoch.
         epochs: Number of epochs.
         gentle: No fault does harm.
+        failover: Coordinators may be lost. If one dies while it tells all members that they are out, a member that was
+            not told yet asks another one, and may save the same state again.
     """
 
     length: int
     epochs: int
     gentle: bool = False
-    views: dict[int, View] = field(default_factory=dict)
+    failover: bool = False
+    views: dict[tuple[int, tuple[str, ...]], View] = field(default_factory=dict)
+    formed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     history: dict[str, dict[int, Record]] = field(default_factory=dict)
     committed: dict[tuple[str, int], int] = field(default_factory=dict)
     evaluations: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -95,22 +99,28 @@ class Invariants:
         phases = {worker for worker, (_, phase) in after.workers.items() if phase in _IN}
         if isinstance(event, Gone) and event.goodbye:
             self.goodbyes.add(event.worker)
-        if len(set(members)) != len(members) or phases != set(members) - self.goodbyes:
+        incomplete = after.held or after.gathering_since is not None
+        present = phases if incomplete else set(members) - self.goodbyes
+        if len(set(members)) != len(members) or phases != present:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
         if isinstance(event, Gone) and event.why == SILENT:
             self.evicted.add(event.worker)
-        if view is None or view is before.view:
+        if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
-        if view.generation != before.generation + 1 or view.generation != after.generation:
+        follows = view.generation == before.generation + 1 or before.gathering_since is not None or before.idle
+        if not follows or view.generation <= before.generation or view.generation != after.generation:
             raise Violation(f"generation {view.generation} follows {before.generation}")
         old = set() if before.view is None else set(before.view.ids)
         if isinstance(event, Gone) and old & set(members) and not set(members) <= old:
             raise Violation(f"the loss of {event.worker} admits somebody: {sorted(old)} -> {members}")
-        self.views[view.generation] = view
+        self.views[view.generation, view.ids] = view
 
     def entered(self, worker: str, generation: int, members: list[str], rank: int) -> None:
         """A session has entered a view."""
-        if self.views[generation].ids != tuple(members) or members[rank] != worker:
+        ids = tuple(members)
+        if self.formed.setdefault(generation, ids) != ids:
+            raise Violation(f"two groups in generation {generation}: {self.formed[generation]} and {ids}")
+        if (generation, ids) not in self.views or members[rank] != worker:
             raise Violation(f"{worker} takes {members} for view {generation} and {rank} for its rank")
         if generation <= self.generations.get(worker, 0):
             raise Violation(f"{worker} enters view {generation} after {self.generations[worker]}")
@@ -131,8 +141,8 @@ class Invariants:
             if first.view[0] > record.view[0] and first.made_at < record.made_at:
                 raise Violation(f"{worker} goes on with a history that others began anew: {record}")
         generation, contributors = record.view
-        if self.views[generation].ids != contributors:
-            raise Violation(f"{contributors} commit in view {generation} = {self.views[generation].ids}")
+        if (generation, contributors) not in self.views:
+            raise Violation(f"{contributors} commit in view {generation}, which is not theirs")
         history[record.update] = record
         key = (record.life, record.epoch)
         self.committed[key] = add_once(self.committed.get(key, 0), record.committed, what=f"epoch {record.epoch}")
@@ -156,7 +166,7 @@ class Invariants:
 
     def saved(self, worker: str, life: str, updates: int) -> None:
         """A worker has saved its state, as the last members have left."""
-        if life in self.saves:
+        if life in self.saves and not (self.failover and updates == self.saves[life]):
             raise Violation(f"{worker} saves what has been saved")
         confirmed = max(self.history.get(life, {}), default=-1) + 1
         newest = max(confirmed, self.newest.get(life, 0) if self.gentle else 0)

@@ -14,6 +14,7 @@ from typing import Any
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Bootstrap
+from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
@@ -90,7 +91,12 @@ class Mesh:
             self.lose(self.ends[next(rank for rank, other in self.ends.items() if other.broken)], (end,))
         elif len(self.ends) == self.view.world_size:
             for other in self.ends.values():
-                scheduler.after(scheduler.delay(BUILD_S), other.built)
+                self.when_whole(scheduler.delay(BUILD_S), other.built)
+
+    def when_whole(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        """Do something after a delay, and not before all members reach each other."""
+        scheduler = self.network.scheduler
+        scheduler.at(max(scheduler.now, self.network.cuts.among(self.view.ids)) + delay_s, act, *args)
 
     def lose(self, lost: End, peers: Sequence[End] | None = None) -> None:
         """The peers of a lost end notice after a while; some never do by themselves."""
@@ -98,7 +104,7 @@ class Mesh:
         for end in tuple(self.ends.values()) if peers is None else peers:
             if end is not lost and not end.broken and scheduler.chance(0.6):
                 typical = NOTICE_S if scheduler.chance(0.5) else 0.1 * NOTICE_S
-                scheduler.after(scheduler.delay(typical), end.break_)
+                self.when_whole(scheduler.delay(typical), end.break_)
 
     def enter(self, end: End, number: int, kind: str, pending: Pending, size: int) -> None:
         """A member has entered its collective of this number."""
@@ -122,7 +128,7 @@ class Mesh:
         scheduler = self.network.scheduler
         spread = 20.0 if scheduler.chance(0.2) else 1.0
         for pending in this.entered.values():
-            scheduler.after(scheduler.delay(LATENCY_S) * spread, pending.complete, result)
+            self.when_whole(scheduler.delay(LATENCY_S) * spread, pending.complete, result)
 
     def stall(self, rank: int) -> None:
         """A member froze before its last bytes were out: nobody can complete what is in flight."""
@@ -228,7 +234,8 @@ class End:
         scheduler = self.mesh.network.scheduler
         for tensor in tensors:
             self._check()
-            due = max(self._due.get(target, 0.0), scheduler.now + scheduler.delay(LATENCY_S))
+            whole = max(scheduler.now, self.mesh.network.cuts.among(self.mesh.view.ids))
+            due = max(self._due.get(target, 0.0), whole + scheduler.delay(LATENCY_S))
             self._due[target] = due
             scheduler.at(due, self._deliver, self.mesh.ends[target], tensor[:])
 
@@ -263,18 +270,18 @@ class End:
 class Network:
     """All meshes of a job."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, cuts: Cuts) -> None:
         self.scheduler = scheduler
-        self._meshes: dict[int, Mesh] = {}
+        self.cuts = cuts
+        self._meshes: dict[tuple[int, tuple[str, ...]], Mesh] = {}
 
     def mesh(self, view: View) -> Mesh:
         """The mesh of a view."""
-        mesh = self._meshes.get(view.generation)
-        if mesh is None:
-            mesh = self._meshes[view.generation] = Mesh(self, view)
-        if mesh.view.ids != view.ids:
-            raise Violation(f"two views of generation {view.generation}: {mesh.view.ids} and {view.ids}")
-        return mesh
+        # Two coordinators may have the same number for two views, of which at most one comes about.
+        key = (view.generation, view.ids)
+        if key not in self._meshes:
+            self._meshes[key] = Mesh(self, view)
+        return self._meshes[key]
 
 
 class Factory:

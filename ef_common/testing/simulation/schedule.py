@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PLACES = (
     "forward",
@@ -51,6 +51,7 @@ class Job:
         max_nodes: Likewise.
         last_call_s: Likewise.
         heartbeat_timeout_s: A worker that is silent for so long is evicted.
+        standbys: Each node keeps a coordinator ready.
     """
 
     num_workers: int
@@ -69,6 +70,7 @@ class Job:
     max_nodes: int = 1_000_000
     last_call_s: float = 0.5
     heartbeat_timeout_s: float = 2.0
+    standbys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class Fault:
 
     Args:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave",
-            "drain" (it is told to go, wherever it is), "arrive" (new workers).
+            "drain" (it is told to go, wherever it is), "arrive" (new workers), "coordinator" (the leading one dies,
+            with `count` above 1 after so many messages less one), "node" (and the worker of its node), "cut" (of the
+            network, for `duration_s`: around some nodes, or with the victim "coordinator" around the leading one).
         victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
             members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
             not), or a worker's name.
@@ -89,6 +93,7 @@ class Fault:
         delay_s: From the passage to the strike.
         duration_s: Until a frozen worker thaws, or messages are fast again; within which all victims are told to go.
         count: How many workers arrive.
+        direction: Of a cut: what is lost goes "in", "out", or both ways ("").
     """
 
     kind: str
@@ -99,6 +104,7 @@ class Fault:
     delay_s: float = 0.0
     duration_s: float = 0.0
     count: int = 1
+    direction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,64 @@ def schedule_of(seed: int) -> Schedule:
     themes = draw.choices(list(_THEMES), k=draw.choice((0, 1, 1, 2, 2, 3)))
     faults = [fault for theme in themes for fault in theme(draw, job)]
     return Schedule(seed, job, tuple(faults))
+
+
+def failover_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job whose nodes keep coordinators ready, and whose coordinators are lost."""
+    draw = random.Random(f"elasticflow/failover/{seed}")
+    job = replace(_job(draw), num_workers=draw.choice((1, 2, 3, 3, 3, 4, 5)), min_nodes=1, standbys=True)
+    job = replace(job, length=2 * job.length, step_s=draw.choice((0.02, 0.05)), max_nodes=1_000_000)
+    themes = draw.choices(_FAILOVERS, k=draw.choice((1, 1, 1, 2, 2)))
+    themes += draw.choices(
+        (
+            _crash_anywhere,
+            _crash_at_place,
+            _lost_while_completing,
+            _loss_in_recovery,
+            _join,
+            _leave,
+            _boundary_interrupted,
+            _slow,
+            _broken_group,
+            _silence,
+        ),
+        k=draw.choice((0, 0, 1, 1, 2)),
+    )
+    faults = [fault for theme in themes for fault in theme(draw, job)]
+    return Schedule(seed, job, tuple(faults))
+
+
+def _coordinator_lost(draw: random.Random, job: Job) -> list[Fault]:
+    kind = draw.choice(("coordinator", "coordinator", "node"))
+    count = draw.choice((1, 1, 2, 3, 4, 6))
+    return [Fault(kind, at=_sometime(draw), count=count) for _ in range(draw.choice((1, 1, 2)))]
+
+
+def _coordinator_lost_at_place(draw: random.Random, job: Job) -> list[Fault]:
+    """Also while a newcomer is admitted, or a loss is being recovered."""
+    kind = draw.choice(("coordinator", "coordinator", "node"))
+    place, nth = draw.choice(PLACES), draw.randint(1, 4 * job.num_workers)
+    strike = Fault(kind, place=place, nth=nth, delay_s=draw.random() * 0.02, count=draw.choice((1, 1, 2, 3, 4)))
+    return [strike, *draw.choice((_arrivals, _leave_now, lambda draw: _crash_anywhere(draw, job)))(draw)]
+
+
+def _cut_network(draw: random.Random, job: Job) -> list[Fault]:
+    faults = []
+    for _ in range(draw.choice((1, 1, 2))):
+        victim = draw.choice(("", "", "coordinator"))
+        direction = draw.choice(("", "", "in", "out"))
+        duration_s = draw.choice((0.5, 2.5, 4.0, 12.0))
+        faults.append(Fault("cut", victim, at=_sometime(draw), duration_s=duration_s, direction=direction))
+    return faults
+
+
+def _cut_at_place(draw: random.Random, job: Job) -> list[Fault]:
+    place, nth = draw.choice(_RECOVERY), draw.randint(1, 3 * job.num_workers)
+    strike = Fault("cut", place=place, nth=nth, delay_s=draw.random() * 0.02, duration_s=draw.choice((2.5, 5.0, 12.0)))
+    return [*draw.choice((_coordinator_lost, _crash_anywhere))(draw, job), strike]
+
+
+_FAILOVERS = (_coordinator_lost, _coordinator_lost_at_place, _cut_network, _cut_at_place)
 
 
 def _job(draw: random.Random) -> Job:

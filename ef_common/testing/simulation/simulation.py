@@ -9,9 +9,10 @@ from typing import Any
 
 from ef_common.core.membership import Arrived, Event, Gone, Membership, Phase, Settings
 from ef_common.core.view import Member
-from ef_common.errors import Evicted, JobFinished, Left
+from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left
 from ef_common.session import Session
-from ef_common.testing.simulation.control import Coordinator, Line
+from ef_common.testing.simulation.control import FIRST, MESSAGE_S, Coordinator, Line
+from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Invariants, Violation
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import Fault, Schedule
@@ -21,11 +22,16 @@ from ef_common.testing.simulation.trainer import Trainer
 MAX_EVENTS = 100_000
 MAX_TIME_S = 600.0
 MAX_RESCUES = 8
+PATIENCE_S = 90.0
+"""A job with standbys that has not ended by then is not waited for."""
+STANDSTILL_S = 20.0
+"""It has halted if nobody has made an update for so long."""
 _FOREVER_S = 900.0
 _SUSPICIOUS = ("break", "freeze", "slow")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
+_ENDS = {JobFinished: "told the end", Left: "left", Evicted: "evicted", CoordinatorLost: "lost the coordinator"}
 
 
 @dataclass(slots=True)
@@ -57,9 +63,12 @@ class Worker:
         self._simulation = simulation
         scheduler = simulation.scheduler
         self.process = Process(scheduler, name, self._run)
-        member = Member(id=name, node=f"node of {name}", address="")
+        standby = simulation.standby_of(len(simulation.workers))
+        member = Member(id=name, node=f"node of {name}", address="", standby=standby, door=standby)
         self.factory = Factory(simulation.network, self.process, self.mark)
-        self.line = Line(simulation.coordinator, self.process, member, self.mark, self.factory.replaced)
+        endpoint = next((number for number, c in simulation.coordinators.items() if c.alive), FIRST)
+        replaced = self.factory.replaced
+        self.line = Line(simulation.coordinators, endpoint, self.process, member, self.mark, replaced)
         self.session = Session(
             member,
             channel=self.line,
@@ -102,8 +111,8 @@ class Worker:
         try:
             self.trainer.train()
             self.end = "finished"
-        except (JobFinished, Left, Evicted) as end:
-            self.end = {JobFinished: "told the end", Left: "left", Evicted: "evicted"}[type(end)]
+        except (JobFinished, Left, Evicted, CoordinatorLost) as end:
+            self.end = _ENDS[type(end)]
             self.session.stop()
         self._simulation.note(self.name, self.end)
 
@@ -136,21 +145,61 @@ class Simulation:
         self.schedule = schedule
         self.scheduler = Scheduler(schedule.seed)
         gentle = all(fault.kind in _GENTLE for fault in schedule.faults)
-        self.invariants = Invariants(job.length, job.epochs, gentle)
-        self.network = Network(self.scheduler)
+        self.invariants = Invariants(job.length, job.epochs, gentle, job.standbys)
+        self.cuts = Cuts()
+        self.network = Network(self.scheduler, self.cuts)
         self.seen: Counter[str] = Counter()
         self.trace: list[str] | None = [] if trace else None
-        settings = Settings(
+        self._settings = Settings(
             min_nodes=job.min_nodes,
             max_nodes=job.max_nodes,
             last_call_s=job.last_call_s,
             loss_notice_s=job.heartbeat_timeout_s * 1.25,
         )
-        self.coordinator = Coordinator(self.scheduler, settings, observer=self._observe, note=self.note)
         self.workers: dict[str, Worker] = {}
+        self.coordinators: dict[int, Coordinator] = {}
+        self._add_coordinator()
+        self._closed = False
+        self.halted = False
         self._strikes = _Strikes()
         self._num_rescues = 0
         self._last: list[str] = []  # who should have saved the state
+
+    def _add_coordinator(self) -> None:
+        number = len(self.coordinators) + FIRST
+        coordinator = Coordinator(
+            self.scheduler,
+            self._settings,
+            number=number,
+            cuts=self.cuts,
+            is_dead=lambda worker: not self.workers[worker].running,
+            observer=self._observe,
+            note=self.note,
+        )
+        coordinator.on_lead = self._leads
+        self.coordinators[number] = coordinator
+
+    def standby_of(self, index: int) -> int:
+        """Address of the coordinator on the node of a worker; 0 in a job without standbys."""
+        if not self.schedule.job.standbys:
+            return 0
+        while index + FIRST not in self.coordinators:
+            self._add_coordinator()
+        return index + FIRST
+
+    def _leads(self, leader: Coordinator) -> None:
+        """It tells all others, as far as it reaches them."""
+        if not leader.state.held and leader.state.generation > 1:
+            self.count("takeover")
+        for other in self.coordinators.values():
+            if other is not leader and not self.cuts.until(leader.name, other.name):
+                self.scheduler.after(self.scheduler.delay(MESSAGE_S), other.heed, leader)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The one that leads, or has led last."""
+        leading = [c for c in self.coordinators.values() if c.alive and c.state.view is not None and c.lines]
+        return max(leading, key=lambda c: c.state.generation, default=self.coordinators[FIRST])
 
     # ------------------------------------------------------------ the run
 
@@ -185,6 +234,9 @@ class Simulation:
         scheduler = self.scheduler
         while True:
             while scheduler.advance():
+                if self.schedule.job.standbys and scheduler.now > PATIENCE_S:
+                    self._judge_halt()
+                    return
                 if scheduler.num_events > MAX_EVENTS or scheduler.now > MAX_TIME_S:
                     raise Violation(f"no end after {scheduler.num_events} events, at {scheduler.now:.1f} s")
             waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
@@ -196,9 +248,25 @@ class Simulation:
             self.count("rescued")
             self._arrive()
 
+    def _judge_halt(self) -> None:
+        """Nobody has ended for long: as it should be only where no majority is left that could go on."""
+        self.count("halted")
+        self.halted = True
+        if not self.invariants.formed:
+            return
+        updates = [record for history in self.invariants.history.values() for record in history.values()]
+        if any(record.made_at > self.scheduler.now - STANDSTILL_S for record in updates):
+            return
+        newest = self.invariants.formed[max(self.invariants.formed)]
+        alive = [name for name in newest if self.workers[name].running and not self.workers[name].process.frozen]
+        if 2 * len(alive) > len(newest) and any(c.alive for c in self.coordinators.values()):
+            raise Violation(f"{', '.join(alive)} are most of {', '.join(newest)}, and do not go on")
+
     def _judge(self) -> None:
+        if self.halted:
+            return
         for worker in self.workers.values():
-            if worker.end == "told the end" and not self.coordinator.state.closed:
+            if worker.end == "told the end" and not self._closed:
                 raise Violation(f"{worker.name} was told of an end that has not come")
         for name in self._last:
             saver = self.workers[name]
@@ -216,7 +284,7 @@ class Simulation:
     def count(self, what: str) -> None:
         """Something rare has happened."""
         self.seen[what] += 1
-        self.invariants.counted(what, closed=self.coordinator.state.closed)
+        self.invariants.counted(what, closed=self._closed)
 
     def passed(self, worker: Worker, place: str) -> None:
         """A worker passes a place: faults may strike."""
@@ -241,7 +309,10 @@ class Simulation:
 
     def _observe(self, before: Membership, event: Event, after: Membership) -> None:
         self.invariants.decided(before, event, after)
+        self._closed = self._closed or after.closed
         view = after.view
+        if after.held and not before.held:
+            self.count("held back")
         if isinstance(event, Gone) and before.view is not None and event.worker in before.view.ids:
             self.count("loss" if not after.closed else "goodbye")
             if before.at_boundary:
@@ -252,7 +323,7 @@ class Simulation:
                 self.count("all lost")
         elif isinstance(event, Arrived) and before.closed:
             self.count("arrival after the end")
-        elif before.view is not None and view is None:
+        elif before.view is not None and view is None and after.last:
             self.count("all left")
             self._last.append(before.view.ids[0])
         if view is not None and view is not before.view:
@@ -264,7 +335,7 @@ class Simulation:
                     raise Violation(f"a group breaks without a cause: {view.reason}")
             if view.admitted_at == view.generation and view.generation > 1:
                 self.count("planned change")
-            phases = [after.workers[name][1] for name in view.ids]
+            phases = [after.workers[name][1] for name in view.ids if name in after.workers]
             if phases.count(Phase.LEAVING) == len(before.view.ids if before.view else ()) > 0:
                 self.count("handed over")
 
@@ -280,6 +351,9 @@ class Simulation:
         if fault.kind == "arrive":
             for _ in range(fault.count):
                 self.scheduler.after(self.scheduler.delay(0.005), self._arrive)
+            return
+        if fault.kind in ("coordinator", "node", "cut"):
+            self._strike_control(fault)
             return
         victims = self._victims(fault.victim, marking)
         # The one that passes the place goes last: it may end here.
@@ -332,6 +406,55 @@ class Simulation:
             delay_s = fault.duration_s * self.scheduler.random.random()
             self.scheduler.after(delay_s, self._tell, victim, self.scheduler.now + delay_s)
 
+    def _strike_control(self, fault: Fault) -> None:
+        self.count(fault.kind)
+        coordinator = self.coordinator
+        if fault.kind == "cut":
+            self._cut(fault)
+        elif fault.count > 1:
+            coordinator.tells_left = fault.count - 1
+        else:
+            coordinator.die()
+        if fault.kind == "node":
+            index = coordinator.number - FIRST
+            names = list(self.workers)
+            if index < len(names) and self.workers[names[index]].running:
+                self._crash(self.workers[names[index]])
+
+    def _cut(self, fault: Fault) -> None:
+        """Cut some nodes off, with their coordinators; or, with `victim` "coordinator", the leading one alone."""
+        nodes = [{c.name} for c in self.coordinators.values()]
+        for name, node in zip(self.workers, nodes, strict=False):
+            node.add(name)
+        everything = set().union(*nodes)
+        some = {self.coordinator.name}
+        if fault.victim != "coordinator":
+            random = self.scheduler.random
+            some = set().union(*(node for node in nodes if random.random() < 0.5))
+        end = self.scheduler.now + fault.duration_s
+        one, other = frozenset(some), frozenset(everything - some)
+        self.note("network", f"*** cut {fault.direction or 'both'}: {sorted(one)} | {sorted(other)} until {end:.2f}")
+        if fault.direction != "in":
+            self.cuts.cuts.append((one, other, end))
+        if fault.direction != "out":
+            self.cuts.cuts.append((other, one, end))
+        self.scheduler.at(end, self._heal)
+        timeout = self.schedule.job.heartbeat_timeout_s
+        for worker in self.workers.values():
+            wire = worker.line.wire
+            if wire is None or not worker.running:
+                continue
+            up = self.cuts.until(worker.name, wire.coordinator.name)
+            down = self.cuts.until(wire.coordinator.name, worker.name)
+            silent_s = timeout * (1.0 + 0.2 * self.scheduler.random.random())
+            if up > self.scheduler.now + silent_s:
+                self.scheduler.after(silent_s, wire.coordinator.evict, wire)
+            if max(up, down) > self.scheduler.now + 1.5 * timeout:
+                self.scheduler.after(1.5 * timeout, worker.line.silent, wire)
+
+    def _heal(self) -> None:
+        self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
+
     def _crash(self, victim: Worker) -> None:
         victim.end = "crashed"
         victim.line.hang_up()
@@ -348,8 +471,9 @@ class Simulation:
             self.scheduler.after(duration_s, self._thaw, victim, victim.num_freezes)
 
     def _silent(self, victim: Worker, freeze: int) -> None:
-        if victim.running and victim.process.frozen and victim.num_freezes == freeze:
-            self.coordinator.evict(victim.line)
+        wire = victim.line.wire
+        if victim.running and victim.process.frozen and victim.num_freezes == freeze and wire is not None:
+            wire.coordinator.evict(wire)
 
     def _thaw(self, victim: Worker, freeze: int) -> None:
         if not victim.running or victim.num_freezes != freeze:

@@ -1,0 +1,85 @@
+"""What a coordinator tells others of its kind: that it leads the job, or that it gathers its members."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from ef_common.control import wire
+from ef_common.control.auth import Token
+from ef_common.control.line import attempt_line
+from ef_common.control.sockets import LOOPBACK, Address
+from ef_common.control.switchboard import Switchboard
+from ef_common.core.view import Member
+from ef_common.errors import AuthenticationError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+_AGAIN_S = 5.0
+_ATTEMPT_S = 0.5
+
+
+class Herald:
+    """A thread that tells the standbys of all nodes, and whoever listens at the endpoint.
+
+    It is repeated now and then. A standby that nobody listens for is gone for good; at the endpoint another agent may
+    come up. A coordinator that leads and has never taken over from another one has nothing to tell.
+
+    Args:
+        name: The coordinator's.
+        switchboard: What it has decided, and whom it has heard of.
+        token: The job token, or None.
+        port: On which it listens.
+        endpoint: Where new workers look for the coordinator, or None.
+    """
+
+    def __init__(
+        self, name: str, switchboard: Switchboard, token: Token | None, *, port: int, endpoint: Address | None
+    ) -> None:
+        self._member = Member(name, "coordinator", LOOPBACK)
+        self._switchboard = switchboard
+        self._token = token
+        self._port = port
+        self._endpoint = endpoint
+        self._stopped = threading.Event()
+        self._due: dict[Address, float] = {}
+        self._led = False
+        self._thread = threading.Thread(target=self._run, name="elasticflow-herald", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; does not wait for a connection that is being tried. May be repeated."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            state = self._switchboard.state
+            if state.view is None or not (state.took_over or state.held):
+                continue
+            leads = not state.held
+            if leads and not self._led:
+                self._due = {}
+            self._led = leads
+            for address in {**self._switchboard.standbys, **({} if self._endpoint is None else {self._endpoint: None})}:
+                if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
+                    self._due[address] = time.monotonic() + self._tell(address, leads=leads)
+
+    def _tell(self, address: Address, *, leads: bool) -> float:
+        """Tell one; returns how long to wait until the next time, in seconds."""
+        try:
+            line, _ = attempt_line(address, self._member, self._token, timeout_s=_ATTEMPT_S, returning=True)
+        except ConnectionRefusedError:
+            if address == self._endpoint:
+                return 0.0
+            self._switchboard.standbys.pop(address, None)
+        except (OSError, ProtocolError, AuthenticationError) as error:
+            logger.debug("no standby at %s: %s", address, error)
+        else:
+            line.send(wire.Follow(self._port, leads))
+            line.close()
+        return _AGAIN_S

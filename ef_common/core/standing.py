@@ -1,0 +1,111 @@
+"""Where a worker stands, as it must tell a coordinator that knows nothing of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ef_common.core.membership import Phase, Returned
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+
+_MAX_SEEN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a worker has heard from coordinators and told them. Each method returns the standing after.
+
+    Args:
+        phase: As in the membership.
+        links: The view in which the worker has settled, and those that it has received since.
+        settled: Generation of the first of them, if it has settled in it; else 0.
+        promised: The highest generation that it knows of. It takes no view that is not above it.
+        heard_here: Generations of the views that came over the line that it has now.
+        boundary: Generation of the view at whose boundary it waits.
+        suspected: Generation of the view whose group broke.
+        closed: It has trained to the end.
+        seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
+    """
+
+    phase: Phase = Phase.EARLY
+    links: tuple[Link, ...] = ()
+    settled: int = 0
+    promised: int = 0
+    heard_here: frozenset[int] = frozenset()
+    boundary: int = 0
+    suspected: int = 0
+    closed: bool = False
+    seen: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def view(self) -> View | None:
+        """The newest view."""
+        return self.links[-1].view if self.links else None
+
+    @property
+    def successors(self) -> tuple[tuple[str, int], ...]:
+        """Addresses of the newest view's standbys, in the order that all members have; then those of earlier ones."""
+        return tuple(dict.fromkeys((*_standbys(self.view), *self.seen)))
+
+    def warming(self, standbys: tuple[tuple[str, int], ...] = ()) -> Standing:
+        """It is told that the job runs already, and of some standbys."""
+        if self.links:
+            return self
+        phase = Phase.WARMING if self.phase is Phase.EARLY else self.phase
+        return replace(self, phase=phase, seen=tuple(dict.fromkeys((*standbys, *self.seen))))
+
+    def received(self, view: View) -> Standing:
+        """A view has come that it is a member of."""
+        leaving = self.phase is Phase.LEAVING
+        return replace(
+            self,
+            seen=self.successors[:_MAX_SEEN],
+            phase=Phase.LEAVING if leaving else Phase.MEMBER,
+            links=(*self.links, Link(view)),
+            promised=max(self.promised, view.generation),
+            heard_here=self.heard_here | {view.generation},
+        )
+
+    def told(self, kind: str, generation: int) -> Standing:
+        """It tells the coordinator something (see :class:`~ef_common.ports.ControlChannel`)."""
+        if kind == "ready" and not self.links:
+            return replace(self, phase=Phase.READY)
+        if kind == "leave" and self.links:
+            return replace(self, phase=Phase.LEAVING)
+        if kind == "at_boundary":
+            return replace(self, boundary=generation)
+        if kind == "suspect":
+            return replace(self, suspected=generation)
+        if kind == "close":
+            return replace(self, closed=True)
+        if kind == "settled":
+            links = tuple(link for link in self.links if link.view.generation >= generation)
+            return replace(self, links=links, settled=generation)
+        return self
+
+    def parted(self, *, over: bool) -> Standing:
+        """The line has ended. `over`: the coordinator has ended it, without a word that this worker is out."""
+        links = tuple(
+            replace(link, over=True) if over and link.view.generation in self.heard_here else link
+            for link in self.links
+        )
+        return replace(self, links=links, heard_here=frozenset())
+
+    def report(self, member: Member) -> Returned:
+        """What the next coordinator has to know."""
+        newest = 0 if self.view is None else self.view.generation
+        return Returned(
+            member,
+            self.phase,
+            promised=self.promised,
+            settled=self.settled,
+            received=self.links,
+            at_boundary=bool(newest) and self.boundary == newest,
+            suspects=bool(newest) and self.suspected == newest,
+            closed=self.closed,
+        )
+
+
+def _standbys(view: View | None) -> tuple[tuple[str, int], ...]:
+    members = () if view is None else view.members
+    return tuple((member.address, member.standby) for member in members if member.standby)

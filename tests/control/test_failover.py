@@ -1,0 +1,215 @@
+"""Standbys take over from a coordinator that is lost, with real lines between them and the workers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ef_common.control.coordinator import Coordinator
+from ef_common.errors import Evicted
+
+GUARD_S = 20.0
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + GUARD_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def job(serve, join):
+    """So many workers in view 1, each with a standby of its own; the first one's is the coordinator itself."""
+
+    def make(number: int, **kwargs):
+        coordinators = [serve(number, **kwargs)]
+        coordinators += [serve(standby=True, **kwargs) for _ in range(number - 1)]
+        workers = [
+            join(coordinators[0], f"w{index}", standby=coordinators[index], connect_timeout_s=GUARD_S)
+            for index in range(number)
+        ]
+        for worker in workers:
+            assert worker.started().warm_up is False
+        for worker in workers:
+            view = worker.client.next_view(0)
+            worker.client.send("settled", 1)
+        order = [view.ids.index(f"w{index}") for index in range(number)]
+        wait_until(lambda: len(coordinators[0]._switchboard.state.settled) == number)
+        return coordinators, workers, order
+
+    return make
+
+
+def leader(coordinators: list[Coordinator]) -> Coordinator | None:
+    """The one that leads now."""
+    for coordinator in coordinators:
+        state = coordinator._switchboard.state
+        if state.view is not None and state.workers and not state.held and coordinator._thread is not None:
+            return coordinator
+    return None
+
+
+def test_failover_of_the_coordinator_alone_keeps_the_view(job):
+    coordinators, workers, _ = job(3)
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators[1:]))
+    state = leader(coordinators[1:])._switchboard.state
+    assert state.view == workers[0].client.next_view(0)
+    assert [worker.views_noticed for worker in workers] == [[1]] * 3
+
+
+def test_failover_is_followed_by_a_loss_and_a_join(job, join):
+    coordinators, workers, _ = job(3)
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators[1:]))
+    workers[2].stop()
+    view = workers[0].client.next_view(1)
+    assert set(view.ids) == {"w0", "w1"}
+    for worker in workers[:2]:
+        worker.client.next_view(1)
+        worker.client.send("settled", view.generation)
+    # Its endpoint is dead; a standby of its own knows where the coordinator is.
+    own = next(c for c in coordinators[1:] if c is not leader(coordinators[1:]))
+    newcomer = join(coordinators[0].address, "n", standby=own).started()
+    assert newcomer.warm_up is True
+    newcomer.client.send("ready")
+    wait_until(lambda: all(worker.client.change_pending for worker in workers[:2]))
+    for worker in workers[:2]:
+        worker.client.send("at_boundary", view.generation)
+    assert set(newcomer.client.next_view(0).ids) == {"w0", "w1", "n"}
+
+
+def test_failover_of_the_coordinators_node_makes_a_view_of_the_others(job):
+    coordinators, workers, _ = job(3)
+    began = time.monotonic()
+    coordinators[0].stop()
+    workers[0].stop()
+    views = [worker.client.next_view(1) for worker in workers[1:]]
+    assert views[0] == views[1]
+    assert set(views[0].ids) == {"w1", "w2"}
+    assert time.monotonic() - began < 30.0  # far less than the heartbeat timeout, which is 60 s
+
+
+def test_failover_to_one_of_two_goes_on_when_the_other_is_proved_dead(job):
+    coordinators, workers, _ = job(2)
+    coordinators[0].stop()
+    workers[0].stop()
+    assert workers[1].client.next_view(1).ids == ("w1",)
+
+
+def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
+    coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5)
+    silent = workers[0].client
+    # Its door stays open, and it goes nowhere: as if it was stopped.
+    silent._stopped.set()
+    coordinators[0].stop()
+    wait_until(lambda: coordinators[1]._switchboard.state.held)
+    assert "only 1 of 2 members of view 1" in coordinators[1]._switchboard.state.held
+    assert workers[1].views_noticed == [1]
+    silent._close_door()  # it dies
+    assert workers[1].client.next_view(1).ids == ("w1",)
+
+
+def test_failover_while_a_newcomer_warms_up_keeps_it(job, join, serve):
+    coordinators, workers, _ = job(3)
+    own = serve(3, standby=True)  # it has heard of nobody
+    newcomer = join(coordinators[0], "n", standby=own).started()
+    assert newcomer.warm_up is True
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators[1:]))
+    newcomer.client.send("ready")
+    wait_until(lambda: all(worker.client.change_pending for worker in workers))
+    for worker in workers:
+        worker.client.send("at_boundary", 1)
+    assert newcomer.client.next_view(0).world_size == 4
+
+
+def test_failover_while_members_wait_at_a_boundary_issues_the_planned_view(job, join):
+    coordinators, workers, _ = job(2)
+    newcomer = join(coordinators[0], "n", standby=coordinators[1]).started()
+    newcomer.client.send("ready")
+    wait_until(lambda: all(worker.client.change_pending for worker in workers))
+    workers[0].client.send("at_boundary", 1)
+    coordinators[0].stop()
+    workers[1].client.send("at_boundary", 1)
+    views = [worker.client.next_view(1) for worker in workers]
+    if views[0].world_size == 2:  # the members have come back before the newcomer
+        view = views[0]
+        for worker in workers:
+            worker.client.send("settled", view.generation)
+        wait_until(lambda: view.pending or all(worker.client.change_pending for worker in workers))
+        for worker in workers:
+            worker.client.send("at_boundary", view.generation)
+        views = [worker.client.next_view(view.generation) for worker in workers]
+    assert newcomer.client.next_view(0) == views[0]
+
+
+def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_leader(job):
+    coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
+    stopped, go_on = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        go_on.wait(GUARD_S)
+
+    coordinators[0]._loop.call_soon_threadsafe(stop)
+    stopped.wait(GUARD_S)
+    wait_until(lambda: leader(coordinators[1:]))
+    go_on.set()
+    wait_until(lambda: coordinators[0]._switchboard.state.idle)
+    assert leader(coordinators[1:])._switchboard.state.view.generation == 1
+    assert [worker.views_noticed for worker in workers] == [[1]] * 3
+
+
+def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
+    coordinators, workers, _ = job(3)
+    workers[1].client._line.give_up()
+    wait_until(lambda: coordinators[0]._switchboard.state.workers.get("w1"))
+    workers[1].client.send("suspect", 1)
+    for worker in (workers[0], workers[2]):
+        worker.client.send("suspect", 1)
+    assert {worker.client.next_view(1).generation for worker in workers} == {2}
+
+
+def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, join):
+    coordinators, _, _ = job(2)
+    endpoint = coordinators[0].address
+    for standby in coordinators[1:]:
+        standby._herald._endpoint = endpoint
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators[1:]))
+    fresh = Coordinator(endpoint, heartbeat_timeout_s=60.0)
+    fresh._settings = coordinators[1]._settings
+    fresh.start()
+    try:
+        wait_until(lambda: fresh._switchboard.state.idle)
+        newcomer = join(endpoint, "n", standby=fresh).started()
+        assert newcomer.warm_up is True
+        wait_until(lambda: "n" in leader(coordinators[1:])._switchboard.state.workers)
+    finally:
+        fresh.stop()
+
+
+def test_worker_that_was_away_for_too_long_is_evicted(job):
+    _, workers, _ = job(3, heartbeat_timeout_s=0.5)
+    away = workers[2].client
+    line = away._line
+    away._line = None  # it says nothing more
+    assert set(workers[0].client.next_view(1).ids) == {"w0", "w1"}
+    away._line = line
+    with pytest.raises(Evicted):
+        away.next_view(1)
+
+
+def test_door_is_closed_to_forked_children_and_open_as_long_as_the_worker_lives(job):
+    _, workers, _ = job(2)
+    door = workers[0].client.member.door
+    socket.create_connection(("127.0.0.1", door)).close()
+    workers[0].stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", door))

@@ -1,0 +1,279 @@
+"""A standby takes over (rule 11), and a coordinator without a quorum waits (rule 10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ef_common.core.membership import (
+    Announce,
+    Arrived,
+    AtBoundary,
+    Dismiss,
+    Finish,
+    Gone,
+    Hand,
+    Install,
+    Leaving,
+    Membership,
+    Outranked,
+    Phase,
+    Proved,
+    Ready,
+    Redirect,
+    Returned,
+    Settings,
+    Settled,
+    StepDown,
+    Suspected,
+    Tick,
+    decide,
+    missing,
+    next_deadline,
+)
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+
+SETTINGS = Settings(loss_notice_s=2.0)
+
+
+def member(name: str) -> Member:
+    return Member(name, name, "", standby=1, door=2)
+
+
+def view(generation: int, names: str, **fields: object) -> View:
+    return View(generation, tuple(map(member, names)), **fields)
+
+
+class Coordinator:
+    """A coordinator, by default a standby; keeps all actions."""
+
+    def __init__(self, *, idle: bool = True, **settings: object) -> None:
+        self.state = Membership(idle=idle)
+        self.settings = replace(SETTINGS, **settings)
+        self.actions: list[object] = []
+        self.reason = ""
+
+    def __call__(self, *events: object, at: float = 0.0) -> Coordinator:
+        for event in events:
+            self.state, actions, self.reason = decide(self.state, event, at, self.settings)
+            self.actions += actions
+        return self
+
+    def returns(self, names: str, *views: View, at: float = 0.0, settled: int | None = None, **fields) -> Coordinator:
+        over = bool(fields.pop("over", True))
+        generation = views[0].generation if settled is None else settled
+        links = tuple(Link(v, over=over) for v in views)
+        for name in names:
+            report = Returned(
+                member(name), Phase.MEMBER, promised=views[-1].generation, settled=generation, received=links
+            )
+            self(replace(report, **fields), at=at)
+        return self
+
+    def of(self, kind: type) -> list[object]:
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    @property
+    def views(self) -> list[tuple[int, str]]:
+        return [(action.view.generation, "".join(action.view.ids)) for action in self.of(Install)]
+
+
+def founded(names: str) -> Coordinator:
+    job = Coordinator(idle=False, max_nodes=len(names))
+    job(*(Arrived(member(name)) for name in names))
+    return job(*(Settled(name, 1) for name in names))
+
+
+# ---------------------------------------------------------------- taking over
+
+
+def test_takeover_with_all_members_lets_the_view_go_on():
+    job = Coordinator().returns("abc", view(5, "abc"))
+    assert job.views == []
+    assert job.state.view == view(5, "abc")
+    assert next_deadline(job.state, SETTINGS) is None
+
+
+def test_takeover_without_a_dead_member_makes_a_view_at_once():
+    job = Coordinator().returns("bc", view(5, "abc"))
+    assert job.views == []
+    assert [m.id for m in missing(job.state)] == ["a"]
+    assert job(Proved("a")).views == [(6, "bc")]
+
+
+def test_takeover_without_a_silent_member_waits_for_the_loss_notice():
+    job = Coordinator().returns("bc", view(5, "abc"))
+    assert next_deadline(job.state, SETTINGS) == 2.0
+    assert job(Tick(), at=1.9).views == []
+    assert job(Tick(), at=2.0).views == [(6, "bc")]
+
+
+def test_takeover_of_half_needs_the_proof_that_the_others_are_dead():
+    assert Coordinator().returns("b", view(5, "ab"))(Proved("a")).views == [(6, "b")]
+    assert Coordinator().returns("b", view(5, "ab"), over=False)(Proved("a")).views == []
+    silent = Coordinator().returns("b", view(5, "ab"))(Tick(), at=2.0)
+    assert silent.views == []
+    assert "on_minority" in silent.state.held
+    assert silent(Proved("a"), at=2.5).views == [(6, "b")]
+
+
+def test_takeover_with_a_view_that_not_all_have_settled_in_makes_a_new_one():
+    job = Coordinator().returns("ab", view(5, "abc"), view(6, "abc", base=5))
+    job.returns("c", view(5, "abc"))
+    assert job.views == [(7, "abc")]
+
+
+def test_takeover_with_a_suspicion_makes_a_new_view_of_the_same_members():
+    assert Coordinator().returns("ab", view(5, "abc")).returns("c", view(5, "abc"), suspects=True).views == [(6, "abc")]
+    meanwhile = Coordinator().returns("a", view(5, "ab"))(Suspected("a", 5)).returns("b", view(5, "ab"))
+    assert meanwhile.views == [(6, "ab")]
+
+
+def test_takeover_generation_is_above_all_that_was_promised():
+    job = Coordinator().returns("a", view(5, "ab"), promised=9).returns("b", view(5, "ab"), suspects=True)
+    assert job.views == [(10, "ab")]
+
+
+def test_takeover_goes_on_with_a_planned_change():
+    job = Coordinator().returns("ab", view(5, "ab"), at_boundary=True)
+    assert job.views == [(6, "ab")]
+    late = Coordinator().returns("a", view(5, "ab"))(AtBoundary("a", 5)).returns("b", view(5, "ab"), at_boundary=True)
+    assert late.views == [(6, "ab")]
+
+
+def test_takeover_announces_newcomers_and_leavers():
+    job = Coordinator().returns("a", view(5, "ab"))
+    job(Returned(member("n"), Phase.READY))
+    assert job.returns("b", view(5, "ab")).of(Announce)
+    leaver = Coordinator().returns("a", view(5, "ab"), phase=Phase.LEAVING).returns("b", view(5, "ab"))
+    assert leaver.of(Announce)
+    leaver(AtBoundary("a", 5), AtBoundary("b", 5))
+    assert leaver.views == [(6, "ab")]  # b alone is no majority of a view that another coordinator has issued
+    leaver(Settled("a", 6), AtBoundary("a", 6), AtBoundary("b", 6))
+    assert leaver.views[1:] == [(7, "b")]
+
+
+def test_takeover_dismisses_whoever_is_not_in_the_newest_view():
+    job = Coordinator().returns("c", view(5, "abc")).returns("ab", view(5, "abc"), view(6, "ab"), settled=6)
+    assert job.of(Dismiss) == [Dismiss("c", "the newest view is without it")]
+    assert job.state.view == view(6, "ab")
+
+
+def test_takeover_goes_on_from_the_newest_view_that_came_about():
+    # {c, d, e} was issued elsewhere, and never came about; d and e lag behind.
+    job = Coordinator().returns("de", view(5, "abcde"), view(7, "cde", base=5))
+    job.returns("abc", view(6, "abc", base=5))
+    assert job.state.view == view(6, "abc", base=5)
+    assert {action.worker for action in job.of(Dismiss)} == {"d", "e"}
+
+
+def test_takeover_heeds_who_was_gone_when_the_old_coordinator_issued_its_last_view():
+    # c is gone for good; b, the other half of the last view, has died with the coordinator.
+    job = Coordinator().returns("a", view(5, "abc"), view(6, "ab", gone=("c",), base=5), settled=5)
+    assert job(Proved("b")).views == [(7, "a")]
+
+
+def test_takeover_after_the_end_tells_newcomers():
+    job = Coordinator().returns("a", view(5, "ab"), closed=True)
+    job(Returned(member("n"), Phase.READY))
+    assert job.of(Finish) == [Finish("n")]
+
+
+def test_takeover_counts_a_member_that_came_and_died_as_gone():
+    job = Coordinator().returns("ab", view(5, "abc"))(Gone("b", "its connection ended"), Proved("c"))
+    assert job.views == [(6, "a")]
+
+
+def test_standby_redirects_newcomers():
+    job = Coordinator()(Arrived(member("n")), Returned(member("m"), Phase.WARMING))
+    assert job.actions == [Redirect("n"), Redirect("m")]
+    assert job.state == Membership(idle=True)
+
+
+# ---------------------------------------------------------------- with and without a quorum
+
+
+def test_silent_loss_of_half_goes_on_where_the_view_was_issued():
+    assert founded("ab")(Gone("b", "silent", silent=True)).views[1:] == [(2, "a")]
+
+
+def test_silent_losses_one_after_the_other_do_not_pass_below_half():
+    job = founded("abcd")(*(Gone(name, "silent", silent=True) for name in "bcd"))
+    assert job.views[1:] == [(2, "acd"), (3, "ad")]
+    assert "only 1 of 4 members of view 1" in job.state.held
+
+
+def test_known_losses_one_after_the_other_go_on_to_the_last():
+    assert founded("abcd")(*(Gone(name, "killed") for name in "bcd")).views[-1] == (4, "a")
+
+
+def test_view_that_is_held_back_is_issued_when_a_silent_one_is_known_to_be_gone():
+    job = founded("abc")(Gone("b", "silent", silent=True), Gone("c", "silent", silent=True))
+    assert job.views[1:] == [(2, "ac")]
+    assert job(Gone("c", "its connection ended")).views[2:] == [(3, "a")]
+
+
+def test_view_that_is_held_back_is_issued_when_a_silent_one_comes_back():
+    job = founded("abc")(Gone("b", "silent", silent=True), Gone("c", "silent", silent=True))
+    job.returns("c", view(1, "abc"), view(2, "ac"), suspects=True)
+    assert job.views[2:] == [(3, "ac")]
+
+
+def test_view_that_is_held_back_too_long_makes_the_coordinator_step_down():
+    job = founded("abc")(Gone("b", "silent", silent=True), Gone("c", "silent", silent=True))
+    assert next_deadline(job.state, SETTINGS) == SETTINGS.patience_s
+    job(Tick(), at=SETTINGS.patience_s)
+    assert job.of(StepDown) == [StepDown()]
+    assert job.state == Membership(generation=2, idle=True)
+
+
+def test_view_that_is_held_back_makes_room_for_a_coordinator_that_comes_first():
+    job = founded("abc")(Gone("b", "silent", silent=True))
+    assert job(Outranked()).of(StepDown) == []
+    assert job(Gone("c", "silent", silent=True), Outranked()).of(StepDown) == [StepDown()]
+
+
+def test_takeover_by_newcomers_that_do_not_know_what_was_before_needs_all_members():
+    job = Coordinator().returns("mn", view(5, "amn"), settled=0)(Proved("a"))
+    assert job.views == []
+    first = Coordinator().returns("bc", view(1, "abc"), settled=0)(Proved("a"))
+    assert first.views == [(2, "bc")]
+
+
+def test_minority_continues_if_it_is_told_to():
+    job = Coordinator(idle=False, max_nodes=3, on_minority="continue")
+    job(*(Arrived(member(name)) for name in "abc"))(*(Settled(name, 1) for name in "abc"))
+    assert job(*(Gone(name, "silent", silent=True) for name in "bc")).views[-1] == (3, "a")
+
+
+def test_job_does_not_begin_anew_while_a_silent_member_may_go_on():
+    job = founded("a")(Arrived(member("n")), Ready("n"), Gone("a", "silent", silent=True), Tick(), at=9.0)
+    assert job.views[1:] == []
+    assert "only 0 of 1" in job.state.held
+    assert job(Gone("a", "its connection ended"), Tick(), at=99.0).views[1:] == [(2, "n")]
+
+
+def test_leavers_go_one_half_after_the_other():
+    job = founded("abc")(Leaving("b"), Leaving("c"), *(AtBoundary(name, 1) for name in "abc"))
+    assert job.views[1:] == [(2, "abc")]
+
+
+@pytest.mark.parametrize("newest", [1, 2])
+def test_member_that_lost_its_line_comes_back_and_gets_what_it_missed(newest):
+    job = founded("abc")
+    if newest == 2:
+        job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1))
+    job.returns("b", view(1, "abc"))
+    assert job.of(Hand) == ([Hand("b", job.state.view)] if newest == 2 else [])
+    assert job.state.workers["b"][1] is Phase.MEMBER
+
+
+def test_member_that_comes_back_too_late_is_dismissed():
+    job = founded("abc")(Gone("b", "silent", silent=True)).returns("b", view(1, "abc"))
+    assert job.of(Dismiss) == [Dismiss("b", "it was away for too long")]
+
+
+def test_member_with_a_view_of_another_coordinator_makes_this_one_step_down():
+    assert founded("abc").returns("b", view(1, "abc"), view(2, "bc", base=1)).of(StepDown)

@@ -1,0 +1,120 @@
+"""The coordinator is lost, with its agent or with its whole node: the others go on in their processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ef_common.testing.harness_torchrun import Node, TorchrunJob
+from tests.faults.hosts import ENOUGH
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).with_name("torchrun_worker.py")
+OPTIONS = json.dumps({"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH})
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[TorchrunJob]:
+    with TorchrunJob(tmp_path / "run", SCRIPT) as job:
+        yield job
+
+
+def start(job: TorchrunJob, *, hosts: bool = False, heartbeat_timeout_s: float = 10.0) -> Node:
+    """Start a node; the timeout is long, so that what is fast is not due to it."""
+    conf = f"--rdzv-conf=is_host={int(hosts)},last_call_timeout=2,heartbeat_timeout={heartbeat_timeout_s}"
+    return job.start("--nnodes=1:8", conf, "--local-addr=127.0.0.1", script_args=(OPTIONS,))
+
+
+def start_all(job: TorchrunJob, number: int) -> list[Node]:
+    nodes = [start(job, hosts=not index) for index in range(number)]
+    job.wait_for("view", number, world_size=number)
+    job.wait_for_step(3)
+    return nodes
+
+
+def newest(job: TorchrunJob) -> int:
+    return max(event["generation"] for event in job.events("view"))
+
+
+def wait_for_world(job: TorchrunJob, pids: list[int], *, after: int) -> int:
+    """Wait until these processes are the members of a view; returns its generation."""
+    by_pid = {event["pid"]: event["worker"] for event in job.events("start")}
+    members = {by_pid[pid] for pid in pids}
+
+    def complete(events: list[dict]) -> int:
+        views = [e for e in events if e["kind"] == "view" and e["generation"] > after and set(e["members"]) == members]
+        return len(views) >= len(members) and views[-1]["generation"]
+
+    return job.wait_until(complete, f"a view of {sorted(members)}")
+
+
+def connected(pid: int) -> bool:
+    return any(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections())
+
+
+def wait_for_steps(job: TorchrunJob) -> None:
+    job.wait_for_step(max(event["step"] for event in job.events("step")) + 3)
+
+
+def finish(job: TorchrunJob, nodes: list[Node]) -> None:
+    (job.directory / ENOUGH).touch()
+    assert [node.wait() for node in nodes] == [0] * len(nodes)
+    job.audit()
+
+
+@pytest.mark.parametrize("when", ["steady", "join", "loss"])
+def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_admit_one(job: TorchrunJob, when: str):
+    nodes = start_all(job, 4 if when == "loss" else 3)
+    survivors = [node.worker_pids()[0] for node in nodes[1:3]]
+    generation = newest(job)
+    if when == "join":
+        joiner = start(job)
+        nodes.append(joiner)
+        job.wait_until(lambda events: joiner.worker_pids() and connected(joiner.worker_pids()[0]), "its connection")
+        time.sleep(1.0)  # it is welcomed, and warms up or waits
+    elif when == "loss":
+        os.kill(nodes[3].worker_pids()[0], signal.SIGKILL)
+    nodes[0].kill()
+    if when == "join":
+        job.wait_until(lambda events: joiner.worker_pids(), "the newcomer")
+        survivors += joiner.worker_pids()
+    generation = wait_for_world(job, survivors, after=generation)
+    wait_for_steps(job)
+
+    # Another agent comes up at the endpoint, where nobody listens now; and one more node is lost.
+    replaced = start(job, hosts=True)
+    job.wait_until(lambda events: replaced.worker_pids(), "the worker of the new node")
+    generation = wait_for_world(job, survivors + replaced.worker_pids(), after=generation)
+    nodes[1].kill()
+    wait_for_world(job, survivors[1:] + replaced.worker_pids(), after=generation)
+    wait_for_steps(job)
+    assert survivors[1] == nodes[2].worker_pids()[0]
+    finish(job, [nodes[2], replaced, *([joiner] if when == "join" else [])])
+
+
+def test_agent_of_the_coordinator_is_killed_and_all_workers_keep_their_view(job: TorchrunJob):
+    nodes = start_all(job, 3)
+    pids = [node.worker_pids()[0] for node in nodes]
+    orphan = psutil.Process(pids[0])
+    try:
+        generation = newest(job)
+        nodes[0].signal(signal.SIGKILL)
+        wait_for_steps(job)
+        wait_for_steps(job)
+        assert newest(job) == generation
+        nodes[1].kill()
+        wait_for_world(job, [pids[0], pids[2]], after=generation)
+        wait_for_steps(job)
+        finish(job, [nodes[2]])
+        orphan.wait(60)
+    finally:
+        if orphan.is_running():
+            orphan.kill()
