@@ -22,6 +22,7 @@ NAMES = (
     "peak_memory",
     "coordinator_cpu",
     "loss_recovery",
+    "coordinator_loss",
     "join_pause",
     "horovod_step",
     "deterministic_step",

@@ -120,8 +120,12 @@ class ElasticJob:
         self._wait(is_steady, f"{len(self.nodes)} nodes do not train together")
 
     def kill_last_node(self) -> tuple[Node, float]:
-        """SIGKILL a node: its agent and its worker. Returns it, and the time of the kill."""
-        node = self.nodes.pop()
+        """SIGKILL the newest node: its agent and its worker. Returns it, and the time of the kill."""
+        return self.kill_node(-1)
+
+    def kill_node(self, index: int) -> tuple[Node, float]:
+        """The same of another one."""
+        node = self.nodes.pop(index)
         return node, kill_tree(node.agent)
 
     def first_steps_after(self, when: float) -> list[Step]:
