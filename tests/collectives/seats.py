@@ -25,6 +25,7 @@ from ef_common.errors import GroupBroken
 from ef_common.launch.environment import read_environment
 from ef_common.ports import Group
 from ef_common.testing.harness import Job
+from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.scheduler import Process, Scheduler
 
@@ -88,7 +89,7 @@ class MemorySeat:
 def run_in_memory(script: Script, world_size: int, *, seed: int = 0) -> list[Any]:
     """Results in rank order; None for those that died."""
     scheduler = Scheduler(seed)
-    network, view = Network(scheduler), view_of(world_size)
+    network, view = Network(scheduler, Cuts()), view_of(world_size)
     results: list[Any] = [None] * world_size
 
     def live(seat: MemorySeat) -> None:
