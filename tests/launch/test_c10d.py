@@ -62,7 +62,8 @@ def test_c10d_two_nodes_form_a_view_and_a_killed_one_leaves_the_other(job):
         f"--rdzv-endpoint={job.endpoint}",
         "--local-addr=127.0.0.1",
     )
-    agents = [job.agent(*arguments, flags=False) for _ in range(2)]
+    # The first one, which has the smaller process id, gets rank 0; it hosts torchrun's store, too, and must not die.
+    agents = [job.agent(*arguments, f"--rdzv-conf=is_host={is_host}", flags=False) for is_host in (1, 0)]
     views = job.wait_for("view", 2, generation=1, size=2)
     assert len(set(views[0]["nodes"])) == 2
     (host,) = [r["pid"] for r in job.records("c10d") if r["hosts"]]
