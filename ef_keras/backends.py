@@ -111,11 +111,16 @@ def train_step_of() -> Callable[..., dict[str, Any]]:
 
 def memory_of(value: Any) -> np.ndarray:
     """What a variable, a tensor or an array holds, without a copy where it is the host's memory."""
-    if check_backend() == "tensorflow" and not isinstance(value, np.ndarray):
-        from ef_keras.gradients_tensorflow import memory_of as memory
+    held = value.value if isinstance(value, keras.Variable) else value
+    if isinstance(held, np.ndarray):
+        return held
+    if check_backend() == "torch":
+        from ef_keras import gradients_torch
 
-        return memory(value.value if isinstance(value, keras.Variable) else value)
-    return np.asarray(keras.ops.convert_to_numpy(value))
+        return gradients_torch.memory_of(held)
+    from ef_keras import gradients_tensorflow
+
+    return gradients_tensorflow.memory_of(held)
 
 
 def random_state() -> list[np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
@@ -99,6 +100,14 @@ class TorchPasses:
         if self._determinism is not None:
             self._determinism.undo()
             self._determinism = None
+
+
+def memory_of(value: Any) -> np.ndarray:
+    """The memory of a tensor, without a copy where it is the host's and NumPy knows its type."""
+    if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16:
+        found: np.ndarray = value.detach().cpu().numpy()
+        return found
+    return np.asarray(keras.ops.convert_to_numpy(value))
 
 
 def random_state() -> list[np.ndarray]:
