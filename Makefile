@@ -66,7 +66,7 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 
 SECONDS := 60
 fuzz: $(DEV)
-	@for name in from-worker from-coordinator manifest events state; do \
+	@for name in $$($(BIN)/python -m tests.fuzz); do \
 		$(BIN)/python -m tests.fuzz $$name --seconds=$(SECONDS) || exit 1; \
 	done
 

@@ -57,12 +57,12 @@ class Weights:
         return Weights(entries)
 
     def write(self, file: Any) -> None:
-        """Write the file. All values are arrays of this process.
+        """Write the file. All values are contiguous arrays of this process.
 
         Args:
             file: To write to; it need not be seekable.
         """
-        bytes_of = {path: _bytes(array) for path, array in self.values.items() if array.flags.c_contiguous}
+        bytes_of = {path: _bytes(array) for path, array in self.values.items()}
         arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in bytes_of.items()}
         layout = self._recorded(arrays)
         layout.write(file, 0, layout.size, lambda part: bytes_of[part.path][part.start : part.stop])

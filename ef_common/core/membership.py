@@ -482,7 +482,7 @@ def _plan(state: Membership, settings: Settings) -> Decision:
     members = (*staying, *joining)
     if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
         return state, (), ""  # rule 5: hold here until enough are ready
-    if leaving and members and _shortfall(state, members, settings):  # one half after the other
+    if leaving and members and _shortfall(state, {m.id for m in members}, settings):  # one half after the other
         members, leaving = (*_present(state, view), *joining), []
     reason = f"planned: {len(joining)} join, {len(leaving)} leave"
     dropped = tuple(m.id for m in leaving)
@@ -506,10 +506,11 @@ def _staying(state: Membership, view: View) -> list[Member]:
 def _install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
     """A view of the members that are left, without newcomers."""
     members = _present(state, view)
-    if not members and not (short := _shortfall(state, (), settings)):
-        return _without_view(state), (), f"{reason}, no member is left"
     if not members:
-        return replace(state, held=short), (), f"{reason}, no member is left; held back: {short}"
+        reason = f"{reason}, no member is left"
+        if short := _shortfall(state, (), settings):
+            return replace(state, held=short), (), f"{reason}; held back: {short}"
+        return _without_view(state), (), reason
     return _install(state, members, settings, planned=False, dropped=(), reason=reason)
 
 
@@ -687,11 +688,10 @@ def missing(state: Membership) -> tuple[Member, ...]:
     return tuple(member for worker, member in members.items() if worker not in here)
 
 
-def _shortfall(state: Membership, ids: Collection[str] | tuple[Member, ...], settings: Settings) -> str:
+def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> str:
     if settings.on_minority == "continue":
         return ""
-    names = {one.id if isinstance(one, Member) else one for one in ids}
-    return shortfall(names, state.chain, gone=state.gone, dead=state.dead, based=state.based)
+    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based)
 
 
 def _known(state: Membership) -> tuple[Link, ...]:

@@ -16,7 +16,7 @@ import atheris
 import click
 
 with atheris.instrument_imports(include=["ef_common"]), contextlib.redirect_stderr(io.StringIO()):
-    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.targets import BROKEN, TARGETS
 
 from tests.fuzz.mutations import mutate_json
 
@@ -28,14 +28,17 @@ def _mutated(data: bytes, max_size: int, seed: int) -> bytes:
 
 
 @click.command()
-@click.argument("name", type=click.Choice(list(TARGETS)))
+@click.argument("name", type=click.Choice(list(TARGETS)), required=False)
 @click.option("--runs", type=int, default=-1, help="End after so many inputs.")
 @click.option("--seconds", type=int, default=0, help="End after so long; 0 for no limit.")
 @click.option("--seed", type=int, default=0, help="Of the mutations; 0 for another one each time.")
 @click.option("--findings", type=click.Path(path_type=Path), default=Path("build/fuzz"), help="Folder for findings.")
 @click.option("--input", "given", type=click.Path(exists=True, path_type=Path), help="Run this input only.")
-def main(name: str, runs: int, seconds: int, seed: int, findings: Path, given: Path | None) -> None:
-    """Fuzz one of the targets until it fails."""
+def main(name: str | None, runs: int, seconds: int, seed: int, findings: Path, given: Path | None) -> None:
+    """Fuzz one of the targets until it fails; without a name, list them."""
+    if name is None:
+        click.echo("\n".join(one for one in TARGETS if one != BROKEN))
+        return
     target = TARGETS[name]
     if given is not None:
         target.run(given.read_bytes())

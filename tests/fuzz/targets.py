@@ -89,6 +89,9 @@ def _state(data: bytes) -> None:
             codec.loads(len(data).to_bytes(8, "big") + data + bytes(1000))
 
 
+BROKEN = "broken"
+
+
 def _broken(data: bytes) -> None:
     """Shows that findings are found."""
     with contextlib.suppress(ValueError):
@@ -127,6 +130,6 @@ TARGETS = {
     ),
     "manifest": Target(_manifest, [_FOUND.encode(), json.dumps(json.loads(_FOUND.encode())["manifest"]).encode()]),
     "events": Target(_events, [_log(), *_log().splitlines(keepends=True)]),
-    "broken": Target(_broken, [b'{"step": 1}']),
+    BROKEN: Target(_broken, [b'{"step": 1}']),
     "state": Target(_state, [ARRAYS.encode(_TREE)[0], TENSORS.encode({**_TREE, "d": torch.float16})[0]]),
 }

@@ -11,7 +11,7 @@ import pytest
 
 from ef_common.testing.simulation import __main__ as command
 from ef_common.testing.simulation import schedule_of, simulate
-from ef_common.testing.simulation.campaign import run_campaign
+from ef_common.testing.simulation.campaign import Summary, run_campaign
 from tests.simulation.mutations import forget_the_replay
 
 NUM_SCHEDULES = 20_000
@@ -43,15 +43,20 @@ RARE = {
 }
 
 
+def check(summary: Summary, rare: dict[str, int]) -> None:
+    """Nothing has failed, and what is rare has been seen often enough."""
+    assert summary.failures == {}
+    missed = {what: summary.seen[what] for what, least in rare.items() if summary.seen[what] < least}
+    assert missed == {}, f"of all cases seen: {summary.seen}"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_simulation_of_20000_schedules_keeps_every_invariant() -> None:
     summary = run_campaign(NUM_SCHEDULES, jobs=2)
 
     assert summary.num_schedules == NUM_SCHEDULES
-    assert summary.failures == {}
-    missed = {what: summary.seen[what] for what, least in RARE.items() if summary.seen[what] < least}
-    assert missed == {}, f"of all cases seen: {summary.seen}"
+    check(summary, RARE)
     ends = {end for end, count in summary.ends.items() if count >= 100}
     assert ends == {"finished", "crashed", "evicted", "frozen", "left", "told the end"}
 
@@ -73,9 +78,7 @@ FAILOVER_RARE = {
 def test_simulation_of_lost_coordinators_keeps_every_invariant() -> None:
     summary = run_campaign(NUM_SCHEDULES // 4, jobs=2, failover=True)
 
-    assert summary.failures == {}
-    missed = {what: summary.seen[what] for what, least in FAILOVER_RARE.items() if summary.seen[what] < least}
-    assert missed == {}, f"of all cases seen: {summary.seen}"
+    check(summary, FAILOVER_RARE)
 
 
 @pytest.mark.parametrize("seed", [3, 14, 159, 2653])
