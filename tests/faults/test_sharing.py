@@ -20,7 +20,7 @@ from ef_common.testing.harness import WorkerProcess
 from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import Striker
-from tests.faults.hosts import Host, hosted, in_each_framework
+from tests.faults.hosts import Host, everywhere, hosted, in_each_framework
 from tests.faults.test_checkpoints import OPTIONS, manifests
 from tests.faults.training import Net, Options, _loader
 from tests.storage.conftest import BUCKET, moto  # noqa: F401  # a fixture
@@ -180,32 +180,31 @@ def test_shares_are_joined_in_an_object_store(
     assert names == [FILE, "manifest.json"]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"global_batch": None, "batch_size": 8},
-        {
-            "global_batch": None,
-            "batch_size": 4,
-            "accumulate": 2,
-            "val_length": 30,
-            "limits": {"val_check_interval": 0.5},
-        },
-    ],
-    ids=["dealt", "accumulating_and_validating"],
-)
-@hosted("lightning", "lightning-horovod")
-def test_shared_checkpoints_of_other_trainings_are_valid(
-    job: TrainingJob, tmp_path: Path, host: Host, more: dict[str, Any]
-) -> None:
-    options = {**SHARED, "length": 203, **more, "checkpoint": str(tmp_path / "store")}
+def check_shared(job: TrainingJob, store: Path, host: Host, **more: Any) -> None:
+    """Workers write all checkpoints of a training together, but for the last one, and each is of its step."""
+    options = {**SHARED, "length": 203, "global_batch": None, **more, "checkpoint": str(store)}
     results = check_run(job, job.start_world(2, host.train, options))
-    together = published(tmp_path / "store", num_pieces=2)
+    together = published(store, num_pieces=2)
     assert len(together) >= 2
     for step, path in together.items():
         assert step_of(path) == step
-    assert set(published(tmp_path / "store", num_pieces=0)) == {results[0]["step"]}
+    assert set(published(store, num_pieces=0)) == {results[0]["step"]}
     assert not job.events("checkpoint_failed")
+
+
+@everywhere
+def test_shared_checkpoints_where_batches_are_the_workers_own_are_valid(
+    job: TrainingJob, tmp_path: Path, host: Host
+) -> None:
+    check_shared(job, tmp_path / "store", host, batch_size=8)
+
+
+@hosted("lightning", "lightning-horovod")
+def test_shared_checkpoints_of_an_accumulating_and_validating_training_are_valid(
+    job: TrainingJob, tmp_path: Path, host: Host
+) -> None:
+    limits = {"val_check_interval": 0.5}
+    check_shared(job, tmp_path / "store", host, batch_size=4, accumulate=2, val_length=30, limits=limits)
 
 
 # ---------------------------------------------------------------- faults

@@ -16,6 +16,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import UsageError
 from ef_common.launch import process
 from tests.keras.features import compiled, data
+from tests.keras.weights import Words
 
 NUM_SAMPLES, BATCH_SIZE = 20, 8
 MOST_STARTS = 40
@@ -168,10 +169,14 @@ def wide() -> Any:
     )
 
 
-def together(folder: str) -> list[Any]:
+def worded() -> Any:
+    return compiled(keras.Sequential([*wide().layers, Words()]), keras.optimizers.AdamW(0.01))
+
+
+def together(folder: str, model: str) -> list[Any]:
     """A training of several workers, which write its checkpoints together."""
     settings = Checkpointing(f"{folder}/store", every_steps=2, share_bytes=1 << 10, retention=Retention(keep_last=9))
-    found: list[Any] = start(wide, settings, epochs=4, again=False)["weights"]
+    found: list[Any] = start({"wide": wide, "worded": worded}[model], settings, epochs=4, again=False)["weights"]
     return found
 
 

@@ -81,7 +81,7 @@ def test_file_is_one_of_keras_that_needs_nothing_of_us(results: dict[str, Any], 
 
 
 def test_weights_are_written_as_keras_does_byte_by_byte_alone_and_in_shares(results: dict[str, Any]) -> None:
-    found = results["files"]
+    found = {name: one for name, one in results["files"].items() if name != "another model"}
     assert {name: one["wrong"] for name, one in found.items()} == {name: [] for name in found}
     # A kernel and its three companions in AdamW; those once more in the optimizer that scales the loss; a kernel in two
     # layers and its three companions in Adam and SGD.
@@ -95,9 +95,9 @@ def test_weights_are_written_as_keras_does_byte_by_byte_alone_and_in_shares(resu
     assert found["own"]["literal"] > 2 * 3000 * 8
 
 
-def train_together(backend: str, folder: str) -> list[Any]:
+def train_together(backend: str, folder: str, model: str) -> list[Any]:
     importlib.import_module(f"tests.keras.on_{backend}")
-    found: list[Any] = importlib.import_module("tests.keras.checkpoints").together(folder)
+    found: list[Any] = importlib.import_module("tests.keras.checkpoints").together(folder, model)
     return found
 
 
@@ -120,7 +120,7 @@ print(json.dumps({
 
 def test_folder_that_workers_have_written_together_is_one_of_keras(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
-        workers = job.start_world(2, train_together, backend, str(tmp_path))
+        workers = job.start_world(2, train_together, backend, str(tmp_path), "wide")
         assert workers[0].result() == workers[1].result()
         shared = {event["id"] for event in job.events("share")} & {event["id"] for event in job.events("checkpoint")}
         assert not job.events("checkpoint_failed")
@@ -132,6 +132,22 @@ def test_folder_that_workers_have_written_together_is_one_of_keras(tmp_path: Pat
     assert loaded["momenta"]
     assert loaded["weights"] == loaded["again"]
     assert loaded["strange"] == []
+
+
+def test_model_with_a_vocabulary_is_written_by_rank_0_alone(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=["tests.keras.on_torch"]) as job:
+        workers = job.start_world(2, train_together, "torch", str(tmp_path), "worded")
+        assert workers[0].result() == workers[1].result()
+        assert not job.events("share")
+        assert len(job.events("checkpoint")) >= 2
+        outputs = [worker.output.read_text() for worker in workers]
+    assert sum("rank 0 writes checkpoints alone: the model has assets" in output for output in outputs) == 1
+
+
+def test_share_of_another_model_is_refused(results: dict[str, Any]) -> None:
+    found = results["files"]["another model"]
+    assert "its model differs from rank 0's at ('layers/dense', '0')" in found
+    assert "Expected: float32 (12, 400). Received: float32 (12, 2)" in found
 
 
 def test_fit_that_has_ended_goes_on_only_for_more_epochs(results: dict[str, Any]) -> None:

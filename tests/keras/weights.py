@@ -108,8 +108,19 @@ def files(folder: str) -> dict[str, Any]:
         model = make()
         model.fit(IMAGES, IMAGES[:, :2] if name != "own" else IMAGES[:, :1], epochs=1, verbose=0)
         results[name] = _compared(model, f"{folder}-{name}.keras")
-    keras.mixed_precision.set_global_policy("float32")
+    results["another model"] = _refused(plain(), with_words())
     return results
+
+
+def _refused(model: Any, other: Any) -> str:
+    """What is said to a worker that has another model."""
+    variables = {id(variable) for variable in model.trainable_variables}
+    layout = Weights.of(model).layout(lambda value: id(value) in variables)
+    try:
+        WeightsShare(HostArrays(), layout, Weights.of(other), [(0, layout.size)])
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _compared(model: Any, path: str) -> dict[str, Any]:
