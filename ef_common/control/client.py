@@ -320,6 +320,8 @@ class CoordinatorClient:
             self._address = address
             if begun:
                 line.send(_return_of(self._standing.report(self.member)))
+                for message in self._relayed:  # they may have been lost with the old line
+                    line.send(message)
             self._line = line
         if not begun:
             self._receive(answer)
@@ -359,8 +361,8 @@ class CoordinatorClient:
                     with self._lock:
                         self._standing = self._standing.warming(standbys)
                     self._inbox.put_warm_up()
-            case wire.Resumed(generation):
-                self._resume(generation)
+            case wire.Resumed():
+                self._taken = True
             case wire.Redirect():
                 self._redirected(self._address, message)
             case wire.Alive():
@@ -392,14 +394,6 @@ class CoordinatorClient:
                 self._taken = True
                 self._inbox.put_view(view)
         self._tell(view.generation)
-
-    def _resume(self, generation: int) -> None:
-        """The view goes on; what was relayed last may have been lost with the old coordinator."""
-        self._taken = True
-        with self._lock:
-            if generation == self._inbox.generation:
-                for message in self._relayed:
-                    self._send(message)
 
     def _tell(self, generation: int) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -9,7 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ef_common.control.connection import End
 from ef_common.control.coordinator import Coordinator
+from ef_common.control.line import Line
 from ef_common.errors import Evicted
 
 GUARD_S = 20.0
@@ -174,6 +177,40 @@ def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     for worker in (workers[0], workers[2]):
         worker.client.send("suspect", 1)
     assert {worker.client.next_view(1).generation for worker in workers} == {2}
+
+
+def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
+    _, workers, _ = job(2)
+    workers[0].client._line.give_up()
+    workers[0].client.bootstrap(1).put("key", b"value")
+    wait_until(lambda: workers[1].client._inbox._values.get("key") == b"value")
+
+
+def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone(job):
+    coordinators, workers, _ = job(3)
+    switchboard = coordinators[0]._switchboard
+    workers[2].client._stopped.set()  # it does not return
+    coordinators[0]._loop.call_soon_threadsafe(switchboard.on_end, switchboard._workers["w2"], End.BROKEN)
+    assert set(workers[0].client.next_view(1).ids) == {"w0", "w1"}
+    assert switchboard.state.gone == frozenset()
+
+
+def test_line_that_is_left_without_a_word_is_reset():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    near.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while near.send(bytes(65536)):
+            pass  # until there is room for nothing more
+    Line(near).leave()
+    with far, pytest.raises(ConnectionResetError):
+        read_to_the_end(far)
+
+
+def read_to_the_end(sock: socket.socket) -> None:
+    while sock.recv(65536):
+        pass
 
 
 def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, join):

@@ -277,3 +277,15 @@ def test_member_that_comes_back_too_late_is_dismissed():
 
 def test_member_with_a_view_of_another_coordinator_makes_this_one_step_down():
     assert founded("abc").returns("b", view(1, "abc"), view(2, "bc", base=1)).of(StepDown)
+
+
+def test_views_name_who_is_gone_until_they_have_come_about() -> None:
+    coordinator = Coordinator(idle=False, last_call_s=0.5)
+    coordinator(*(Arrived(member(name)) for name in "abc"))
+    coordinator(Tick(), at=1.0)
+    assert coordinator.state.view is not None
+    assert coordinator.state.view.world_size == 3
+    coordinator(Gone("c", "it died"))
+    assert coordinator.state.view.gone == ("c",)
+    coordinator(Settled("a", 2), Gone("b", "it died"))
+    assert coordinator.state.view.gone == ("b",)
