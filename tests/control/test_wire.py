@@ -66,7 +66,7 @@ def test_message_of_a_worker_comes_back_as_it_was(message):
 def test_number_that_no_float_can_hold_raises_a_protocol_error():
     line = wire.encode(FROM_COORDINATOR[1])[:-1]
     assert b":2.0," in line
-    with pytest.raises(ProtocolError, match="welcome.heartbeat_timeout_s"):
+    with pytest.raises(ProtocolError, match=r"welcome\.heartbeat_timeout_s"):
         wire.decode_from_coordinator(line.replace(b":2.0,", b":1" + b"0" * 400 + b","))
 
 
