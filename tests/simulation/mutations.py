@@ -13,8 +13,8 @@ import pytest
 
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
-from ef_common.core import membership, quorum, replay, sharding
-from ef_common.core.membership import Phase
+from ef_common.core import quorum, replay, sharding
+from ef_common.core.membership import Phase, rules, takeover
 from ef_common.core.replay import FRESH
 from ef_common.errors import Left
 from ef_common.session import Session
@@ -47,7 +47,7 @@ def drop_what_is_returned(patch: Patch) -> None:
 
 def admit_newcomers_in_a_loss(patch: Patch) -> None:
     """The view after a loss takes in whoever is ready."""
-    install = membership._install
+    install = rules._install
 
     def generous(state: Any, members: Any, settings: Any, *, planned: bool, **rest: Any) -> Any:
         if not planned:
@@ -55,7 +55,7 @@ def admit_newcomers_in_a_loss(patch: Patch) -> None:
             members = (*members, *ready)
         return install(state, members, settings, planned=planned, **rest)
 
-    patch.setattr(membership, "_install", generous)
+    patch.setattr(rules, "_install", generous)
 
 
 def admit_newcomers_in_a_loss_unseen(patch: Patch) -> None:
@@ -171,12 +171,12 @@ def lose_the_joiners_state(patch: Patch) -> None:
 
 def reuse_a_generation(patch: Patch) -> None:
     """The view after a suspicion has the number of the one before."""
-    overdue = membership._overdue
+    overdue = rules.overdue
 
     def again(state: Any, now: float, settings: Any) -> Any:
         return overdue(replace(state, generation=state.generation - 1), now, settings)
 
-    patch.setattr(membership, "_overdue", again)
+    patch.setattr(rules, "overdue", again)
 
 
 def forget_the_pieces_of_the_lost(patch: Patch) -> None:
@@ -238,24 +238,24 @@ def nobody_saves(patch: Patch) -> None:
 
 def begin_anew_while_the_last_one_saves(patch: Patch) -> None:
     """Newcomers begin as soon as the last members have left the view."""
-    plan = membership._plan
+    plan = rules.plan
 
     def hasty(state: Any, settings: Any) -> Any:
         after, actions, reason = plan(state, settings)
         return replace(after, last=frozenset()), actions, reason
 
-    patch.setattr(membership, "_plan", hasty)
+    patch.setattr(rules, "plan", hasty)
 
 
 def dismiss_silently(patch: Patch) -> None:
     """A newcomer that wants to leave is forgotten, and not told."""
-    leaving = membership._leaving
+    leaving = rules.leaving
 
     def silent(state: Any, worker: str) -> Any:
         after, actions, reason = leaving(state, worker)
         return after, () if worker in after.dismissed else actions, reason
 
-    patch.setattr(membership, "_leaving", silent)
+    patch.setattr(rules, "leaving", silent)
 
 
 def leave_without_an_agreement(patch: Patch) -> None:
@@ -279,12 +279,12 @@ def _with_shortfall(patch: Patch, change: Any) -> None:
     def wrong(members: Any, chain: Any, **rest: Any) -> str:
         return shortfall(members, *change(tuple(chain), rest)[:1], **rest)
 
-    patch.setattr(membership, "shortfall", wrong)
+    patch.setattr(rules, "shortfall", wrong)
 
 
 def need_no_quorum(patch: Patch) -> None:
     """Whoever is there goes on."""
-    patch.setattr(membership, "shortfall", lambda members, chain, **rest: "")
+    patch.setattr(rules, "shortfall", lambda members, chain, **rest: "")
 
 
 def let_half_be_enough_for_everybody(patch: Patch) -> None:
@@ -299,10 +299,8 @@ def need_the_newest_view_alone(patch: Patch) -> None:
 
 def take_silence_for_death(patch: Patch) -> None:
     """Whoever is silent counts as gone."""
-    gone = membership._gone
-    patch.setattr(
-        membership, "_gone", lambda state, event, settings: gone(state, replace(event, silent=False), settings)
-    )
+    gone = rules.gone
+    patch.setattr(rules, "gone", lambda state, event, settings: gone(state, replace(event, silent=False), settings))
 
 
 def count_without_the_dead(patch: Patch) -> None:
@@ -312,7 +310,7 @@ def count_without_the_dead(patch: Patch) -> None:
     def wrong(members: Any, chain: Any, *, gone: Any, dead: Any, based: bool) -> str:
         return shortfall(members, chain, gone=gone | dead, dead=dead, based=based)
 
-    patch.setattr(membership, "shortfall", wrong)
+    patch.setattr(rules, "shortfall", wrong)
 
 
 def go_on_with_the_highest_number(patch: Patch) -> None:
@@ -324,30 +322,31 @@ def go_on_with_the_highest_number(patch: Patch) -> None:
         links = {(link.view.generation, link.view.ids): link for _, chain in known for link in chain}
         return settled, tuple(links[key] for key in sorted(links) if key[0] >= settled)
 
-    patch.setattr(membership, "merge", merge)
+    patch.setattr(rules, "merge", merge)
+    patch.setattr(takeover, "merge", merge)
 
 
 def go_on_though_not_all_have_settled(patch: Patch) -> None:
     """A view goes on under a new coordinator though somebody has not received it."""
-    end = membership._end_gathering
+    end = takeover.end_gathering
 
     def hasty(state: Any, now: float, settings: Any) -> Any:
-        view = membership._known(state)[-1].view
+        view = rules.known(state)[-1].view
         returned = {w: replace(r, settled=view.generation, received=r.received[-1:]) for w, r in state.returned.items()}
         return end(replace(state, returned=returned), now, settings)
 
-    patch.setattr(membership, "_end_gathering", hasty)
+    patch.setattr(takeover, "end_gathering", hasty)
 
 
 def keep_what_was_promised_to_oneself(patch: Patch) -> None:
     """A standby numbers its views from one."""
-    install = membership._install
+    install = rules._install
 
     def low(state: Any, members: Any, settings: Any, **rest: Any) -> Any:
         unknown = state.chain and not any(link.own for link in state.chain)
         return install(replace(state, generation=0) if unknown else state, members, settings, **rest)
 
-    patch.setattr(membership, "_install", low)
+    patch.setattr(rules, "_install", low)
 
 
 FAILOVER_MUTATIONS = {

@@ -1,0 +1,99 @@
+"""Membership: who is in the view, decided from events alone.
+
+The coordinator runs :func:`decide` on every event. Rules:
+
+1. Before the first view, workers are *early*: they wait in their set-up. The first view is issued when every
+   node seen is complete, at least ``min_nodes`` are there, and either as many as are expected (``start_nodes``,
+   else ``max_nodes``) or nobody has arrived for ``last_call_s``.
+2. After it, a worker that arrives *warms up* (imports, model, data workers) and then says that it is ready.
+   Ready workers wait; the members learn that a change is pending, agree on a step boundary among themselves,
+   and report it. When all have, the next view holds the members that stay and the workers that are ready.
+3. A member that is gone makes a new view of the remaining members at once, without newcomers: they may be
+   anywhere in a step, and only a boundary is a place to receive a newcomer.
+4. If no member is left, the state is lost. The ready workers form a new view as in rule 1.
+5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
+6. A member that suspects its group (a broken connection that the coordinator does not see) gets a new view
+   with the same members when everyone suspects it, or when the time in which a loss would have been noticed
+   has passed.
+7. A member that says goodbye has nothing more to do, and mostly the others have not either. If all have settled
+   in the view (their group is built), they keep it, and whoever does need another one (its group breaks, it
+   stands at a boundary) gets it at once. Else somebody may be waiting for the one that has gone: as in rule 3.
+8. Once the job is closed, whoever is not a member is told that it has finished.
+9. A member that wants to leave goes at a boundary that all have agreed on, as newcomers come. Whoever is no member
+   goes at once, and is told so. If all members want to go while newcomers are ready, these come in first, and get the
+   state; the others go at the next boundary. If all go, one of them may be saving the state: nothing begins anew
+   (rule 4) before their connections have ended.
+10. No view is issued without the quorum of :mod:`ef_common.core.quorum`. Where it is lacking, the view is *held*
+    back: it is issued as soon as enough come back or are known to be gone. After a while the coordinator steps down, so
+    that its workers look for another one: more may have come together there.
+11. A coordinator may be a standby. The first member that comes to it from another coordinator makes it *gather*: it
+    waits for the members of the newest view, until all are there, known to be dead, or silent for too long. If all are
+    there, and have settled, and nobody suspects its group, the view simply goes on; else they get a new one.
+"""
+
+from ef_common.core.membership.machine import decide, next_deadline
+from ef_common.core.membership.model import (
+    Action,
+    Announce,
+    Arrived,
+    AtBoundary,
+    Closed,
+    Decision,
+    Dismiss,
+    Event,
+    Finish,
+    Gone,
+    Hand,
+    Install,
+    Leaving,
+    Membership,
+    Outranked,
+    Phase,
+    Proved,
+    Ready,
+    Redirect,
+    Resume,
+    Returned,
+    Settings,
+    Settled,
+    StepDown,
+    Suspected,
+    Tick,
+    Welcome,
+)
+from ef_common.core.membership.rules import phase_of
+from ef_common.core.membership.takeover import missing
+
+__all__ = [
+    "Action",
+    "Announce",
+    "Arrived",
+    "AtBoundary",
+    "Closed",
+    "Decision",
+    "Dismiss",
+    "Event",
+    "Finish",
+    "Gone",
+    "Hand",
+    "Install",
+    "Leaving",
+    "Membership",
+    "Outranked",
+    "Phase",
+    "Proved",
+    "Ready",
+    "Redirect",
+    "Resume",
+    "Returned",
+    "Settings",
+    "Settled",
+    "StepDown",
+    "Suspected",
+    "Tick",
+    "Welcome",
+    "decide",
+    "missing",
+    "next_deadline",
+    "phase_of",
+]

@@ -1,0 +1,100 @@
+"""Which rule an event concerns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ef_common.core.membership import rules, takeover
+from ef_common.core.membership.model import (
+    Arrived,
+    AtBoundary,
+    Closed,
+    Decision,
+    Event,
+    Gone,
+    Leaving,
+    Membership,
+    Outranked,
+    Proved,
+    Ready,
+    Redirect,
+    Returned,
+    Settings,
+    Settled,
+    Suspected,
+    Tick,
+)
+
+
+def decide(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
+    """Decide what follows from an event.
+
+    Args:
+        state: The state before.
+        event: What happened.
+        now: Time of a monotonic clock, in seconds.
+        settings: Settings of the job.
+
+    Returns:
+        The state after, the actions to carry out in order, and the reason in one line ("" if nothing changed).
+
+    Raises:
+        ProtocolError: The event is not possible in this state; the state is as it was.
+    """
+    if state.view is None:
+        state = replace(state, held="")  # rule 4 is tried anew by each event
+    state, actions, reason = _react(state, event, now, settings)
+    if state.gathering_since is not None:
+        followed, further, why = takeover.end_gathering(state, now, settings)
+    elif state.held and state.view is not None:
+        followed, further, why = takeover.try_again(state, now, settings)
+    else:
+        return state, actions, reason
+    return followed, (*actions, *further), why or reason
+
+
+def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
+    match event:
+        case Arrived(member) if state.idle:
+            return state, (Redirect(member.id),), ""
+        case Arrived(member):
+            state, actions, reason = rules.arrived(state, member, now)
+        case Returned():
+            return takeover.returned(state, event, now, settings)
+        case Outranked(leads):
+            new = leads and not state.generation and not state.idle
+            return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
+        case Proved(worker):
+            return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
+        case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
+            return takeover.told_meanwhile(state, event), (), ""
+        case Ready(worker):
+            return rules.ready(state, worker, now, settings)
+        case AtBoundary(worker, generation):
+            return rules.at_boundary(state, worker, generation, settings)
+        case Settled(worker, generation):
+            return rules.settled(state, worker, generation)
+        case Suspected(worker, generation):
+            return rules.suspected(state, worker, generation, now, settings)
+        case Leaving(worker):
+            return rules.plan_or(*rules.leaving(state, worker), settings)
+        case Closed(worker):
+            return rules.closed(state, worker)
+        case Gone():
+            state, actions, reason = rules.gone(state, event, settings)
+        case Tick():
+            state, actions, reason = rules.overdue(state, now, settings)
+    return rules.form_or(state, actions, reason, now, settings)
+
+
+def next_deadline(state: Membership, settings: Settings) -> float | None:
+    """Time at which :class:`Tick` may change something, or None."""
+    if state.gathering_since is not None:
+        return state.gathering_since + settings.loss_notice_s
+    if state.held_since is not None:
+        return state.held_since + settings.patience_s
+    if state.suspected_at is not None:
+        return state.suspected_at + settings.loss_notice_s
+    if state.view is None and rules.founders(state, settings):
+        return state.last_arrival + settings.last_call_s
+    return None

@@ -1,0 +1,265 @@
+"""What membership is made of: the coordinator's state, what can happen, and what can follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+
+
+class Phase(Enum):
+    """Where a connected worker stands."""
+
+    EARLY = "early"  # waits in its set-up for the first view
+    WARMING = "warming"  # arrived after the first view, does its slow work
+    READY = "ready"  # warm, waits at its first boundary
+    MEMBER = "member"  # in the view
+    LEAVING = "leaving"  # in the view, asked to leave at the next boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the membership; durations in seconds.
+
+    Args:
+        min_nodes: Fewer nodes than this do not train.
+        max_nodes: More nodes than this wait as spares.
+        last_call_s: How long the first view waits for more nodes after the last arrival.
+        start_nodes: So many are expected at the start; the first view waits for no more.
+        loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout plus slack).
+        on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1_000_000
+    last_call_s: float = 1.0
+    start_nodes: int | None = None
+    loss_notice_s: float = 2.5
+    on_minority: str = "wait"
+
+    @property
+    def patience_s(self) -> float:
+        """So long a coordinator waits for a quorum before it steps down."""
+        return 2.0 * self.loss_notice_s
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """State of the coordinator. ``view`` is None before the first view and after the loss of all members."""
+
+    generation: int = 0
+    admitted_at: int = 0
+    view: View | None = None
+    workers: Mapping[str, tuple[Member, Phase]] = field(default_factory=lambda: MappingProxyType({}))
+    at_boundary: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
+    suspected_at: float | None = None
+    last_arrival: float = 0.0
+    announced: bool = False
+    closed: bool = False
+    dismissed: frozenset[str] = frozenset()  # newcomers that are told that they are out, still connected
+    last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected
+    chain: tuple[Link, ...] = ()  # see `quorum`
+    based: bool = True
+    gone: frozenset[str] = frozenset()  # likewise, of the members of the chain
+    dead: frozenset[str] = frozenset()
+    idle: bool = False  # a standby to which no member has come
+    took_over: bool = False  # it has been one
+    gathering_since: float | None = None
+    returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
+    held: str = ""  # why a view is held back
+    held_since: float | None = None
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A worker has connected and proved that it knows the token."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has done its slow work and stands at its first boundary."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtBoundary:
+    """A member stands at the boundary that all members agreed on in the view of `generation`."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A member has built the group of the view of `generation`, and owes nobody anything."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A member's group of `generation` broke."""
+
+    worker: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A member wants to leave at a boundary."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A member has trained to the end; nobody can join any more."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker's process ended its connection, or (`goodbye`) has ended as it should.
+
+    `silent`: all that is known is that nothing comes from it, or that it has gone to another coordinator.
+    """
+
+    worker: str
+    why: str
+    goodbye: bool = False
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A worker that another coordinator had taken has come, or one of ours that had lost its connection.
+
+    Args:
+        member: The worker.
+        phase: Where it stood: MEMBER, LEAVING, WARMING or READY.
+        promised: The highest generation that it knows of.
+        settled: The newest generation in which it has settled; 0 for none.
+        received: The view of that generation and those that it has received since.
+        at_boundary: It waits at the boundary of the newest of them.
+        suspects: The group of the newest of them broke.
+        closed: It has trained to the end.
+    """
+
+    member: Member
+    phase: Phase
+    promised: int = 0
+    settled: int = 0
+    received: tuple[Link, ...] = ()
+    at_boundary: bool = False
+    suspects: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """Nobody listens where this worker's process would: it is dead."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outranked:
+    """Another coordinator gathers members, too, and is to be preferred; or it `leads`."""
+
+    leads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Outranked | Tick
+)
+
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Tell a worker how to start: `warm_up` first (the job runs already), or wait for the first view."""
+
+    worker: str
+    warm_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Send the view to its members, and to those that it drops (they leave, or are evicted)."""
+
+    view: View
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the members of this view that a change is pending."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Tell a worker that the job has ended."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Send a worker the view, which was issued before."""
+
+    worker: str
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Tell a worker that the others go on without it."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Tell a worker that this coordinator is a standby, and where the coordinator is."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Tell the members of this view that it goes on under this coordinator."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """End all connections: nothing more is decided here, until members come anew."""
+
+
+Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown
+Decision = tuple[Membership, tuple[Action, ...], str]

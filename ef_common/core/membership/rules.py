@@ -1,0 +1,360 @@
+"""Rules 1 to 10: arrivals, boundaries, losses, and the view that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from ef_common.core.membership.model import (
+    Action,
+    Announce,
+    Decision,
+    Finish,
+    Gone,
+    Install,
+    Membership,
+    Phase,
+    Settings,
+    Welcome,
+)
+from ef_common.core.quorum import Link, merge, shortfall
+from ef_common.core.view import Member, View
+from ef_common.errors import ProtocolError
+
+
+def phase_of(state: Membership, worker: str) -> Phase:
+    """Phase of a worker; raises ProtocolError for a stranger."""
+    try:
+        return state.workers[worker][1]
+    except KeyError:
+        raise ProtocolError(f"worker {worker} is not connected") from None
+
+
+def _with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, tuple[Member, Phase]]:
+    workers = dict(state.workers)
+    for worker, phase in phases.items():
+        workers[worker] = (workers[worker][0], phase)
+    return MappingProxyType(workers)
+
+
+def arrived(state: Membership, member: Member, now: float) -> Decision:
+    """A worker is new."""
+    if member.id in state.workers:
+        raise ProtocolError(f"worker {member.id} has arrived twice")
+    if state.closed:
+        return state, (Finish(member.id),), f"{member.id} came after the end"
+    warm_up = state.generation > 0
+    phase = Phase.WARMING if warm_up else Phase.EARLY
+    workers = MappingProxyType({**state.workers, member.id: (member, phase)})
+    # A warming worker does not delay the next view: only `Ready` counts as its arrival.
+    arrival = state.last_arrival if warm_up else now
+    welcome = Welcome(member.id, warm_up)
+    after = replace(state, workers=workers, last_arrival=arrival)
+    return after, (welcome,), f"{member.id} arrived, {phase.value}"
+
+
+def ready(state: Membership, worker: str, now: float, settings: Settings) -> Decision:
+    """A worker has warmed up."""
+    state, actions, reason = _take_ready(state, worker, now, settings)
+    if state.view is not None:
+        return plan_or(state, actions, reason, settings)
+    return form_or(state, actions, reason, now, settings)
+
+
+def _take_ready(state: Membership, worker: str, now: float, settings: Settings) -> Decision:
+    if worker in state.dismissed:
+        return state, (), ""  # on its way when it was told
+    phase = phase_of(state, worker)
+    if phase is not Phase.WARMING:
+        raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
+    if state.closed:
+        return state, (Finish(worker),), f"{worker} was ready after the end"
+    state = replace(state, workers=_with_phase(state, {worker: Phase.READY}), last_arrival=now)
+    if state.view is not None and not admissible(state, remaining(state, state.view), settings):
+        return state, (), f"{worker} is ready, and a spare"
+    return announce(state, f"{worker} is ready to join")
+
+
+def leaving(state: Membership, worker: str) -> Decision:
+    """Rule 9: a worker wants to go."""
+    if worker not in state.workers:
+        return state, (), ""  # asked twice, and is out already
+    phase = phase_of(state, worker)
+    if phase not in (Phase.MEMBER, Phase.LEAVING):
+        workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
+        reason = f"{worker} left before it was admitted"
+        state = replace(state, workers=workers, dismissed=state.dismissed | {worker})
+        return state, (Install(View(state.generation, (), reason=reason), (worker,)),), reason
+    state = replace(state, workers=_with_phase(state, {worker: Phase.LEAVING}))
+    return announce(state, f"{worker} wants to leave")
+
+
+def announce(state: Membership, reason: str) -> Decision:
+    """Tell the members once that a change is pending."""
+    if state.view is None or state.announced:
+        return state, (), reason
+    return replace(state, announced=True), (Announce(state.view),), reason
+
+
+def closed(state: Membership, worker: str) -> Decision:
+    """Rule 8: a member has trained to the end."""
+    phase = phase_of(state, worker)
+    if phase not in (Phase.MEMBER, Phase.LEAVING):
+        raise ProtocolError(f"worker {worker} closes the job, but it is {phase.value}")
+    waiting = tuple(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY))
+    if state.closed:
+        return state, (), ""
+    return replace(state, closed=True), waiting, f"{worker} has finished the training"
+
+
+def at_boundary(state: Membership, worker: str, generation: int, settings: Settings) -> Decision:
+    """Rules 2 and 9: a member waits for a planned view."""
+    view = state.view
+    if view is None or view.rank_of(worker) is None:
+        raise ProtocolError(f"worker {worker} is at a boundary, but it is {phase_of(state, worker).value}")
+    if generation != view.generation:
+        return state, (), ""  # sent before the newest view reached it; it will ask again
+    is_first = not state.at_boundary  # after the first report, a goodbye makes a view at once
+    state = replace(state, at_boundary=state.at_boundary | {worker})
+    if is_first and len(_present(state, view)) < view.world_size:
+        return install_present(state, view, settings, "somebody has said goodbye")
+    return plan(state, settings)
+
+
+def plan_or(state: Membership, actions: tuple[Action, ...], reason: str, settings: Settings) -> Decision:
+    """Issue a planned view if all wait for one already; else what was decided stands."""
+    planned, install, why = plan(state, settings)
+    return (planned, install, why) if install else (state, actions, reason)
+
+
+def plan(state: Membership, settings: Settings) -> Decision:
+    """Issue a planned view if every member stands at the boundary."""
+    view = state.view
+    if view is None or len(state.at_boundary) < view.world_size:  # it holds members only
+        return state, (), ""
+    staying = remaining(state, view)
+    joining = admissible(state, staying, settings)
+    leaving = [m for m in view.members if state.workers[m.id][1] is Phase.LEAVING]
+    hands_over = bool(joining) and not staying  # rule 9
+    if hands_over:
+        staying, leaving = leaving, []
+    members = (*staying, *joining)
+    if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
+        return state, (), ""  # rule 5: hold here until enough are ready
+    if leaving and members and _shortfall(state, {m.id for m in members}, settings):  # one half after the other
+        members, leaving = (*_present(state, view), *joining), []
+    reason = f"planned: {len(joining)} join, {len(leaving)} leave"
+    dropped = tuple(m.id for m in leaving)
+    if not members:
+        workers = MappingProxyType({w: v for w, v in state.workers.items() if w not in dropped})
+        generation = state.generation + 1
+        empty = replace(_without_view(state), workers=workers, generation=generation, last=frozenset(dropped))
+        return empty, (Install(View(empty.generation, (), reason=reason), dropped),), reason
+    return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
+
+
+def _present(state: Membership, view: View) -> tuple[Member, ...]:
+    """Members of the view that have not said goodbye."""
+    return tuple(m for m in view.members if m.id in state.workers)
+
+
+def remaining(state: Membership, view: View) -> list[Member]:
+    """Members of the view that neither leave nor have gone."""
+    return [m for m in _present(state, view) if state.workers[m.id][1] is Phase.MEMBER]
+
+
+def install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
+    """A view of the members that are left, without newcomers."""
+    members = _present(state, view)
+    if not members:
+        reason = f"{reason}, no member is left"
+        if short := _shortfall(state, (), settings):
+            return replace(state, held=short), (), f"{reason}; held back: {short}"
+        return _without_view(state), (), reason
+    return _install(state, members, settings, planned=False, dropped=(), reason=reason)
+
+
+def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
+    """Ready workers, as far as `max_nodes` allows, in the order in which they arrived."""
+    if state.closed:
+        return []
+    nodes = {m.node for m in staying}
+    joining = []
+    for member, phase in state.workers.values():
+        if phase is Phase.READY and (member.node in nodes or len(nodes) < settings.max_nodes):
+            nodes.add(member.node)
+            joining.append(member)
+    return joining
+
+
+def gone(state: Membership, event: Gone, settings: Settings) -> Decision:
+    """Rules 3 and 7: a worker is lost, or has said goodbye."""
+    worker, why, goodbye = event.worker, event.why, event.goodbye
+    chain = state.chain if state.gathering_since is None else known(state)
+    if not event.silent and worker in ids_of(chain):
+        state = replace(state, gone=state.gone | {worker})
+    if worker in state.dismissed | state.last:
+        return replace(state, dismissed=state.dismissed - {worker}, last=state.last - {worker}), (), ""
+    if worker not in state.workers:
+        return state, (), ""
+    workers = MappingProxyType({w: v for w, v in state.workers.items() if w != worker})
+    state = replace(state, workers=workers, at_boundary=state.at_boundary - {worker})
+    view = state.view
+    if view is None or view.rank_of(worker) is None:
+        return state, (), f"{worker} gone ({why}), it was not in the view"
+    wanted = state.suspects or state.at_boundary or len(state.settled) < view.world_size
+    if goodbye and not wanted and _present(state, view):
+        return state, (), f"{worker} said goodbye"
+    return install_present(state, view, settings, f"{worker} gone ({why})")
+
+
+def settled(state: Membership, worker: str, generation: int) -> Decision:
+    """A member's group is built: so all members have received the view, and what was before it no longer matters."""
+    view = state.view
+    if view is None or view.generation != generation or view.rank_of(worker) is None:
+        return state, (), ""  # a newer view is on its way to it
+    chain = tuple(link for link in state.chain if link.view.generation >= generation)
+    gone = state.gone & ids_of(chain)
+    return replace(state, settled=state.settled | {worker}, chain=chain, based=True, gone=gone), (), ""
+
+
+def ids_of(chain: tuple[Link, ...]) -> frozenset[str]:
+    """Ids of all members of the chain."""
+    return frozenset(worker for link in chain for worker in link.view.ids)
+
+
+def suspected(state: Membership, worker: str, generation: int, now: float, settings: Settings) -> Decision:
+    """Rule 6: a member's group broke."""
+    view = state.view
+    if view is None or view.generation != generation or view.rank_of(worker) is None:
+        return state, (), ""  # a newer view is on its way to it
+    is_first = not state.suspects  # as at a boundary
+    suspects = state.suspects | {worker}
+    since = now if state.suspected_at is None else state.suspected_at
+    state = replace(state, suspects=suspects, suspected_at=since)
+    if is_first and len(_present(state, view)) < view.world_size:
+        return install_present(state, view, settings, f"{worker} needs a view without those who said goodbye")
+    if suspects.issuperset(view.ids):
+        return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")
+    return state, (), f"{worker} suspects the group of view {generation}"
+
+
+def overdue(state: Membership, now: float, settings: Settings) -> Decision:
+    """Rule 6: nobody is lost, or that would have been noticed."""
+    view, since = state.view, state.suspected_at
+    if view is None or since is None or now < since + settings.loss_notice_s or state.held:
+        return state, (), ""
+    reason = f"the group broke for {', '.join(sorted(state.suspects))}, and nobody is lost"
+    return _install(state, view.members, settings, planned=False, dropped=(), reason=reason)
+
+
+def _without_view(state: Membership) -> Membership:
+    """No member is left."""
+    nobody: frozenset[str] = frozenset()
+    return replace(
+        state, view=None, at_boundary=nobody, settled=nobody, suspects=nobody, suspected_at=None, announced=False
+    )
+
+
+def founders(state: Membership, settings: Settings) -> list[Member]:
+    """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
+    if state.closed or state.last or state.idle or state.gathering_since is not None:
+        return []
+    waiting = Phase.READY if state.generation else Phase.EARLY
+    members = [m for m, phase in state.workers.values() if phase is waiting]
+    nodes: dict[str, int] = {}
+    for member in members:
+        nodes[member.node] = nodes.get(member.node, 0) + 1
+    complete = state.generation > 0 or all(nodes[m.node] >= m.local_world_size for m in members)
+    return members if complete and len(nodes) >= settings.min_nodes else []
+
+
+def form_or(state: Membership, actions: tuple[Action, ...], reason: str, now: float, settings: Settings) -> Decision:
+    """Without a view, issue one if it is time; else what was decided stands."""
+    if state.view is None and (formed := _form(state, now, settings)):
+        state, install, reason = formed
+        actions = (*actions, *install)
+    return state, actions, reason
+
+
+def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
+    """Rules 1 and 4: a view out of nothing."""
+    members = founders(state, settings)
+    nodes = list(dict.fromkeys(m.node for m in members))
+    enough = min(settings.max_nodes, settings.start_nodes or settings.max_nodes)
+    called = len(nodes) >= enough or now >= state.last_arrival + settings.last_call_s
+    if not members or not called:
+        return None
+    if short := _shortfall(state, (), settings):
+        return replace(state, held=short), (), f"the job cannot begin anew: {short}"
+    waiting = state.workers[members[0].id][1]
+    taken = nodes[: settings.max_nodes]
+    chosen = tuple(m for m in members if m.node in taken)
+    state, actions, reason = _install(
+        state, chosen, settings, planned=True, dropped=(), reason=f"{len(chosen)} workers start"
+    )
+    # Whoever found no room waits as a spare; it must do its slow work meanwhile.
+    spare = tuple(m.id for m in members if m.node not in taken and waiting is Phase.EARLY)
+    state = replace(state, workers=_with_phase(state, dict.fromkeys(spare, Phase.WARMING)))
+    return state, (*actions, *(Welcome(w, warm_up=True) for w in spare)), reason
+
+
+def _install(
+    state: Membership,
+    members: tuple[Member, ...],
+    settings: Settings,
+    *,
+    planned: bool,
+    dropped: tuple[str, ...],
+    reason: str,
+) -> Decision:
+    ids = {m.id for m in members}
+    if state.gathering_since is not None:
+        return state, (), reason
+    if short := _shortfall(state, ids, settings):
+        return replace(state, held=short), (), f"{reason}; held back: {short}"
+    generation = state.generation + 1
+    workers = {
+        w: (m, Phase.MEMBER if w in ids and phase is not Phase.LEAVING else phase)
+        for w, (m, phase) in state.workers.items()
+        if w not in dropped
+    }
+    phases = [phase for _, phase in workers.values()]
+    after = replace(
+        state,
+        generation=generation,
+        admitted_at=generation if planned else state.admitted_at,
+        workers=MappingProxyType(workers),
+        at_boundary=frozenset(),
+        settled=frozenset(),
+        suspects=frozenset(),
+        suspected_at=None,
+        held="",
+        held_since=None,
+    )
+    joiners = not state.closed and bool(admissible(after, list(members), settings))
+    pending = joiners or Phase.LEAVING in phases
+    view = View(
+        generation=generation,
+        members=members,
+        admitted_at=after.admitted_at,
+        pending=pending,
+        hold=len({m.node for m in members}) < settings.min_nodes,
+        reason=reason,
+        gone=tuple(sorted(state.gone)),
+        base=state.chain[0].view.generation if state.chain and state.based else 0,
+    )
+    chain = (*state.chain, Link(view, own=True))
+    return replace(after, view=view, announced=pending, chain=chain), (Install(view, dropped),), reason
+
+
+def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> str:
+    if settings.on_minority == "continue":
+        return ""
+    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based)
+
+
+def known(state: Membership) -> tuple[Link, ...]:
+    """The chain that the members know that have come to a standby."""
+    return merge((report.settled, report.received) for report in state.returned.values())[1]

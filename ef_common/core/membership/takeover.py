@@ -1,0 +1,214 @@
+"""Rules 10 and 11: views that are held back, members that come back or from elsewhere, and standbys that take over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from ef_common.core.membership import rules
+from ef_common.core.membership.model import (
+    Action,
+    Announce,
+    AtBoundary,
+    Decision,
+    Dismiss,
+    Finish,
+    Hand,
+    Membership,
+    Phase,
+    Redirect,
+    Resume,
+    Returned,
+    Settings,
+    Settled,
+    StepDown,
+    Suspected,
+    Welcome,
+)
+from ef_common.core.quorum import Link, merge
+from ef_common.core.view import Member, View
+from ef_common.errors import ProtocolError
+
+
+def missing(state: Membership) -> tuple[Member, ...]:
+    """Members that are waited for, and of which it is not known whether they are dead: whoever can should find out."""
+    if state.gathering_since is None and not state.held:
+        return ()
+    links = rules.known(state) if state.gathering_since is not None else state.chain
+    members = {member.id: member for link in links for member in link.view.members}
+    here = state.workers.keys() | state.gone | state.dead
+    return tuple(member for worker, member in members.items() if worker not in here)
+
+
+def returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
+    """A worker has come from another coordinator, or comes back."""
+    worker = event.member.id
+    admitted = state.view is not None and state.view.rank_of(worker) is not None
+    if event.phase in (Phase.WARMING, Phase.READY) and not admitted:
+        return _newcomer_returned(state, event, now, settings)
+    if not event.received and not admitted:
+        raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
+    newest = event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
+    if state.gathering_since is None and not state.idle and _is_news(state, event.received):
+        after, actions, _ = step_down(state)
+        return after, actions, f"{worker} knows view {newest} of another coordinator"
+    if state.idle:
+        state = Membership(generation=state.generation, gathering_since=now, took_over=True)
+    state = replace(state, generation=max(state.generation, event.promised, newest))
+    welcome = Welcome(worker, warm_up=False)
+    if state.gathering_since is not None:
+        workers = MappingProxyType({**state.workers, worker: (event.member, event.phase)})
+        returned = MappingProxyType({**state.returned, worker: event})
+        closed = state.closed or event.closed
+        state = replace(state, workers=workers, returned=returned, closed=closed)
+        return state, (welcome,), f"{worker} has come from another coordinator"
+    view = state.view
+    rank = None if view is None else view.rank_of(worker)
+    if view is None or rank is None:
+        state = replace(state, dismissed=state.dismissed | {worker})
+        return state, (welcome, Dismiss(worker, "it was away for too long")), f"{worker} came back too late"
+    state = _readmit(state, view, event)
+    if newest < view.generation:
+        return state, (welcome, Hand(worker, view)), f"{worker} is back"
+    if event.suspects and not state.held:
+        after, actions, reason = rules.suspected(state, worker, view.generation, now, settings)
+        return after, (welcome, *actions), reason
+    announce = (Announce(view),) if state.announced else ()
+    after, actions, reason = rules.plan(state, settings) if event.at_boundary else (state, (), "")
+    return after, (welcome, *announce, *actions), reason or f"{worker} is back"
+
+
+def _is_news(state: Membership, received: tuple[Link, ...]) -> bool:
+    """Another coordinator has issued a view since."""
+    known = {(link.view.generation, link.view.ids) for link in state.chain}
+    base = state.chain[0].view.generation if state.chain else 0
+    news = (link.view for link in received if (link.view.generation, link.view.ids) not in known)
+    return any(view.generation >= base and view.base >= base for view in news)
+
+
+def told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -> Membership:
+    """A member that has come tells more before all have come."""
+    report = state.returned.get(event.worker)
+    if report is None or report.received[-1].view.generation != event.generation:
+        return state
+    match event:
+        case AtBoundary():
+            report = replace(report, at_boundary=True)
+        case Suspected():
+            report = replace(report, suspects=True)
+        case Settled():
+            report = replace(report, settled=event.generation, received=report.received[-1:])
+    return replace(state, returned=MappingProxyType({**state.returned, event.worker: report}))
+
+
+def _readmit(state: Membership, view: View, event: Returned) -> Membership:
+    """A member has its place again."""
+    worker = event.member.id
+    member = next(m for m in view.members if m.id == worker)
+    here = frozenset({worker})
+    phase = Phase.LEAVING if event.phase is Phase.LEAVING else Phase.MEMBER
+    current = bool(event.received) and event.received[-1].view.generation == view.generation
+    return replace(
+        state,
+        workers=MappingProxyType({**state.workers, worker: (member, phase)}),
+        gone=state.gone - here,
+        dead=state.dead - here,
+        closed=state.closed or event.closed,
+        settled=state.settled | here if event.settled == view.generation else state.settled,
+        at_boundary=state.at_boundary | here if current and event.at_boundary else state.at_boundary - here,
+    )
+
+
+def _newcomer_returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
+    worker = event.member.id
+    if state.idle:
+        return state, (Redirect(worker),), ""
+    if state.closed:
+        state = replace(state, dismissed=state.dismissed | {worker})
+        return state, (Finish(worker),), f"{worker} came after the end"
+    workers = MappingProxyType({**state.workers, worker: (event.member, Phase.WARMING)})
+    state = replace(state, workers=workers)
+    welcome = Welcome(worker, warm_up=True)
+    if event.phase is Phase.WARMING:
+        return state, (welcome,), f"{worker} is back, warming"
+    after, actions, reason = rules.ready(state, worker, now, settings)
+    return after, (welcome, *actions), reason
+
+
+def end_gathering(state: Membership, now: float, settings: Settings) -> Decision:
+    """Take over from another coordinator, if all that can come have come."""
+    since = state.gathering_since
+    settled, chain = merge((report.settled, report.received) for report in state.returned.values())
+    gone = state.gone | {worker for link in chain for worker in link.view.gone}
+    view = chain[-1].view
+    unheard = [w for w in view.ids if w not in state.workers and w not in gone | state.dead]
+    if since is None or (unheard and now < since + settings.loss_notice_s):
+        return state, (), ""
+    strangers = tuple(
+        worker
+        for worker, (_, phase) in state.workers.items()
+        if phase in (Phase.MEMBER, Phase.LEAVING) and view.rank_of(worker) is None
+    )
+    reports = [report for worker, report in state.returned.items() if worker in view.ids and worker in state.workers]
+    current = [report for report in reports if report.received[-1].view == view]
+    state = replace(
+        state,
+        workers=MappingProxyType({w: v for w, v in state.workers.items() if w not in strangers}),
+        view=view,
+        admitted_at=view.admitted_at,
+        chain=chain,
+        based=settled > 0 or chain[0].view.generation == 1,
+        gone=gone & rules.ids_of(chain),
+        dismissed=state.dismissed | frozenset(strangers),
+        settled=frozenset(report.member.id for report in reports if report.settled == view.generation),
+        at_boundary=frozenset(report.member.id for report in current if report.at_boundary),
+        suspects=frozenset(report.member.id for report in current if report.suspects),
+        suspected_at=None,
+        announced=False,
+        gathering_since=None,
+        returned=MappingProxyType({}),
+    )
+    dismissals = tuple(Dismiss(worker, "the newest view is without it") for worker in strangers)
+    whole = state.settled.issuperset(view.ids) and not state.suspects
+    if whole:
+        state, actions, reason = _go_on(state, view, settings)
+    else:
+        state, actions, reason = rules.install_present(state, view, settings, "another coordinator took over")
+    if state.held:
+        state = replace(state, held_since=now)
+    if state.closed:
+        actions = (*actions, *(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY)))
+    return state, (*dismissals, *actions), reason
+
+
+def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
+    """All members of the view are here, and nothing is wrong with it."""
+    reason = f"the members of view {view.generation} go on with it"
+    actions: tuple[Action, ...] = (Resume(view),)
+    leaving = any(phase is Phase.LEAVING for _, phase in state.workers.values())
+    if leaving or rules.admissible(state, rules.remaining(state, view), settings):
+        state, announce, _ = rules.announce(state, reason)
+        actions += announce
+    planned, install, why = rules.plan(state, settings)
+    return planned, (*actions, *install), why or reason
+
+
+def try_again(state: Membership, now: float, settings: Settings) -> Decision:
+    """A view is held back: issue it if enough are here now; step down if it takes too long."""
+    since = now if state.held_since is None else state.held_since
+    view = state.view
+    if view is not None:
+        after, actions, reason = rules.install_present(
+            replace(state, held="", held_since=None), view, settings, "enough members are here, or known to be gone"
+        )
+        if not after.held:
+            return after, actions, reason
+        state = replace(state, held=after.held)
+    if now >= since + settings.patience_s:
+        return step_down(state)
+    return replace(state, held_since=since), (), ""
+
+
+def step_down(state: Membership) -> Decision:
+    """Let others lead."""
+    return Membership(generation=state.generation, idle=True), (StepDown(),), f"steps down: {state.held or 'deposed'}"
