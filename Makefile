@@ -13,7 +13,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-matrix fuzz check format bench clean
+.PHONY: help demo demo-keras test test-matrix chaos soak fuzz check format bench clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    all tests"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
+	@echo "make chaos   each fault in each worker at each moment, and 200,000 simulated schedules (takes hours)"
+	@echo "make soak    15 minutes of training under constant faults"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
@@ -63,6 +65,19 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(CONSTRAINTS) --editable \
 		'.[lightning,pytorch-lightning,keras,s3,testing]' setuptools tensorflow-cpu pytest pytest-timeout pytest-xdist
 	@touch $@
+
+chaos: $(HOROVOD)
+	@status=0; \
+	export OMP_NUM_THREADS=1; \
+	for kind in "" --failover; do \
+		$(BIN)/python -m ef_common.testing.simulation $$kind --schedules 100000 || status=$$?; \
+	done; \
+	$(BIN)/python -m tests.chaos grid --table docs/grid.md || status=$$?; \
+	exit $$status
+
+soak: $(DEV)
+	@rm -rf build/soak
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos soak
 
 SECONDS := 60
 fuzz: $(DEV)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ef_common.core.view import View
+from ef_common.data.checkpointer import Checkpointer
 from ef_common.errors import GroupBroken
 from ef_common.launch import process
 from ef_common.ports import Bootstrap, Group, Pending
+from tests.faults.harms import HARMS
 
 MARKS = "TEST_MARKS"
 """Variable that names a directory, in which workers note the steps that they have begun."""
@@ -31,7 +33,8 @@ class Fault:
     Args:
         where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
             "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan" (of a checkpoint that all
-            write).
+            write), "start" (of the training, in the user's code), "checkpoint" (one may be due), "data" (a sample is
+            read).
         step: Updates made before it (batches, in a validation); it does not count outside of steps.
         epoch: In a validation: which epoch's.
         rank: Only the worker with this rank is struck; None for the worker that was given the fault.
@@ -44,6 +47,7 @@ class Fault:
         after: In a step: it waits until so many other workers have begun this step (those which have `MARKS` in their
             environments, as this one has).
         signal: What it does to itself.
+        harm: The same, by its name in :data:`tests.faults.harms.HARMS`, instead of a signal.
     """
 
     where: str
@@ -55,6 +59,7 @@ class Fault:
     moment: str = "issue"
     after: int = 0
     signal: int = signal.SIGKILL
+    harm: str = ""
 
 
 class Striker:
@@ -77,8 +82,11 @@ class Striker:
         """This process comes to a place."""
         if self.strikes(where, **place):
             assert self.fault is not None
-            number, self.fault = self.fault.signal, None
-            os.kill(os.getpid(), number)
+            fault, self.fault = self.fault, None
+            if fault.harm:
+                HARMS[fault.harm]()
+            else:
+                os.kill(os.getpid(), fault.signal)
 
     def strikes(self, where: str, **place: Any) -> bool:
         """Whether the fault strikes here; then it has been logged."""
@@ -239,3 +247,11 @@ def use_faulty_ports(striker: Striker) -> None:
     groups_of, client = process.groups_of, process.CoordinatorClient
     process.groups_of = lambda engine: FaultyGroups(groups_of(engine), striker)
     process.CoordinatorClient = lambda *args: FaultyChannel(client(*args), striker)
+    turn = Checkpointer.turn
+
+    def pass_it(self: Checkpointer, step: int, num_bytes: Any) -> Any:
+        found = turn(self, step, num_bytes)
+        striker.at("checkpoint", step=step)
+        return found
+
+    Checkpointer.turn = pass_it

@@ -80,13 +80,16 @@ HOSTS = {
 _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
 
 
+def is_built(name: str) -> bool:
+    """Whether the Horovod is there that this host needs, if it needs one."""
+    framework = _NEEDS.get(name)
+    return framework is None or built_for(framework) is not None
+
+
 def marks_of(name: str) -> Any:
     """Of a test with this host."""
-    framework = _NEEDS.get(name)
-    if framework is None:
-        return ()
-    reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
-    return pytest.mark.skipif(built_for(framework) is None, reason=reason)
+    reason = f"Horovod is not built for {_NEEDS.get(name)} in this environment: elasticflow horovod build"
+    return pytest.mark.skipif(not is_built(name), reason=reason)
 
 
 def hosted(*names: str) -> Any:

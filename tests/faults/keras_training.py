@@ -40,7 +40,7 @@ class Options:
     hurry: str = ""  # another one: steps do not sleep any more
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
-    data: str = "arrays"  # or "stream": a tf.data set that is shuffled anew in each epoch
+    data: str = "arrays"  # or "mapped": one by one; or "stream": a tf.data set that is shuffled anew in each epoch
     read_s: float = 0.0  # how long a batch of the stream takes to come
     csv: bool = False  # the results of each epoch, in a file
     global_batch: int | None = None
@@ -124,6 +124,7 @@ class Places(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._striker.at("start")
         if self._options.saves:
             save_on_last_leave(this_worker(engine(self._options.backend)), lambda: int(self.model.optimizer.iterations))
 
@@ -233,7 +234,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         restore_best_weights=not chosen.deterministic,  # metrics lack what the lost have seen
     )
     history = model.fit(
-        *_data(chosen),
+        *_data(chosen, striker),
         epochs=chosen.epochs,
         verbose=0,
         validation_data=images(chosen.val_length) if chosen.val_length else None,
@@ -272,7 +273,13 @@ def _augmented(image: Any, label: Any) -> Any:
     return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
 
 
-def _data(options: Options) -> Any:
+def _data(options: Options, striker: Striker) -> Any:
+    def passing(image: Any, label: Any) -> Any:
+        striker.at("data", step=striker.step)
+        return image, label
+
+    if options.data == "mapped":
+        return (ef_keras.dataset(images(options.length), map=passing, batch_size=options.batch_size),)
     if options.random and options.data == "arrays":
         return (ef_keras.dataset(images(options.length), map=_augmented, batch_size=options.batch_size),)
     if options.data == "arrays":

@@ -1,0 +1,233 @@
+"""A training under constant faults: ``python -m tests.chaos soak``.
+
+Four workers train. Two of them are struck, again and again, and replaced; the other two live on, and must not come to
+need more of anything: memory, threads, file descriptors, shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from ef_common.core.membership import Settings
+from ef_common.testing.harness import HarnessError, WorkerProcess
+from tests.chaos.coordinator import CoordinatorProcess
+from tests.chaos.trial import HEARTBEAT_TIMEOUT_S
+from tests.faults import harms
+from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.hosts import HOSTS
+
+NUM_WORKERS = 4
+NUM_SURVIVORS = 2
+_FAULTS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSEGV", "SIGABRT", "SIGSTOP", "closed sockets")
+_CLOSE_SOCKETS = signal.SIGRTMIN
+_LOOK_S = 0.5
+_OPTIONS = {"length": 2403, "batch_size": 8, "val_length": 53, "step_sleep_s": 0.02}
+
+
+LIMITS = {"memory": 1.02, "threads": 1.0, "file descriptors": 1.0}
+"""How much more may be used in the last quarter of the time than in the second one."""
+
+
+@dataclass
+class Usage:
+    """What a process uses, sampled over time: each list has one number for each look."""
+
+    memory: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+
+    def look(self, process: psutil.Process) -> None:
+        """Take a sample."""
+        self.memory.append(process.memory_full_info().uss)
+        self.threads.append(process.num_threads())
+        self.descriptors.append(process.num_fds())
+
+    @property
+    def growth(self) -> dict[str, float]:
+        """The last quarter of the time against the second one: the median of the memory, the least of the others.
+
+        Threads and file descriptors come and go with the other workers; what leaks does not go.
+        """
+        return {
+            "memory": self._growth(self.memory, statistics.median),
+            "threads": self._growth(self.threads, min),
+            "file descriptors": self._growth(self.descriptors, min),
+        }
+
+    def _growth(self, values: list[int], of: Callable[[list[int]], float]) -> float:
+        quarter = len(values) // 4
+        return of(values[-quarter:]) / of(values[quarter : 2 * quarter])
+
+
+@dataclass
+class Soaked:
+    """What has been seen.
+
+    Args:
+        num_faults: By their names.
+        num_steps: Updates that were made.
+        survivors: Usage of those that were never struck.
+        coordinator: Usage of the coordinator.
+        left_behind: Processes and files of shared memory that are there after the end, and were not before.
+    """
+
+    num_faults: dict[str, int]
+    num_steps: int
+    survivors: list[Usage]
+    coordinator: Usage
+    left_behind: list[str]
+
+
+def train(host: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A worker that can be told to lose its connections."""
+    signal.signal(_CLOSE_SOCKETS, lambda *_: harms.shut_down_all_sockets())
+    return HOSTS[host].train(options)
+
+
+def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed: int) -> Soaked:
+    """Strike for so long, on average so often; then let all finish, and check what is promised of every run.
+
+    Raises:
+        HarnessError, AssertionError: A promise is broken.
+    """
+    before = set(_shared_memory())
+    with _no_more_children() as left_behind:
+        job = TrainingJob(directory, HOSTS[host], guard_s=180.0)
+        job.coordinator = CoordinatorProcess(Settings(last_call_s=1.5, start_nodes=NUM_WORKERS), HEARTBEAT_TIMEOUT_S)
+        with job:
+            storm = _Storm(job, host, random.Random(seed))
+            storm.rage(duration_s, every_s)
+            storm.finish()
+            num_steps = max(event["step"] for event in job.events("step"))
+    left_behind += [f"left behind: /dev/shm/{name}" for name in sorted(set(_shared_memory()) - before)]
+    return Soaked(storm.num_faults, num_steps, list(storm.usage.values()), storm.coordinator, left_behind)
+
+
+class _Storm:
+    def __init__(self, job: TrainingJob, host: str, dice: random.Random) -> None:
+        self._job, self._dice = job, dice
+        self._args = (host, {**_OPTIONS, **job.patient})
+        for _ in range(NUM_WORKERS):
+            job.start(train, *self._args)
+        members = job.view(NUM_WORKERS)
+        self._survivors = members[1 : 1 + NUM_SURVIVORS]  # so that they become the first ones
+        self._others = [worker for worker in members if worker not in self._survivors]
+        self._stopped: list[tuple[float, WorkerProcess]] = []
+        self._struck: dict[WorkerProcess, str] = {}
+        self.usage = {worker: Usage() for worker in self._survivors}
+        self.coordinator = Usage()
+        self.num_faults = dict.fromkeys(_FAULTS, 0)
+
+    def rage(self, duration_s: float, every_s: float) -> None:
+        """Strike, and look."""
+        end = time.monotonic() + duration_s
+        next_fault = time.monotonic() + self._dice.expovariate(1 / every_s)
+        while (now := time.monotonic()) < end:
+            if now >= next_fault:
+                self._strike()
+                next_fault += self._dice.expovariate(1 / every_s)
+            for since, worker in list(self._stopped):
+                if now > since + 2 * HEARTBEAT_TIMEOUT_S:
+                    worker.kill(signal.SIGCONT)
+                    self._stopped.remove((since, worker))
+            self._replace()
+            for worker, usage in self.usage.items():
+                if not worker.alive:
+                    raise HarnessError(f"{worker.name}, which nobody struck, has ended\n{self._job.tails()}")
+                usage.look(psutil.Process(worker.pid))
+            self.coordinator.look(self._job.coordinator.process)
+            time.sleep(_LOOK_S)
+
+    def _strike(self) -> None:
+        """Strike one that trains, or is about to."""
+        connected = {event["pid"] for event in self._job.events("start")}
+        able = [w for w in self._others if w.alive and w not in self._struck and w.pid in connected]
+        if not able:
+            return
+        victim, fault = self._dice.choice(able), self._dice.choice(_FAULTS)
+        self.num_faults[fault] += 1
+        self._struck[victim] = fault
+        victim.kill(_CLOSE_SOCKETS if fault == "closed sockets" else signal.Signals[fault])
+        if fault == "SIGSTOP":
+            self._stopped.append((time.monotonic(), victim))
+
+    def _replace(self) -> None:
+        """Start a newcomer for each that has been struck; one whose connections were closed may come back."""
+        gone = [worker for worker in self._others if not worker.alive]
+        gone += [worker for _, worker in self._stopped if worker in self._others]
+        for worker in gone:
+            self._others.remove(worker)
+            self._others.append(self._job.start(train, *self._args))
+        for worker in self._others:
+            if self._struck.get(worker) == "closed sockets":
+                del self._struck[worker]
+
+    def finish(self) -> None:
+        """All that are left train to the end together."""
+        for _, worker in self._stopped:
+            worker.kill(signal.SIGCONT)
+        self._replace()
+        newest = self._job.events("step")[-1]["step"]
+        self._job.wait_for_step(newest + 20)
+        for worker in self._others:
+            if worker not in self._struck:
+                self._job.wait_for("start", pid=worker.pid)
+        check_run(self._job, self._survivors)
+        for worker in self._job.workers:
+            worker.wait()
+
+
+def _shared_memory() -> list[str]:
+    return os.listdir("/dev/shm")
+
+
+@contextlib.contextmanager
+def _no_more_children() -> Iterator[list[str]]:
+    """Names of the processes that are left in the end, beside multiprocessing's own."""
+    found: list[str] = []
+    yield found
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE and not _is_multiprocessings(process):
+                found.append(f"left behind: process {process.pid}: {' '.join(process.cmdline())}")
+
+
+def _is_multiprocessings(process: psutil.Process) -> bool:
+    text = " ".join(process.cmdline())
+    return "multiprocessing.forkserver" in text or "multiprocessing.resource_tracker" in text
+
+
+@click.command("soak")
+@click.option("--host", type=click.Choice(list(HOSTS)), default="lightning", show_default=True)
+@click.option("--minutes", default=15.0, show_default=True)
+@click.option("--every", "every_s", default=5.0, show_default=True, help="Seconds between faults, on average.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--run-dir", type=click.Path(path_type=Path), default=Path("build/soak"), show_default=True)
+def command(host: str, minutes: float, every_s: float, seed: int, run_dir: Path) -> None:
+    """Four workers, of which two are struck again and again."""
+    console = Console(highlight=False)
+    soaked = soak(host, run_dir, duration_s=60 * minutes, every_s=every_s, seed=seed)
+    console.print(f"{soaked.num_steps} updates; faults: {soaked.num_faults}; the audit holds")
+    usages = [*((f"survivor {i}", u) for i, u in enumerate(soaked.survivors)), ("coordinator", soaked.coordinator)]
+    table = Table("last quarter against the second", *LIMITS)
+    for name, usage in usages:
+        table.add_row(name, *(f"{value:.3f}" for value in usage.growth.values()))
+    console.print(table)
+    leaks = [name for name, usage in usages if any(usage.growth[what] > limit for what, limit in LIMITS.items())]
+    for what in (*soaked.left_behind, *(f"what {name} uses has grown" for name in leaks)):
+        console.print(what)
+    raise SystemExit(bool(soaked.left_behind or leaks))

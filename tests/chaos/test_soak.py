@@ -1,0 +1,20 @@
+"""A short training under constant faults. A long one: ``make soak``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.soak import LIMITS, soak
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def test_constant_faults_leave_nothing_behind(tmp_path: Path) -> None:
+    soaked = soak("lightning", tmp_path / "run", duration_s=25.0, every_s=2.0, seed=1)
+    assert sum(soaked.num_faults.values()) > 3
+    assert not soaked.left_behind
+    for usage in (*soaked.survivors, soaked.coordinator):
+        for what in ("threads", "file descriptors"):
+            assert usage.growth[what] <= LIMITS[what], (what, usage)
