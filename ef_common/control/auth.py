@@ -38,7 +38,7 @@ class Token:
     def __post_init__(self) -> None:
         object.__setattr__(self, "secret", self.secret.strip())
         if not self.secret:
-            raise UsageError(f"{self.source} is empty: expected the secret that all workers of the job share")
+            raise UsageError(f"{self.source} must be the secret that all workers of the job share. Received: nothing")
 
     @classmethod
     def from_file(cls, path: str | Path) -> Token:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+from ef_common.core.checks import is_count
 from ef_common.errors import UsageError
 
 _SMOOTHING = 0.3  # weight of the newest measurement
@@ -120,12 +121,14 @@ class Cadence:
         if self.every_steps is not None and self.every is not None:
             received = f"every_steps={self.every_steps}, every={self.every}"
             raise UsageError(f"Expected a number of steps, or a time, not both. Received: {received}")
-        if self.every_steps is not None and self.every_steps < 1:
-            raise UsageError(f"Expected a positive number of steps. Received: every_steps={self.every_steps}")
+        if self.every_steps is not None and not is_count(self.every_steps, least=1):
+            raise UsageError(f"Expected a positive number of steps. Received: every_steps={self.every_steps!r}")
         for name in ("every", "mtbf", "shortest", "longest"):
             value = getattr(self, name)
-            if value is not None and value <= timedelta(0):
-                raise UsageError(f"Expected a positive time. Received: {name}={value}")
+            if value is None and name == "every":
+                continue
+            if not isinstance(value, timedelta) or value <= timedelta(0):
+                raise UsageError(f"Expected a positive time, as timedelta(minutes=10). Received: {name}={value!r}")
         if self.shortest > self.longest:
             received = f"shortest={self.shortest}, longest={self.longest}"
             raise UsageError(f"Expected shortest ≤ longest. Received: {received}")

@@ -34,6 +34,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ef_common.core.checks import is_count
 from ef_common.errors import UsageError
 
 Rule = str | Callable[[float], float]
@@ -91,12 +92,12 @@ class Compensation:
                 f"Received: rule={self.rule!r}"
             )
         reference, steps = self.reference_batch_size, self.ramp_steps
-        if reference is not None and not (_is_int(reference) and reference > 0):
+        if reference is not None and not is_count(reference, least=1):
             raise UsageError(
                 "the reference batch is a number of samples, at least 1, or None for one worker's batch. "
                 f"Received: reference_batch_size={reference!r}"
             )
-        if not (_is_int(steps) and steps >= 0):
+        if not is_count(steps, least=0):
             raise UsageError(f"a ramp has a number of updates, at least 0. Received: ramp_steps={steps!r}")
         if callable(self.rule) and not math.isclose(lr_scale(self.rule, 1.0), 1.0):
             raise UsageError(
@@ -222,7 +223,3 @@ def momentum_factor(rule: Rule, before: float, ratio: float) -> float:
         ratio: γ_t.
     """
     return lr_scale(rule, ratio) / lr_scale(rule, before)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

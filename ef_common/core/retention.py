@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import UsageError
 
@@ -37,12 +38,12 @@ class Retention:
     mode: str = "min"
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1:
-            raise UsageError(f"At least the newest checkpoint is kept. Received: keep_last={self.keep_last}")
-        if self.keep_every is not None and self.keep_every < 1:
-            raise UsageError(f"Expected a positive number of steps. Received: keep_every={self.keep_every}")
-        if self.keep_best < 0:
-            raise UsageError(f"Expected a number of checkpoints. Received: keep_best={self.keep_best}")
+        if not is_count(self.keep_last, least=1):
+            raise UsageError(f"At least the newest checkpoint is kept. Received: keep_last={self.keep_last!r}")
+        if self.keep_every is not None and not is_count(self.keep_every, least=1):
+            raise UsageError(f"Expected a positive number of steps. Received: keep_every={self.keep_every!r}")
+        if not is_count(self.keep_best, least=0):
+            raise UsageError(f"Expected a number of checkpoints. Received: keep_best={self.keep_best!r}")
         if self.keep_best and not self.monitor:
             raise UsageError(f"keep_best needs the name of a metric in monitor. Received: monitor={self.monitor!r}")
         if self.mode not in MODES:

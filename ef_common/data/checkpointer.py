@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal
 
 from ef_common.collectives import operations
 from ef_common.core.cadence import Cadence, Pace
+from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
 from ef_common.data.sharing import Offer, Plan, Sharing
@@ -74,9 +75,9 @@ class Checkpointing:
 
     def __post_init__(self) -> None:
         Cadence(self.every_steps, self.every)
-        if self.share_bytes < 0:
-            raise UsageError(f"expected a size. Received: share_bytes={self.share_bytes}")
-        if not self.url:
+        if not is_count(self.share_bytes, least=0):
+            raise UsageError(f"expected a size. Received: share_bytes={self.share_bytes!r}")
+        if not self.url.strip():
             raise UsageError(f"checkpoints need a URL. Received: checkpoint={self.url!r}")
 
     @classmethod
@@ -84,6 +85,10 @@ class Checkpointing:
         """These settings, from what a user has given, or from the environment's URL."""
         if value is None and default:
             return cls(default)
+        if not isinstance(value, Checkpointing | str | Path | None):
+            raise UsageError(
+                f"expected a URL, or what `Checkpointing` makes of one and more. Received: checkpoint={value!r}"
+            )
         return value if isinstance(value, Checkpointing) or value is None else cls(str(value))
 
     def of_training(self, number: int) -> Checkpointing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ef_common.core.checks import is_count
 from ef_common.core.sharding import GlobalBatch
 from ef_common.errors import UsageError
 
@@ -14,7 +15,7 @@ def check_size(size: Any, *, deterministic: bool = False) -> None:
     Raises:
         UsageError: Naming it.
     """
-    if size is not None and (type(size) is not int or size < 1):
+    if size is not None and not is_count(size, least=1):
         raise UsageError(f"expected a positive number of samples. Received: global_batch_size={size!r}")
     if deterministic and size is None:
         raise UsageError(

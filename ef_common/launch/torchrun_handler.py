@@ -83,14 +83,13 @@ class Options:
         """
         try:
             endpoint = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-            is_host = params.get_as_bool("is_host")
         except ValueError as error:
             raise UsageError(str(error)) from None
         token_file = params.get("token_file")
         return cls(
             endpoint=endpoint,
             token=Token.from_file(token_file) if token_file else environment.read_environment().token,
-            is_host=is_host,
+            is_host=_flag(params, "is_host"),
             heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1),
             settings=Settings(
                 min_nodes=params.min_nodes,
@@ -98,7 +97,7 @@ class Options:
                 last_call_s=_seconds(params, "last_call_timeout", default=1.0, low=0.0),
                 on_minority=_choice(params, "on_minority", ("wait", "continue")),
             ),
-            stands_in=bool(params.get_as_bool("stands_in", False)),
+            stands_in=bool(_flag(params, "stands_in")),
         )
 
 
@@ -111,6 +110,13 @@ def _seconds(params: RendezvousParameters, key: str, *, default: float, low: flo
     if not low <= value <= 3600:
         raise UsageError(f"{key} in --rdzv-conf must be {low:g} to 3600 seconds. Received: {key}={text}")
     return value
+
+
+def _flag(params: RendezvousParameters, key: str) -> bool | None:
+    try:
+        return params.get_as_bool(key)
+    except ValueError:
+        raise UsageError(f"{key} in --rdzv-conf must be 0 or 1. Received: {key}={params.get(key)}") from None
 
 
 def _choice(params: RendezvousParameters, key: str, choices: tuple[str, ...]) -> str:
