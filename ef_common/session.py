@@ -232,6 +232,17 @@ class Session:
         if self._channel is not None and not self.newcomer:
             self._channel.send("close")
 
+    def fail(self, why: str) -> bool:
+        """Tell that the user's own code has raised an exception here, which ends the job. It takes two seconds at most.
+
+        Args:
+            why: Worker, node and exception, in one line.
+
+        Returns:
+            Whether all others have been told.
+        """
+        return self._channel is None or self._channel.fail(why)
+
     def stop(self) -> None:
         """Say goodbye and end the group. May be repeated."""
         if self._channel is not None:

@@ -22,6 +22,7 @@ from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
+from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
 from ef_common.launch.notices import Notices
 from ef_common.ports import ControlChannel
@@ -38,6 +39,7 @@ class Worker:
         session: The worker's membership.
         log: Event log of this worker.
         notices: What it heeds of notices that it is to go: until the training is complete.
+        failing: Tells the others of the exception that ends it.
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
         engine: Its data plane.
@@ -48,6 +50,7 @@ class Worker:
     session: Session
     log: EventLog
     notices: Notices
+    failing: Failing
     elastic: bool
     audit: bool
     engine: str
@@ -65,7 +68,7 @@ def this_worker(engine: str = "gloo") -> Worker:
         engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one.
 
     Raises:
-        JobFinished: The job is over.
+        JobFailed, JobFinished: The job is over.
         Left: It was told to go before it was admitted.
         UsageError: The engine is unknown, not installed, or another one than before; or the environment is wrong.
         CoordinatorLost, AuthenticationError: As their names say.
@@ -105,6 +108,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             session,
             log,
             notices,
+            Failing(session),
             elastic=False,
             audit=environment.audit,
             engine=engine,
@@ -123,6 +127,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     )
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
+    failing = Failing(session)
+    failing.install()
     try:
         newcomer = session.start()
     except BaseException:
@@ -135,6 +141,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         session,
         log,
         notices,
+        failing,
         elastic=True,
         audit=environment.audit,
         engine=engine,
