@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from ef_common.errors import GroupBroken, JobFinished, Left, MembershipError, ProtocolError, StorageError
+from ef_common.errors import GroupBroken, JobFailed, JobFinished, Left, MembershipError, ProtocolError, StorageError
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
@@ -52,11 +52,19 @@ class Failing:
         if self._told or isinstance(error, _NO_ERROR):
             return
         self._told = True
+        note = self._session.note
         if is_users(error):
             worker = self._session.worker
-            why = f"worker {worker.id} (node {worker.node}) raised {describe(error)}"
-            if not self._session.fail(why):
+            where = f" at step {note.step} of epoch {note.epoch}" if note.epoch >= 0 else ""
+            why = f"worker {worker.id} (node {worker.node}) raised {describe(error)}{where}"
+            if self._session.fail(why):
+                note.fail(why)
+            else:
                 logger.warning("not all other workers have heard that this one ends by an exception of its own")
+        elif isinstance(error, JobFailed):
+            note.fail(str(error))
+        else:
+            note.excuse()
 
 
 def is_users(error: BaseException) -> bool:

@@ -25,6 +25,7 @@ from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
 from ef_common.launch.notices import Notices
+from ef_common.note import Note
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
 
@@ -125,6 +126,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         on_event=log.write,
         clock=time.monotonic,
     )
+    session.note = _open_note(environment)
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
     failing = Failing(session)
@@ -153,6 +155,14 @@ def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *,
     notices = Notices(session, elastic=elastic, source=environment.notice, grace_s=environment.grace_s, log=log)
     notices.start()
     return notices
+
+
+def _open_note(environment: WorkerEnvironment) -> Note:
+    try:
+        return Note(environment.notes, environment.local_rank)
+    except OSError as error:  # a full disk is no reason not to train
+        logger.warning("nothing is noted down for the launcher: %s", error)
+        return Note()
 
 
 def _write_start(log: EventLog) -> None:

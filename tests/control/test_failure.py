@@ -6,9 +6,12 @@ import threading
 
 import pytest
 
+from ef_common.control.auth import Token
+from ef_common.control.failure_report import report_failure
 from ef_common.control.line import Line
+from ef_common.core.view import Member
 from ef_common.errors import JobFailed
-from tests.control.test_failover import job, wait_until  # noqa: F401  (a fixture)
+from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
 
 WHY = "worker w0 (node n) raised ValueError: x"
 
@@ -71,3 +74,52 @@ def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job,
     for worker in (workers[0], workers[2]):
         with pytest.raises(JobFailed, match="ValueError: x"):
             worker.client.next_view(1)
+
+
+AGENT = Member("n-agent", "n", "")
+
+
+def test_report_of_an_agent_ends_the_job(form):
+    coordinator, (worker,) = form(1)
+    assert report_failure([coordinator.address], AGENT, None, "a crash", fatal=True) == "a crash"
+    with pytest.raises(JobFailed, match="a crash"):
+        worker.client.next_view(1)
+    assert report_failure([coordinator.address], AGENT, None, "another", fatal=True) == "a crash"
+
+
+def test_report_that_is_not_fatal_ends_nothing_once_there_is_a_view(form, serve, join):
+    coordinator, (worker,) = form(1)
+    assert report_failure([coordinator.address], AGENT, None, "an import", fatal=False) == ""
+    assert worker.client.next_view(0).world_size == 1
+    begins = serve(2)
+    waiting = join(begins, "a")
+    wait_until(lambda: begins._switchboard.state.workers)
+    assert report_failure([begins.address], AGENT, None, "an import", fatal=False) == "an import"
+    with pytest.raises(JobFailed, match="an import"):
+        waiting.started()
+
+
+def test_report_goes_on_from_a_standby_and_from_who_is_not_there(form, serve):
+    leads, _ = form(1)
+    standby = serve(standby=True)
+    gone = serve()
+    gone.stop()
+    addresses = [gone.address, standby.address, leads.address]
+    assert report_failure(addresses, AGENT, None, "a crash", fatal=True) == "a crash"
+
+
+def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
+    coordinators, _, _ = job(3)
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators) is not None)
+    third = next(one for one in coordinators[1:] if one is not leader(coordinators))
+    wait_until(lambda: third._switchboard._leader)
+    assert report_failure([third.address], AGENT, None, "a crash", fatal=True) == "a crash"
+
+
+def test_report_to_nobody_is_in_vain(serve):
+    gone = serve()
+    gone.stop()
+    assert report_failure([gone.address], AGENT, None, "a crash", fatal=True) == ""
+    token = Token("secret")
+    assert report_failure([serve(token=token).address], AGENT, None, "a crash", fatal=True) == ""

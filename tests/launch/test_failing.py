@@ -19,6 +19,7 @@ from ef_common.errors import (
     UsageError,
 )
 from ef_common.launch.failing import Failing, describe, is_users
+from ef_common.note import Note
 
 
 class Told:
@@ -27,6 +28,7 @@ class Told:
     worker = Member("w-1", "n", "")
 
     def __init__(self) -> None:
+        self.note = Note()
         self.told: list[str] = []
 
     def fail(self, why: str) -> bool:

@@ -17,7 +17,7 @@ def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> Rendezvou
 
 @pytest.fixture(autouse=True)
 def restore_environment(monkeypatch):
-    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS"):
+    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS", "STANDBY", "NOTES"):
         monkeypatch.setenv(f"ELASTICFLOW_{name}", "x")  # so that it is put back
         monkeypatch.delenv(f"ELASTICFLOW_{name}")
 
