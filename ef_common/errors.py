@@ -11,6 +11,7 @@
     ├── MembershipError             a peer, the coordinator or the network failed for good
     │   ├── CoordinatorLost         the coordinator is gone and a new view is needed
     │   ├── Evicted                 the others went on without this worker
+    │   ├── JobFailed               another worker's own code has raised an exception, which ends the job
     │   └── AuthenticationError     the token is missing or differs
     ├── StorageError                the store of the checkpoints, or what lies in it
     │   ├── StorageFailed           the store refused, hung, is full or out of reach; trying again may help
@@ -55,6 +56,10 @@ class CoordinatorLost(MembershipError):
 
 class Evicted(MembershipError):
     """The coordinator removed this worker (it was silent for too long); the others went on without it."""
+
+
+class JobFailed(MembershipError):
+    """The code of the user has raised an exception in some worker; the message names worker, node and exception."""
 
 
 class AuthenticationError(MembershipError):

@@ -113,7 +113,14 @@ class ControlChannel(Protocol):
         """Wait for the newest view with a generation above `after`.
 
         Raises:
-            CoordinatorLost, Evicted, JobFinished, Left: As their names say.
+            CoordinatorLost, Evicted, JobFailed, JobFinished, Left: As their names say.
+        """
+
+    def fail(self, why: str) -> bool:
+        """Tell that the user's own code has raised an exception, which ends the job. Waits, but not for long.
+
+        Returns:
+            Whether all others have been told.
         """
 
     def bootstrap(self, generation: int) -> Bootstrap:

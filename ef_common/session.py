@@ -33,6 +33,7 @@ from ef_common.core.place import Place
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
 from ef_common.errors import CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
+from ef_common.note import Note
 from ef_common.ports import Bootstrap, ControlChannel, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Session:
         newcomer: It has not been admitted yet.
         leaving: It wants to leave.
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
+        note: Where the steps are noted down for the launcher.
         on_view: Called with each view that is entered.
         on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
     """
@@ -112,6 +114,7 @@ class Session:
         self.newcomer = False
         self.leaving = False
         self.wish = False
+        self.note = Note()
         self._wished_in: int | None = None
         self._channel = channel
         self._groups = groups
@@ -231,6 +234,17 @@ class Session:
         """Tell that the training is complete: nobody can join any more."""
         if self._channel is not None and not self.newcomer:
             self._channel.send("close")
+
+    def fail(self, why: str) -> bool:
+        """Tell that the user's own code has raised an exception here, which ends the job. It takes two seconds at most.
+
+        Args:
+            why: Worker, node and exception, in one line.
+
+        Returns:
+            Whether all others have been told.
+        """
+        return self._channel is None or self._channel.fail(why)
 
     def stop(self) -> None:
         """Say goodbye and end the group. May be repeated."""

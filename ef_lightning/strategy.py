@@ -365,9 +365,10 @@ class ElasticMixin(CollectivesMixin):
         self._here.notices.stop()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note why this worker ends."""
+        """Note why this worker ends, and tell the others."""
         if self._worker is not None and not isinstance(exception, SystemExit):
             self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
+            self._worker.failing.tell(exception)
 
     # ------------------------------------------------------------ data
 

@@ -29,12 +29,22 @@ from ef_common.core.membership import Phase, Returned
 from ef_common.core.place import Place
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
-from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
+from ef_common.errors import (
+    AuthenticationError,
+    CoordinatorLost,
+    Evicted,
+    JobFailed,
+    JobFinished,
+    Left,
+    ProtocolError,
+)
 
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
 """A worker sends so many heartbeats within the heartbeat timeout."""
+FAIL_S = 2.0
+"""So long a worker that has failed waits until it has heard that all others have been told."""
 _JOIN_S = 5.0
 _ATTEMPT_S = 1.0
 _PAUSE_S = 0.1
@@ -103,7 +113,7 @@ class CoordinatorClient:
         Raises:
             AuthenticationError: The token is missing, or differs.
             CoordinatorLost: The coordinator cannot be reached, or was lost before the first view.
-            JobFinished: The job has ended.
+            JobFailed, JobFinished: The job has ended.
             ProtocolError: The peer is no coordinator, or one of another version.
         """
         if self._line is not None:
@@ -159,6 +169,8 @@ class CoordinatorClient:
     def _begin(self, line: Line, answer: Answer) -> bool:
         if isinstance(answer, wire.Finish):
             raise JobFinished("the job has ended")
+        if isinstance(answer, wire.Failed):
+            raise JobFailed(answer.why)
         if isinstance(answer, wire.Redirect):
             raise CoordinatorLost(f"a standby listens at {format_address(self._address)}, and this node has none")
         line.trust(answer.heartbeat_timeout_s)
@@ -178,13 +190,29 @@ class CoordinatorClient:
             self._standing = self._standing.told(kind, generation)
             self._send(_MESSAGES[kind](generation))
 
+    def fail(self, why: str) -> bool:
+        """Tell that the user's own code has raised an exception here, which ends the job; waits for at most `FAIL_S`.
+
+        Args:
+            why: Worker, node and exception. It is cut to `wire.MAX_FAILURE_CHARS`.
+
+        Returns:
+            Whether all others have been told.
+        """
+        if self._process != os.getpid():
+            return False
+        with self._lock:
+            self._standing = replace(self._standing, failed=why)
+            self._send(wire.Fail(why, fatal=False))
+        return self._inbox.wait_failed(FAIL_S)
+
     def next_view(self, after: int) -> View:
         """Wait for the newest view with a generation above `after`.
 
         Raises:
             CoordinatorLost: The line has ended, and no newer view is known.
             Evicted: The others went on without this worker.
-            JobFinished: The job has ended.
+            JobFailed, JobFinished: The job has ended.
             Left: This worker asked to leave, and is out.
         """
         return self._inbox.wait_view(after)
@@ -314,6 +342,9 @@ class CoordinatorClient:
             line.close()
             if isinstance(answer, wire.Redirect):
                 self._redirected(address, answer)
+            elif isinstance(answer, wire.Failed):
+                self._receive(answer)
+                self._stopped.set()
             return None
         line.trust(answer.heartbeat_timeout_s)
         with self._lock:
@@ -372,14 +403,19 @@ class CoordinatorClient:
             case wire.Finish():
                 self._inbox.put_end(JobFinished("the job has ended"))
             case wire.Evicted(reason):
-                self._inbox.put_end(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
-                # A world of one has no peers whose loss would tell it: it must ask at its next boundary.
-                self.change_pending = True
-                self._tell(_ABOVE_ALL)
+                self._put_out(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
+            case wire.Failed(why):
+                self._put_out(JobFailed(why))
             case wire.Error(reason=reason):
                 self._inbox.put_end(CoordinatorLost(f"the coordinator closed the connection: {reason}"))
             case wire.Challenge():
                 raise ProtocolError("a second challenge")
+
+    def _put_out(self, end: Exception) -> None:
+        self._inbox.put_end(end)
+        # A world of one has no peers whose loss would tell it: it must ask at its next boundary.
+        self.change_pending = True
+        self._tell(_ABOVE_ALL)
 
     def _receive_view(self, view: View) -> None:
         if view.rank_of(self.member.id) is None:
@@ -438,4 +474,5 @@ def _return_of(report: Returned) -> wire.Return:
         at_boundary=report.at_boundary,
         suspects=report.suspects,
         closed=report.closed,
+        failed=report.failed,
     )

@@ -101,6 +101,12 @@ class Coordinator:
             raise UsageError("the coordinator listens nowhere before start()")
         return self._bound
 
+    @property
+    def is_over(self) -> bool:
+        """The job has ended, or failed."""
+        state = None if self._switchboard is None else self._switchboard.state
+        return state is not None and (state.closed or bool(state.failed))
+
     def start(self) -> None:
         """Listen, and serve in a thread.
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ef_common.core.place import Place
 from ef_common.core.view import View
-from ef_common.errors import CoordinatorLost, GroupBroken
+from ef_common.errors import CoordinatorLost, GroupBroken, JobFailed
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 1.0  # waiting in slices lets Ctrl-C through on every platform
@@ -107,6 +107,12 @@ class Inbox:
             return self._values.get(key)
 
         return self._wait(published)
+
+    def wait_failed(self, timeout_s: float) -> bool:
+        """Wait until nothing more will come, for so long at most; whether that is because the job has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None, timeout_s)
+            return isinstance(self._end, JobFailed)
 
     def _wait(self, ready: Callable[[], T | None]) -> T:
         with self._changed:

@@ -158,7 +158,7 @@ class Line:
         self._socket.close()
 
 
-Answer = wire.Welcome | wire.Finish | wire.Redirect
+Answer = wire.Welcome | wire.Finish | wire.Redirect | wire.Failed
 
 
 def open_line(address: Address, member: Member, token: Token | None, *, timeout_s: float) -> tuple[Line, Answer]:
@@ -218,7 +218,7 @@ def _introduce(line: Line, member: Member, token: Token | None, *, where: str, r
     if isinstance(answer, wire.Error):
         kind = AuthenticationError if answer.code == "authentication" else ProtocolError
         raise kind(f"the coordinator at {where} refused worker {member.id}: {answer.reason}")
-    if not isinstance(answer, (wire.Welcome, wire.Finish, wire.Redirect)):
+    if not isinstance(answer, Answer):
         raise ProtocolError(f"{where} is no coordinator: it answered with {type(answer).__name__}")
     if not proves(coordinator_proof(token, client_nonce=nonce, server_nonce=challenge.nonce), answer.proof):
         raise AuthenticationError(

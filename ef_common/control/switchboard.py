@@ -45,6 +45,7 @@ _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
     wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
     wire.Leave: lambda worker, message: membership.Leaving(worker),
     wire.Close: lambda worker, message: membership.Closed(worker),
+    wire.Fail: lambda worker, message: membership.Failed(worker, message.why, fatal=message.fatal),
 }
 
 
@@ -391,6 +392,9 @@ class Switchboard:
                     self._evict(self._workers[worker], why)
             case membership.Redirect(worker):
                 self._redirect(worker)
+            case membership.Abort(worker, why):
+                if worker in self._workers:
+                    self._workers[worker].write_for_good(wire.encode(wire.Failed(why, self._proof_to(worker))))
             case membership.StepDown():
                 for worker in list(self._workers):
                     self._redirect(worker)
@@ -513,6 +517,7 @@ def _returned(member: Member, message: wire.Return) -> membership.Returned:
         at_boundary=message.at_boundary,
         suspects=message.suspects,
         closed=message.closed,
+        failed=message.failed,
     )
 
 

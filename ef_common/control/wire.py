@@ -33,13 +33,15 @@ from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-VERSION = 2
+VERSION = 3
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 1024 * 1024
 """Longest line of any other."""
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
+MAX_FAILURE_CHARS = 500
+"""Of why the job has failed, which a worker may be told before it trusts the coordinator."""
 MAX_RETURNED = 1000
 """Positions that a place may name."""
 _MAX_COUNT = 2**53
@@ -125,6 +127,11 @@ _PORT = _integer(0, 65535)
 _REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
 
 
+def _dump_failure(text: str) -> str:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    return printable[:MAX_FAILURE_CHARS]
+
+
 def _load_member(value: Any) -> Member:
     if type(value) is not list or len(value) != 7:
         raise ValueError("expected [id, node, address, local_rank, local_world_size, standby, door]")
@@ -196,6 +203,7 @@ Duration = Annotated[float, _Codec(_load_duration)]
 Nonce = Annotated[str, _hex(32)]
 Proof = Annotated[str, _hex(64)]
 Reason = Annotated[str, _REASON]
+Failure = Annotated[str, _Codec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)]
 
 # ---------------------------------------------------------------- messages of a worker
 
@@ -224,6 +232,7 @@ class Return:
     at_boundary: Flag
     suspects: Flag
     closed: Flag
+    failed: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +289,14 @@ class Leave:
 @dataclass(frozen=True, slots=True)
 class Close:
     """This member has trained to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """An exception of the user's own code ends this worker; see :class:`~ef_common.core.membership.Failed`."""
+
+    why: Failure
+    fatal: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +392,14 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """The job has failed. It may stand in place of the welcome, so it carries the same proof."""
+
+    why: Failure
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """The coordinator closes the connection because of what the worker did."""
 
@@ -383,10 +408,35 @@ class Error:
 
 
 FromWorker = (
-    Hello | Return | Moved | Follow | Heartbeat | Ready | AtBoundary | Suspect | Settled | Leave | Close | Bye | Relay
+    Hello
+    | Return
+    | Moved
+    | Follow
+    | Heartbeat
+    | Ready
+    | AtBoundary
+    | Suspect
+    | Settled
+    | Leave
+    | Close
+    | Fail
+    | Bye
+    | Relay
 )
 FromCoordinator = (
-    Challenge | Welcome | NewView | Announce | JobPlace | Finish | Alive | Resumed | Redirect | Evicted | Relay | Error
+    Challenge
+    | Welcome
+    | NewView
+    | Announce
+    | JobPlace
+    | Finish
+    | Alive
+    | Resumed
+    | Redirect
+    | Evicted
+    | Failed
+    | Relay
+    | Error
 )
 
 _FROM_WORKER: Mapping[str, type[FromWorker]] = {
@@ -401,6 +451,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "settled": Settled,
     "leave": Leave,
     "close": Close,
+    "fail": Fail,
     "bye": Bye,
     "relay": Relay,
 }
@@ -415,6 +466,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "resumed": Resumed,
     "redirect": Redirect,
     "evicted": Evicted,
+    "failed": Failed,
     "relay": Relay,
     "error": Error,
 }

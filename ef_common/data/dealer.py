@@ -93,7 +93,17 @@ class Dealer:
             self._log.write("epoch", epoch=before.epoch, length=before.length)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
+        self._note()
         return window
+
+    def _note(self) -> None:
+        """Note down what this worker is about to work on; of a global batch, that is any of it."""
+        progress, worker = self.progress, self._session.worker.id
+        ranges: list[Range] = []
+        for window in progress.uncommitted:
+            places = (window.start, window.stop) if window.piece else window.slice_of(worker)
+            ranges += progress.ranges(places)
+        self._session.note.begin(progress.epoch, self.num_updates + 1, ranges)
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """What would be dealt next to these members."""
@@ -146,6 +156,7 @@ class Dealer:
         before = self.progress
         self.progress, done = sharding.commit(before, contributors.ids)
         self.num_updates += 1
+        self._session.note.end()
         if done.returned:
             self.on_returned()
         if not self._log.enabled:

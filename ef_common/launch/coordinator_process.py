@@ -27,6 +27,8 @@ START_S = 180.0
 """So long it waits for the first worker."""
 LINGER_S = 5.0
 """So long it waits for another one when none is connected."""
+RESTART_S = 60.0
+"""The same while the job has not ended: the last worker has died, and it may take its launcher so long to start it."""
 _LOOK_S = 0.25
 
 
@@ -87,7 +89,7 @@ def main() -> None:
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
-    serve(coordinator, start_s=START_S, linger_s=LINGER_S)
+    serve(coordinator, start_s=START_S, linger_s=LINGER_S, restart_s=RESTART_S)
 
 
 def _wait_for_child(told: int) -> None:
@@ -97,19 +99,21 @@ def _wait_for_child(told: int) -> None:
     os._exit(0 if port else 1)
 
 
-def serve(coordinator: Coordinator, *, start_s: float, linger_s: float) -> None:
+def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_s: float) -> None:
     """Serve until nobody is connected for a while.
 
     Args:
         coordinator: The coordinator, started.
         start_s: How long to wait for the first worker.
         linger_s: How long to wait for another one.
+        restart_s: The same if the job has not ended.
     """
     last, patience_s = time.monotonic(), start_s
     while time.monotonic() < last + patience_s:
         time.sleep(_LOOK_S)
         if not coordinator.wait_until_idle(0):
-            last, patience_s = time.monotonic(), linger_s
+            last = time.monotonic()
+            patience_s = linger_s if coordinator.is_over else restart_s
     logger.info("no worker has been connected for %g s", patience_s)
     coordinator.stop()
 

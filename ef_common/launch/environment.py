@@ -10,6 +10,7 @@ ELASTICFLOW_RUN_DIR        directory of the run (event log)
 ELASTICFLOW_CHECKPOINT     URL for checkpoints; see `ef_common.data.checkpointer`
 ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
 ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
+ELASTICFLOW_NOTES          directory in which the worker notes down what it works on, for its launcher
 ELASTICFLOW_GRACE          so many seconds after such a notice, or a signal, the process ends itself (default: 30)
 LOCAL_RANK                 index of the worker on its node, from 0
 LOCAL_WORLD_SIZE           number of workers that the node starts
@@ -41,6 +42,7 @@ RUN_DIR = "ELASTICFLOW_RUN_DIR"
 CHECKPOINT = "ELASTICFLOW_CHECKPOINT"
 AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
+NOTES = "ELASTICFLOW_NOTES"
 GRACE = "ELASTICFLOW_GRACE"
 DEFAULT_GRACE_S = 30.0
 _MAX_NODE_CHARS = 100
@@ -63,6 +65,7 @@ class WorkerEnvironment:
         audit: Whether to log a hash of the weights after each step.
         standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
+        notes: Directory of the launcher's for what the worker notes down, or None.
         grace_s: So long the worker may take to leave.
     """
 
@@ -77,6 +80,7 @@ class WorkerEnvironment:
     audit: bool = False
     standby: int = 0
     notice: NoticeSource | None = None
+    notes: Path | None = None
     grace_s: float = DEFAULT_GRACE_S
 
     def member(self) -> Member:
@@ -107,6 +111,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         audit=_flag(env, AUDIT),
         standby=_integer(env, STANDBY, default=0, low=0, high=65535),
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
+        notes=Path(env[NOTES]) if env.get(NOTES) else None,
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
     )
 

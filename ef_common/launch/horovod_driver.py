@@ -226,6 +226,10 @@ class WatchedChannel:
         """Wait for the newest view."""
         return self._channel.next_view(after)
 
+    def fail(self, why: str) -> bool:
+        """Tell that an exception ends the job."""
+        return self._channel.fail(why)
+
     def bootstrap(self, generation: int) -> Bootstrap:
         """Exchange of values among the members of one view."""
         return self._channel.bootstrap(generation)

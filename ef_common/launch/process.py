@@ -22,8 +22,10 @@ from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
+from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
 from ef_common.launch.notices import Notices
+from ef_common.note import Note
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
 
@@ -38,6 +40,7 @@ class Worker:
         session: The worker's membership.
         log: Event log of this worker.
         notices: What it heeds of notices that it is to go: until the training is complete.
+        failing: Tells the others of the exception that ends it.
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
         engine: Its data plane.
@@ -48,6 +51,7 @@ class Worker:
     session: Session
     log: EventLog
     notices: Notices
+    failing: Failing
     elastic: bool
     audit: bool
     engine: str
@@ -65,7 +69,7 @@ def this_worker(engine: str = "gloo") -> Worker:
         engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one.
 
     Raises:
-        JobFinished: The job is over.
+        JobFailed, JobFinished: The job is over.
         Left: It was told to go before it was admitted.
         UsageError: The engine is unknown, not installed, or another one than before; or the environment is wrong.
         CoordinatorLost, AuthenticationError: As their names say.
@@ -105,6 +109,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             session,
             log,
             notices,
+            Failing(session),
             elastic=False,
             audit=environment.audit,
             engine=engine,
@@ -121,8 +126,11 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         on_event=log.write,
         clock=time.monotonic,
     )
+    session.note = _open_note(environment)
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
+    failing = Failing(session)
+    failing.install()
     try:
         newcomer = session.start()
     except BaseException:
@@ -135,6 +143,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         session,
         log,
         notices,
+        failing,
         elastic=True,
         audit=environment.audit,
         engine=engine,
@@ -146,6 +155,14 @@ def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *,
     notices = Notices(session, elastic=elastic, source=environment.notice, grace_s=environment.grace_s, log=log)
     notices.start()
     return notices
+
+
+def _open_note(environment: WorkerEnvironment) -> Note:
+    try:
+        return Note(environment.notes, environment.local_rank)
+    except OSError as error:  # a full disk is no reason not to train
+        logger.warning("nothing is noted down for the launcher: %s", error)
+        return Note()
 
 
 def _write_start(log: EventLog) -> None:

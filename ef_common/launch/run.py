@@ -4,8 +4,9 @@ With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rend
 job on this machine. Then each worker has an agent of its own, because an agent restarts all of its workers when one
 crashes; and the coordinator is a process of its own, so no worker is special.
 
-A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is started again. One that has raised an exception
-is not: it would raise it again.
+A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is started again: the first time at once, then
+after longer and longer pauses. One that has raised an exception is not: it would raise it again, so it ends the job;
+and so does one that dies at the same step again and again (:mod:`ef_common.launch.restarts`).
 
 This process imports torch once and has one thread; agents are forked from it, also later, when the job is scaled.
 """
@@ -18,8 +19,10 @@ import ctypes
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -39,8 +42,10 @@ from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.coordinator_process import start_coordinator
+from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.torchrun_handler import BACKEND
+from ef_common.note import read_failure
 
 DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
@@ -153,6 +158,9 @@ class _Agents:
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._devices: list[int | None] = []
         self._lives: list[int] = []  # each agent with its predecessors
+        self._notes: list[Path] = []  # of it and them
+        self._due: dict[int, float] = {}  # when those that were lost are replaced
+        self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
         self._asked: set[int] = set()
         self._replaced: set[int] = set()
         self._max_restarts = 0
@@ -165,6 +173,7 @@ class _Agents:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _prepare_local_job(self) -> None:
         options = self._options
@@ -187,30 +196,49 @@ class _Agents:
 
     # ------------------------------------------------------------ life and death
 
-    def start(self, *, lives: int = 1) -> None:
+    def start(self, *, lives: int = 1, notes: Path | None = None) -> None:
         """Start one more.
 
         Args:
             lives: How many there have been in its place, with this one.
+            notes: Directory for what is noted in its place.
         """
         device = self._free_device() if self._options.local else None
-        process = multiprocessing.get_context("fork").Process(target=_run_agent, args=(self._args, device))
+        if notes is None:
+            notes = self._directory / str(len(self._processes))
+            notes.mkdir()
+        process = multiprocessing.get_context("fork").Process(target=_run_agent, args=(self._args, device, notes))
         sys.stdout.flush()
         sys.stderr.flush()
         process.start()
         self._processes.append(process)
         self._devices.append(device)
         self._lives.append(lives)
+        self._notes.append(notes)
 
     def replace_lost(self) -> None:
         """Start others in the place of those whose worker a signal has ended, as often as that is allowed."""
-        for number, process in enumerate(self._processes):
-            lost = process.exitcode is not None and process.exitcode > KILLED
-            if not lost or number in self._asked | self._replaced or self._lives[number] > self._max_restarts:
-                continue
-            self._replaced.add(number)
-            _say(f"a worker was ended by {_name_of(process.exitcode)}, and is started again")
-            self.start(lives=self._lives[number] + 1)
+        for number in self.lost:
+            if number not in self._due:
+                pause_s = Restarts(self._notes[number]).count.pause_s
+                self._due[number] = time.monotonic() + pause_s
+                when = f" in {pause_s:g} s" if pause_s else ""
+                _say(f"a worker was ended by {_name_of(self._processes[number].exitcode)}, and is started again{when}")
+            if time.monotonic() >= self._due[number]:
+                self._replaced.add(number)
+                self.start(lives=self._lives[number] + 1, notes=self._notes[number])
+
+    @property
+    def lost(self) -> list[int]:
+        """Those whose worker a signal has ended, and that are to be replaced."""
+        return [
+            number
+            for number, process in enumerate(self._processes)
+            if process.exitcode is not None
+            and process.exitcode > KILLED
+            and number not in self._asked | self._replaced
+            and self._lives[number] <= self._max_restarts
+        ]
 
     def _free_device(self) -> int | None:
         """The GPU that the fewest workers have, if there are any."""
@@ -288,8 +316,9 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
         return []
 
 
-def _run_agent(args: argparse.Namespace, device: int | None) -> None:
+def _run_agent(args: argparse.Namespace, device: int | None, notes: Path) -> None:
     """Body of an agent's process."""
+    os.environ[environment.NOTES] = str(notes)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -301,9 +330,10 @@ def _run_agent(args: argparse.Namespace, device: int | None) -> None:
         torchrun.run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        if failure.exitcode < 0:
+        if failure.exitcode < 0 and not read_failure(notes):
             sys.exit(KILLED - failure.exitcode)
-        _say(f"a worker has ended with status {failure.exitcode}")
+        if failure.exitcode >= 0:
+            _say(f"a worker has ended with status {failure.exitcode}")
         sys.exit(1)
     except SignalException as error:
         sys.exit(KILLED + int(error.sigval))
@@ -346,7 +376,8 @@ class _Supervisor:
         while True:
             had_ended = not self._agents.alive
             self._look()  # which may replace them
-            if had_ended and not self._agents.alive:
+            waits = self._replaces and bool(self._agents.lost)
+            if had_ended and not self._agents.alive and not waits:
                 return
             time.sleep(_LOOK_S)
 
@@ -362,6 +393,10 @@ class _Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @property
+    def _replaces(self) -> bool:
+        return self._options.local and not self._signals and not self._agents.finished
+
     def _look(self) -> None:
         if self._signals and self._launcher.state == "running":
             self._tell(state="stopping")
@@ -373,7 +408,7 @@ class _Supervisor:
         elif self._launcher.state == "stopping":
             for number in self._agents.alive:
                 self._agents.drain(number)
-        elif self._options.local:
+        elif self._replaces:
             self._agents.replace_lost()
             self._follow_orders()
 
@@ -381,7 +416,7 @@ class _Supervisor:
         order = run_directory.read_order(self._run_dir)
         if order is not None and order.number > self._launcher.order:
             training = self._agents.training
-            for _ in range(order.num_workers - len(training)):
+            for _ in range(order.num_workers - len(training) - len(self._agents.lost)):
                 self._agents.start()
             for number in training[order.num_workers :]:  # the newest
                 self._agents.drain(number)

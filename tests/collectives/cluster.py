@@ -220,6 +220,9 @@ class ThreadChannel:
     def bootstrap(self, generation: int) -> Any:
         return None
 
+    def fail(self, why: str) -> bool:
+        return False
+
     def stop(self) -> None: ...
 
 

@@ -22,8 +22,8 @@ MEMBERS = (
 LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, PROOF, returning=True),
-    wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False),
-    wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False),
+    wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed=""),
+    wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m"),
     wire.Moved(),
     wire.Follow(29400, leads=True),
     wire.Heartbeat(None),
@@ -34,6 +34,7 @@ FROM_WORKER = [
     wire.Settled(3),
     wire.Leave(),
     wire.Close(),
+    wire.Fail("w raised E: m", fatal=True),
     wire.Bye(),
     wire.Relay(3, "address/0", b"\x00\xff"),
 ]
@@ -50,6 +51,7 @@ FROM_COORDINATOR = [
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
+    wire.Failed("w raised E: m", PROOF),
     wire.Error("authentication", ""),
     wire.Relay(3, "address/0", b""),
 ]
@@ -84,34 +86,34 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":2,"t":"ready"}x',
-        b'{"v":3,"t":"ready"}',
+        b'{"v":3,"t":"ready"}x',
+        b'{"v":4,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":2}',
-        b'{"v":2,"t":["ready"]}',
-        b'{"v":2,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":2,"t":"ready","more":1}',
-        b'{"v":2,"t":"ready","v":2}',
-        b'{"v":2,"t":"heartbeat"}',
-        b'{"v":2,"t":"heartbeat","place":[]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2]}',
-        b'{"v":2,"t":"heartbeat","place":[1,-2,[]]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2,null]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2,[0.5]]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
-        b'{"v":2,"t":"place","place":[1,2,[]]}',
-        b'{"v":2,"t":"suspect"}',
-        b'{"v":2,"t":"suspect","generation":-1}',
-        b'{"v":2,"t":"suspect","generation":true}',
-        b'{"v":2,"t":"suspect","generation":1.0}',
-        b'{"v":2,"t":"suspect","generation":NaN}',
-        b'{"v":2,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":2,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":2,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":2,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":2,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":2,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":3}',
+        b'{"v":3,"t":["ready"]}',
+        b'{"v":3,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":3,"t":"ready","more":1}',
+        b'{"v":3,"t":"ready","v":3}',
+        b'{"v":3,"t":"heartbeat"}',
+        b'{"v":3,"t":"heartbeat","place":[]}',
+        b'{"v":3,"t":"heartbeat","place":[1,2]}',
+        b'{"v":3,"t":"heartbeat","place":[1,-2,[]]}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,null]}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,[0.5]]}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
+        b'{"v":3,"t":"place","place":[1,2,[]]}',
+        b'{"v":3,"t":"suspect"}',
+        b'{"v":3,"t":"suspect","generation":-1}',
+        b'{"v":3,"t":"suspect","generation":true}',
+        b'{"v":3,"t":"suspect","generation":1.0}',
+        b'{"v":3,"t":"suspect","generation":NaN}',
+        b'{"v":3,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":3,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":3,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":3,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -137,7 +139,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 2, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
+    record = {"v": 3, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -158,7 +160,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 2, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 3, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -175,7 +177,7 @@ def test_decode_long_line_raises_protocol_error():
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":2,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":3,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():
@@ -198,6 +200,12 @@ def test_encode_largest_hello_fits_the_bound_of_a_stranger():
 def test_encode_long_reason_is_cut():
     line = wire.encode(wire.NewView(View(1, (), reason="r" * 50_000)))
     assert len(wire.decode_from_coordinator(line[:-1]).view.reason) == wire.MAX_REASON_CHARS
+
+
+def test_encode_failure_is_cut_and_printable_and_fits_the_bound_of_a_stranger():
+    line = wire.encode(wire.Failed("\U0001f4a5\n" * 1000, PROOF))[:-1]
+    failed = wire.decode_from_coordinator(line, max_bytes=wire.MAX_STRANGER_BYTES)
+    assert failed.why == "\U0001f4a5 " * (wire.MAX_FAILURE_CHARS // 2)
 
 
 @given(st.binary(max_size=200))

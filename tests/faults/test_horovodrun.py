@@ -1,4 +1,6 @@
-"""The scenarios of Horovod's own elastic tests, under horovodrun, with one difference: survivors keep their process.
+"""The scenarios of Horovod's own elastic tests, under horovodrun, with two differences.
+
+Survivors keep their process; and there are none of an exception of the user's own code, which would come again.
 
 Its hosts are localhost and 127.0.0.1. Which of them has rank 0 is left to chance by horovodrun.
 """
@@ -38,7 +40,6 @@ with_slow_keras = pytest.mark.parametrize(
     indirect=True,
     scope="module",
 )
-modes = pytest.mark.parametrize("mode", [FAIL, signal.SIGKILL], ids=["exception", "kill"])
 STRUCK_AT = 6
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -97,11 +98,10 @@ def test_hosts_added_and_removed(job: HorovodrunJob) -> None:
 
 
 @in_both
-@modes
-def test_single_rank_failure(job: HorovodrunJob, mode: int) -> None:
+def test_single_rank_failure(job: HorovodrunJob) -> None:
     """Rank 0 fails; its neighbour leaves, as the driver gives up the host; those of the other host go on."""
     job.set_hosts(f"{A}:2", f"{B}:2")
-    job.start("-np", "4", "--min-np", "2", "--max-np", "4", *job.discovered(), faults={0: fault(mode)})
+    job.start("-np", "4", "--min-np", "2", "--max-np", "4", *job.discovered(), faults={0: fault()})
     (victim,) = struck(job, 0)
     gone = neighbours(job, {victim})
     assert len(gone) == 2
@@ -113,15 +113,27 @@ def test_single_rank_failure(job: HorovodrunJob, mode: int) -> None:
 
 
 @with_slow_keras
-@modes
-def test_fault_tolerance_without_scaling(job: HorovodrunJob, mode: int) -> None:
-    job.start("-np", "2", "--min-np", "1", "-H", f"{A}:1,{B}:1", faults={0: fault(mode)})
+def test_fault_tolerance_without_scaling(job: HorovodrunJob) -> None:
+    job.start("-np", "2", "--min-np", "1", "-H", f"{A}:1,{B}:1", faults={0: fault()})
     gone = struck(job, 0)
     view = job.view(1)
     assert job.enough() == 0
     assert job.pids_of(view["members"]).isdisjoint(gone)
     check(job, job.pids_of(view["members"]))
     assert job.view_sizes() == [2, 1]
+
+
+@with_slow_keras
+def test_exception_of_one_rank_ends_the_job(job: HorovodrunJob) -> None:
+    """Horovod's own workers would go on without it."""
+    job.set_hosts(f"{A}:1", f"{B}:1")
+    job.start("-np", "2", "--min-np", "1", *job.discovered(), faults={0: fault(FAIL)})
+    assert job.wait() != 0
+    assert len(struck(job, 0)) == 1
+    assert "processes exited with non-zero status" in job.output
+    assert "InjectedError: as the test wants it" in job.output
+    assert "JobFailed: worker " in job.output
+    assert job.results_by_pid() == {}
 
 
 @with_slow_keras

@@ -43,7 +43,9 @@ def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: P
 def test_coordinator_ends_when_nobody_has_been_connected_for_a_while() -> None:
     coordinator = Coordinator(("127.0.0.1", 0), token=TOKEN, settings=Settings(last_call_s=0.0))
     coordinator.start()
-    server = threading.Thread(target=serve, args=(coordinator,), kwargs={"start_s": 60.0, "linger_s": 0.5})
+    server = threading.Thread(
+        target=serve, args=(coordinator,), kwargs={"start_s": 60.0, "linger_s": 0.0, "restart_s": 0.5}
+    )
     server.start()
     client = CoordinatorClient(coordinator.address, Member("w", "n", ""), TOKEN)
     client.start(lambda generation: None)

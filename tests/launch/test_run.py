@@ -243,3 +243,33 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
     code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
     assert code == 2
     assert message in text
+
+
+RAISING = Path(__file__).parents[1] / "faults" / "raising_worker.py"
+
+
+def raising(**options: Any) -> list[str]:
+    return [str(RAISING), json.dumps(options)]
+
+
+def test_exception_in_one_worker_ends_the_job(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=3", *raising(where="forward", rank=1))
+    assert run.wait() == 1
+    text = run.output.read_text()
+    assert text.count("\nValueError: this is a bug\n") == 1
+    assert text.count("the job has failed: worker ") == 3  # of each agent
+    assert "is started again" not in text
+    assert len(run.events("start")) == 3
+
+
+def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(
+    job: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """There is but one, so nobody is left when it dies."""
+    run = job("--max-restarts=9", *raising(where="crash", rank=0, step=5, checkpoint=str(tmp_path / "store")))
+    assert run.wait() == 1
+    text = run.output.read_text()
+    assert text.count("ended by SIGSEGV, and is started again\n") == 1
+    assert text.count("ended by SIGSEGV, and is started again in 1 s\n") == 1
+    assert "has died 3 times at step 6 of epoch 0 (SIGSEGV), on the positions 20-23 in the order" in text
+    assert len(run.events("start")) == 3

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
-from ef_common.errors import UsageError
+from ef_common.errors import JobFailed, UsageError
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, Options, create_handler, get_handler
+from ef_common.note import Note
 
 
 def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> RendezvousParameters:
@@ -17,7 +21,7 @@ def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> Rendezvou
 
 @pytest.fixture(autouse=True)
 def restore_environment(monkeypatch):
-    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS"):
+    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS", "STANDBY", "NOTES"):
         monkeypatch.setenv(f"ELASTICFLOW_{name}", "x")  # so that it is put back
         monkeypatch.delenv(f"ELASTICFLOW_{name}")
 
@@ -147,6 +151,115 @@ def test_handler_that_must_host_and_cannot_raises_usage_error():
         assert handler.shutdown()
 
 
+# ---------------------------------------------------------------- workers that have died
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """What the handler would sleep."""
+    slept: list[float] = []
+    monkeypatch.setattr("ef_common.launch.torchrun_handler.time.sleep", slept.append)
+    return slept
+
+
+def _invoke_run(handler, status: int | None):
+    """As torchrun's agent does, by its name and with its variable, it asks for another rendezvous."""
+    failures = {} if status is None else {0: ProcessFailure(0, 4711, status, "")}
+    run_result = RunResult(WorkerState.FAILED, failures=failures)
+    handler.next_rendezvous()
+    return run_result
+
+
+@pytest.fixture
+def handler():
+    handler = create_handler(parameters("127.0.0.1:0"))
+    yield handler
+    handler.shutdown()
+
+
+def notes() -> Path:
+    return Path(os.environ["ELASTICFLOW_NOTES"])
+
+
+def test_handler_restarts_after_longer_and_longer_pauses(handler, pauses, caplog):
+    handler.next_rendezvous()
+    assert pauses == []
+    for step in range(8):
+        Note(notes()).begin(0, step, [(0, 4)])
+        _invoke_run(handler, -9)
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert "a worker has died at step 1 of epoch 0 (SIGKILL), 2 in a row: it is started again in 1 s" in caplog.text
+
+
+def test_handler_begins_to_count_anew_once_a_worker_has_trained_for_a_minute(handler, pauses):
+    handler.next_rendezvous()
+    for trained_s in (1.0, 1.0, 61.0, 1.0):
+        note = Note(notes(), clock=iter([0.0, 0.0, trained_s]).__next__)
+        note.begin(0, 1, [(0, 4)])
+        note.begin(0, 2 + len(pauses), [(0, 4)])
+        _invoke_run(handler, -9)
+    assert pauses == [0, 1, 0, 1]
+
+
+def test_handler_ends_when_its_worker_has_noted_that_the_job_has_failed(handler, pauses, caplog):
+    handler.next_rendezvous()
+    Note(notes()).fail("worker w raised ValueError")
+    with pytest.raises(ChildFailedError) as caught:
+        _invoke_run(handler, 1)
+    assert caught.value.failures[0].exitcode == 1
+    assert caplog.text.count("the job has failed: worker w raised ValueError") == 1
+
+
+def test_handler_that_does_not_know_how_its_worker_died_ends_all_the_same(handler, pauses):
+    handler.next_rendezvous()
+    _invoke_run(handler, None)
+    Note(notes()).fail("worker w raised ValueError")
+    with pytest.raises(JobFailed, match="ValueError"):
+        handler.next_rendezvous()
+
+
+def test_handler_ends_the_job_at_the_third_death_at_one_step(handler, pauses, caplog):
+    handler.next_rendezvous()
+    for number in range(3):
+        Note(notes()).begin(0, 6, [(20, 24)])
+        if number < 2:
+            _invoke_run(handler, -11)
+    with pytest.raises(ChildFailedError):
+        _invoke_run(handler, -11)
+    why = handler._coordinator._switchboard.state.failed
+    assert "has died 3 times at step 6 of epoch 0 (SIGSEGV), on the positions 20-23" in why
+    assert f"the job has failed: {why}" in caplog.text
+    assert pauses == [0, 1]
+
+
+def test_handler_tells_of_an_exception_before_there_was_a_worker(handler, pauses):
+    handler.next_rendezvous()
+    with pytest.raises(ChildFailedError):
+        _invoke_run(handler, 1)
+    assert "raised an exception before it had joined" in handler._coordinator._switchboard.state.failed
+
+
+@pytest.mark.parametrize(("status", "joined"), [(-9, False), (2, False), (1, True)])
+def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, status, joined):
+    handler.next_rendezvous()
+    if joined:
+        Note(notes())
+    _invoke_run(handler, status)
+    assert not handler._coordinator._switchboard.state.failed
+
+
+def test_handler_without_restarts_left_tells_why_when_it_ends(caplog):
+    handler = create_handler(parameters("127.0.0.1:0"))
+    handler.next_rendezvous()
+    Note(notes()).fail("worker w raised ValueError")
+    with pytest.raises(ChildFailedError):  # noqa: PT012
+        try:
+            raise ChildFailedError("train.py", {0: ProcessFailure(0, 4711, 1, "")})
+        finally:
+            handler.shutdown()
+    assert "the job has failed: worker w raised ValueError" in caplog.text
+
+
 # ---------------------------------------------------------------- real agents
 
 
@@ -173,6 +286,7 @@ def test_torchrun_crashed_worker_is_restarted_and_rejoins(job, start_two):
     job.wait_for("view", 2, generation=3, size=2)
     assert newcomer["pid"] not in (host, guest)
     assert newcomer["node"] == job.wait_for("view", pid=guest)[0]["node"]
+    assert "a worker has died before it had joined (exit status 17), 1 in a row: it is started again\n" in job.logs()
     job.tell("end")
     assert [job.wait_exit(agent) for agent in (first, second)] == [0, 0]
 

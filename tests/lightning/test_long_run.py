@@ -76,12 +76,12 @@ def test_newcomer_catches_up_with_what_callbacks_have_changed(job: Job) -> None:
     assert len(results[0]["rates"]) == 2
 
 
-def test_worker_that_fails_does_not_disturb_the_others(job: Job) -> None:
+def test_worker_that_fails_ends_the_others(job: Job) -> None:
     first, failed, third = job.start_world(3, long_run.run_failing, HOSTS[0])
-    assert failed.wait() == 1
-    assert "a bad sample" in failed.output.read_text()
-    assert first.result() == third.result()
-    job.audit()
+    assert [worker.wait() for worker in (first, failed, third)] == [1, 1, 1]
+    assert failed.output.read_text().count("\nValueError: a bad sample\n") == 1
+    why = f"JobFailed: worker {failed.id} (node founders) raised ValueError: a bad sample"
+    assert all(why in other.output.read_text() for other in (first, third))
 
 
 def test_checkpoint_whose_writer_dies_is_written_by_the_next_one(job: Job, tmp_path: Path) -> None:

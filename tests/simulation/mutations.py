@@ -14,8 +14,9 @@ import pytest
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
 from ef_common.core import quorum, replay, sharding
-from ef_common.core.membership import Phase, rules, takeover
+from ef_common.core.membership import Phase, failure, rules, takeover
 from ef_common.core.replay import FRESH
+from ef_common.core.standing import Standing
 from ef_common.errors import Left
 from ef_common.session import Session
 from ef_common.testing.simulation import operations, trainer
@@ -270,6 +271,34 @@ def leave_without_an_agreement(patch: Patch) -> None:
     patch.setattr(Session, "boundary", alone)
 
 
+def tell_members_alone_of_the_failure(patch: Patch) -> None:
+    """Whoever warms up, or is ready, is not told that the job has failed."""
+    fail = failure._fail
+
+    def some(state: Any, worker: str, why: str) -> Any:
+        after, actions, reason = fail(state, worker, why)
+        members = () if state.view is None else state.view.ids
+        return after, tuple(action for action in actions if action.worker in (*members, worker)), reason
+
+    patch.setattr(failure, "_fail", some)
+
+
+def forget_the_failure(patch: Patch) -> None:
+    """Whoever comes later finds a job that has not begun."""
+    fail = failure._fail
+
+    def once(state: Any, worker: str, why: str) -> Any:
+        after, actions, reason = fail(state, worker, why)
+        return replace(after, failed=""), actions, reason
+
+    patch.setattr(failure, "_fail", once)
+
+
+def take_an_exception_for_a_loss(patch: Patch) -> None:
+    """The others go on without the one that raised."""
+    patch.setattr("ef_common.testing.simulation.control.Line.fail", lambda self, why: True)
+
+
 # ---------------------------------------------------------------- of the quorum, and of how a standby takes over
 
 
@@ -349,6 +378,27 @@ def keep_what_was_promised_to_oneself(patch: Patch) -> None:
     patch.setattr(rules, "_install", low)
 
 
+def keep_the_exception_from_a_successor(patch: Patch) -> None:
+    """A worker that returns does not tell that its own code has raised."""
+    report = Standing.report
+
+    def silent(self: Standing, member: Any) -> Any:
+        return replace(report(self, member), failed="")
+
+    patch.setattr(Standing, "report", silent)
+
+
+def tell_the_one_that_raised_first(patch: Patch) -> None:
+    """It ends, and the coordinator may die before it has told the others."""
+    fail = failure._fail
+
+    def first(state: Any, worker: str, why: str) -> Any:
+        after, actions, reason = fail(state, worker, why)
+        return after, actions[::-1], reason
+
+    patch.setattr(failure, "_fail", first)
+
+
 FAILOVER_MUTATIONS = {
     mutation.__name__: mutation
     for mutation in (
@@ -360,6 +410,8 @@ FAILOVER_MUTATIONS = {
         go_on_with_the_highest_number,
         go_on_though_not_all_have_settled,
         keep_what_was_promised_to_oneself,
+        keep_the_exception_from_a_successor,
+        tell_the_one_that_raised_first,
     )
 }
 
@@ -391,5 +443,8 @@ MUTATIONS = {
         begin_anew_while_the_last_one_saves,
         dismiss_silently,
         leave_without_an_agreement,
+        tell_members_alone_of_the_failure,
+        forget_the_failure,
+        take_an_exception_for_a_loss,
     )
 }

@@ -40,6 +40,8 @@ RARE = {
     "freeze": 500,
     "slow": 500,
     "arrival after the end": 1_000,
+    "raised": 400,  # an exception of the user's code
+    "failed": 350,
 }
 
 
@@ -58,7 +60,16 @@ def test_simulation_of_20000_schedules_keeps_every_invariant() -> None:
     assert summary.num_schedules == NUM_SCHEDULES
     check(summary, RARE)
     ends = {end for end, count in summary.ends.items() if count >= 100}
-    assert ends == {"finished", "crashed", "evicted", "frozen", "left", "told the end"}
+    assert ends == {
+        "finished",
+        "crashed",
+        "evicted",
+        "frozen",
+        "left",
+        "told the end",
+        "told the failure",
+        "raised, and told",
+    }
 
 
 FAILOVER_RARE = {
@@ -70,6 +81,7 @@ FAILOVER_RARE = {
     "planned change": 200,
     "replayed": 30,
     "loss": 500,
+    "failed": 300,  # by an exception of the user's code
 }
 
 

@@ -29,10 +29,14 @@ The coordinator runs :func:`decide` on every event. Rules:
 11. A coordinator may be a standby. The first member that comes to it from another coordinator makes it *gather*: it
     waits for the members of the newest view, until all are there, known to be dead, or silent for too long. If all are
     there, and have settled, and nobody suspects its group, the view simply goes on; else they get a new one.
+12. An exception of the user's own code, in a member or before the first view, ends the job: all that are connected are
+    told, the one that raised it last, and whoever comes later. It looks for another coordinator until it has heard so
+    itself, and then it can end. In a newcomer it ends this newcomer alone.
 """
 
 from ef_common.core.membership.machine import decide, next_deadline
 from ef_common.core.membership.model import (
+    Abort,
     Action,
     Announce,
     Arrived,
@@ -41,6 +45,7 @@ from ef_common.core.membership.model import (
     Decision,
     Dismiss,
     Event,
+    Failed,
     Finish,
     Gone,
     Hand,
@@ -65,6 +70,7 @@ from ef_common.core.membership.rules import phase_of
 from ef_common.core.membership.takeover import missing
 
 __all__ = [
+    "Abort",
     "Action",
     "Announce",
     "Arrived",
@@ -73,6 +79,7 @@ __all__ = [
     "Decision",
     "Dismiss",
     "Event",
+    "Failed",
     "Finish",
     "Gone",
     "Hand",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.membership import rules, takeover
+from ef_common.core.membership import failure, rules, takeover
 from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
@@ -41,6 +41,8 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
     Raises:
         ProtocolError: The event is not possible in this state; the state is as it was.
     """
+    if (ended := failure.react(state, event)) is not None:
+        return ended
     if state.view is None:
         state = replace(state, held="")  # rule 4 is tried anew by each event
     state, actions, reason = _react(state, event, now, settings)

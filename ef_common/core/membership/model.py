@@ -74,6 +74,7 @@ class Membership:
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
     held: str = ""  # why a view is held back
     held_since: float | None = None
+    failed: str = ""  # whose exception has ended the job, and which
 
 
 # ---------------------------------------------------------------- events
@@ -157,6 +158,7 @@ class Returned:
         at_boundary: It waits at the boundary of the newest of them.
         suspects: The group of the newest of them broke.
         closed: It has trained to the end.
+        failed: Its own code has raised this.
     """
 
     member: Member
@@ -167,6 +169,7 @@ class Returned:
     at_boundary: bool = False
     suspects: bool = False
     closed: bool = False
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +191,35 @@ class Tick:
     """Time has passed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The code of the user has raised an exception in a worker; or its agent, which is none itself, tells of it.
+
+    Args:
+        worker: Who tells.
+        why: Worker, node and exception, in one line.
+        fatal: It ends the job, whoever it was.
+    """
+
+    worker: str
+    why: str
+    fatal: bool = False
+
+
 Event = (
-    Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Outranked | Tick
+    Arrived
+    | Ready
+    | AtBoundary
+    | Settled
+    | Suspected
+    | Leaving
+    | Closed
+    | Gone
+    | Returned
+    | Proved
+    | Outranked
+    | Tick
+    | Failed
 )
 
 
@@ -261,5 +291,13 @@ class StepDown:
     """End all connections: nothing more is decided here, until members come anew."""
 
 
-Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell a worker that the job has failed."""
+
+    worker: str
+    why: str
+
+
+Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown | Abort
 Decision = tuple[Membership, tuple[Action, ...], str]

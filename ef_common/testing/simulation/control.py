@@ -7,10 +7,12 @@ noticed after all that was sent on it. Where the network is cut, messages wait u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.membership import (
+    Abort,
     Announce,
     Dismiss,
     Event,
@@ -28,7 +30,7 @@ from ef_common.core.membership import (
 from ef_common.core.place import Place
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
-from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
+from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, ProtocolError
 from ef_common.ports import Bootstrap
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import SILENT, Violation
@@ -43,6 +45,7 @@ _ATTEMPT_S = 0.3  # to connect, where nothing answers
 _PAUSE_S = 0.05
 _PROBE_S = 0.1
 _SEEK_S = 60.0
+_FAIL_S = 2.0
 
 _SIMPLE: Mapping[str, Callable[[str], Event]] = {
     "ready": membership.Ready,
@@ -140,6 +143,8 @@ class Coordinator:
                     self._tell(worker, "resume", None)
             case StepDown():
                 self._end_all()
+            case Abort(worker, why):
+                self._tell(worker, "failed", why)
 
     def _tell(self, worker: str, kind: str, value: Any) -> None:
         if worker in self.lines and self.alive:
@@ -227,6 +232,8 @@ class Coordinator:
             self.handle(membership.Settled(worker, value))
         elif kind == "suspect":
             self.handle(membership.Suspected(worker, value))
+        elif kind == "fail":
+            self.handle(membership.Failed(worker, value))
         else:
             self.handle(_SIMPLE[kind](worker))
 
@@ -359,6 +366,17 @@ class Line:
         if self.wire is not None:
             self.wire.up(self.wire.coordinator.receive, kind, generation)
 
+    def fail(self, why: str) -> bool:
+        """See the port."""
+        self.standing = replace(self.standing, failed=why)
+        if self.wire is not None:
+            self.wire.up(self.wire.coordinator.receive, "fail", why)
+        deadline = self._scheduler.now + _FAIL_S
+        self._scheduler.at(deadline, self._wake)
+        while self._end is None and self._scheduler.now < deadline:
+            self._pause()
+        return isinstance(self._end, JobFailed)
+
     def next_view(self, after: int) -> View:
         """See the port."""
         self._mark("next_view")
@@ -474,8 +492,9 @@ class Line:
                 self.change_pending = True
         elif kind == "view":
             self._read_view(value)
-        elif kind == "evicted":
-            self._end = self._end or Evicted(f"{self.member.id} was silent for too long")
+        elif kind in ("evicted", "failed"):
+            out = JobFailed(value) if kind == "failed" else Evicted(f"{self.member.id} was silent for too long")
+            self._end = self._end or out
             self.change_pending = True
             self._tell(NEVER)
         elif kind == "end":

@@ -5,6 +5,7 @@
 * In each epoch every position is committed exactly once.
 * A worker trains only with a state; once a new history has begun, the old one is not continued.
 * If all members leave, one of them saves the newest state, once, and nobody goes on with it.
+* Once an exception has ended the job, nobody finishes, and nobody trains on.
 * In a gentle run (workers come, and leave, and no harm is done) every sample is computed once, no collective is run
   again, and nobody begins anew before a state has been saved.
 """
@@ -91,6 +92,7 @@ class Invariants:
     newest: dict[str, int] = field(default_factory=dict)
     samples: dict[tuple[str, int], int] = field(default_factory=dict)
     saves: dict[str, int] = field(default_factory=dict)
+    failed_at: float | None = None
 
     def decided(self, before: Membership, event: Event, after: Membership) -> None:
         """The coordinator has decided."""

@@ -26,6 +26,8 @@ PLACES = (
     "closing",
 )
 """Where a fault may strike; a worker passes them by `mark`."""
+USERS_PLACES = ("warm_up", "forward", "make_up", "reduced", "boundary", "metrics", "evaluate", "save")
+"""Where the user's code runs."""
 
 _RECOVERY = ("next_view", "build", "exchange", "send_result", "receive_result", "send_state", "receive_state")
 
@@ -81,6 +83,7 @@ class Fault:
 
     Args:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave",
+            "raise" (the user's code raises an exception, at the next of `USERS_PLACES`),
             "drain" (it is told to go, wherever it is), "arrive" (new workers), "coordinator" (the leading one dies,
             with `count` above 1 after so many messages less one), "node" (and the worker of its node), "cut" (of the
             network, for `duration_s`: around some nodes, or with the victim "coordinator" around the leading one).
@@ -178,9 +181,6 @@ def _cut_at_place(draw: random.Random, job: Job) -> list[Fault]:
     place, nth = draw.choice(_RECOVERY), draw.randint(1, 3 * job.num_workers)
     strike = Fault("cut", place=place, nth=nth, delay_s=draw.random() * 0.02, duration_s=draw.choice((2.5, 5.0, 12.0)))
     return [*draw.choice((_coordinator_lost, _crash_anywhere))(draw, job), strike]
-
-
-_FAILOVERS = (_coordinator_lost, _coordinator_lost_at_place, _cut_network, _cut_at_place)
 
 
 def _job(draw: random.Random) -> Job:
@@ -359,6 +359,26 @@ def _all_lost(draw: random.Random, job: Job) -> list[Fault]:
     return [*_arrivals(draw), strike, *_arrivals(draw)]
 
 
+def _exception(draw: random.Random, job: Job) -> list[Fault]:
+    """The user's code raises one; somebody may be lost, or come, or raise another one, at about this time."""
+    if draw.random() < 0.5:
+        strike = Fault("raise", draw.choice(("any", "any", "waiting")), at=_sometime(draw))
+    else:
+        strike = Fault("raise", "self", place=draw.choice(USERS_PLACES), nth=draw.randint(1, 12))
+    others = draw.choice((None, _crash_anywhere, _join, _drain, _silence, _loss_in_recovery, _late))
+    again = [replace(strike, victim="any", place="", at=_sometime(draw))] if draw.random() < 0.2 else []
+    return [strike, *again, *(others(draw, job) if others is not None else [])]
+
+
+def _exception_and_coordinator_lost(draw: random.Random, job: Job) -> list[Fault]:
+    """The coordinator dies while it is told, or tells the others."""
+    place, nth = draw.choice(("forward", "boundary", "evaluate")), draw.randint(1, 4 * job.num_workers)
+    delay_s = draw.random() * 0.02
+    count = draw.choice((1, 2, 2, 3, 4))
+    strike = Fault("coordinator", place=place, nth=nth, delay_s=0.0 if count > 1 else delay_s, count=count)
+    return [Fault("raise", "self", place=place, nth=nth), strike]
+
+
 def _late(draw: random.Random, job: Job) -> list[Fault]:
     return [Fault("arrive", place="closing", nth=draw.randint(1, job.num_workers), delay_s=draw.random() * 0.1)]
 
@@ -386,4 +406,13 @@ _THEMES = (
     _broken_group,
     _all_lost,
     _late,
+    _exception,
+)
+
+_FAILOVERS = (
+    _coordinator_lost,
+    _coordinator_lost_at_place,
+    _cut_network,
+    _cut_at_place,
+    _exception_and_coordinator_lost,
 )

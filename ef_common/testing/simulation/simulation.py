@@ -9,13 +9,13 @@ from typing import Any
 
 from ef_common.core.membership import Arrived, Event, Gone, Membership, Phase, Settings
 from ef_common.core.view import Member
-from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left
+from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
 from ef_common.session import Session
 from ef_common.testing.simulation.control import FIRST, MESSAGE_S, Coordinator, Line
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Invariants, Violation
 from ef_common.testing.simulation.network import Factory, Network
-from ef_common.testing.simulation.schedule import Fault, Schedule
+from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
 from ef_common.testing.simulation.scheduler import Process, Scheduler
 from ef_common.testing.simulation.trainer import Trainer
 
@@ -31,7 +31,19 @@ _SUSPICIOUS = ("break", "freeze", "slow")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
-_ENDS = {JobFinished: "told the end", Left: "left", Evicted: "evicted", CoordinatorLost: "lost the coordinator"}
+_ENDS = {
+    JobFinished: "told the end",
+    Left: "left",
+    Evicted: "evicted",
+    CoordinatorLost: "lost the coordinator",
+    JobFailed: "told the failure",
+}
+_TOLD_S = 10.0
+"""Within this time after an exception has ended the job all have ended that run."""
+
+
+class UsersError(Exception):
+    """An exception of the user's own code."""
 
 
 @dataclass(slots=True)
@@ -59,7 +71,9 @@ class Worker:
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.name = name
         self.end = ""
+        self.ended_at = 0.0
         self.num_freezes = 0
+        self.raises = False
         self._simulation = simulation
         scheduler = simulation.scheduler
         self.process = Process(scheduler, name, self._run)
@@ -111,9 +125,16 @@ class Worker:
         try:
             self.trainer.train()
             self.end = "finished"
-        except (JobFinished, Left, Evicted, CoordinatorLost) as end:
+        except (JobFinished, Left, Evicted, CoordinatorLost, JobFailed) as end:
             self.end = _ENDS[type(end)]
             self.session.stop()
+        except UsersError:
+            told = self.session.fail(f"{self.name} raised")
+            self.end = "raised, and told" if told else "raised"
+            if told:
+                self._simulation.fail()
+            self.session.stop()
+        self.ended_at = self._simulation.scheduler.now
         self._simulation.note(self.name, self.end)
 
 
@@ -262,7 +283,30 @@ class Simulation:
         if 2 * len(alive) > len(newest) and any(c.alive for c in self.coordinators.values()):
             raise Violation(f"{', '.join(alive)} are most of {', '.join(newest)}, and do not go on")
 
+    def fail(self) -> None:
+        """A worker whose code has raised an exception has heard that all others were told."""
+        self.count("failed")
+        if self.invariants.failed_at is None:
+            self.invariants.failed_at = self.scheduler.now
+
+    def _judge_failure(self, failed_at: float) -> None:
+        """Nobody trains on; only where the network is cut, some may never hear of it."""
+        if any(fault.kind == "cut" for fault in self.schedule.faults):
+            return
+        for worker in self.workers.values():
+            # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.
+            if worker.running and not worker.process.frozen and not self.schedule.job.standbys:
+                raise Violation(f"{worker.name} runs on after the job has failed")
+            if worker.end == "finished" and worker.ended_at > failed_at:
+                raise Violation(f"{worker.name} finishes after the job has failed")
+        updates = [record for history in self.invariants.history.values() for record in history.values()]
+        if any(record.made_at > failed_at + _TOLD_S for record in updates):
+            raise Violation("somebody trains on after the job has failed")
+
     def _judge(self) -> None:
+        if self.invariants.failed_at is not None:
+            self._judge_failure(self.invariants.failed_at)
+            return
         if self.halted:
             return
         for worker in self.workers.values():
@@ -296,6 +340,9 @@ class Simulation:
                 self.scheduler.after(fault.delay_s, self._strike, fault, worker)
             else:
                 self._strike(fault, worker)
+        if worker.raises and place in USERS_PLACES:
+            self.count("raised")
+            raise UsersError
 
     def on_event(self, worker: Worker, kind: str, fields: dict[str, Any]) -> None:
         """A session reports."""
@@ -397,6 +444,8 @@ class Simulation:
                 victim.process.sleep(0.0)
         elif fault.kind == "slow":
             victim.line.slow_until = self.scheduler.now + fault.duration_s
+        elif fault.kind == "raise":
+            victim.raises = True
         elif fault.kind == "break":
             if victim.factory.end is not None:
                 victim.factory.end.break_()

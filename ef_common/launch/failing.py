@@ -1,0 +1,99 @@
+"""What a worker tells when an exception ends it.
+
+An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
+told, by way of the coordinator. What has failed for good in a peer, the network or a store is no fault of the code:
+that costs this worker alone, and its launcher may start it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from ef_common.errors import GroupBroken, JobFailed, JobFinished, Left, MembershipError, ProtocolError, StorageError
+from ef_common.session import Session
+
+logger = logging.getLogger(__name__)
+
+_NO_FAULT_OF_THE_CODE = (MembershipError, StorageError, ProtocolError, JobFinished, Left)
+_NO_ERROR = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class Failing:
+    """Tells the others of the exception that ends this worker, once.
+
+    Args:
+        session: The worker's session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._told = False
+        self._before: Hook = sys.__excepthook__
+
+    def install(self) -> None:
+        """Also tell of what nobody catches, after it has been shown."""
+        self._before, sys.excepthook = sys.excepthook, self._show_and_tell
+
+    def _show_and_tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._before(kind, error, trace)
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        self.tell(error)
+
+    def tell(self, error: BaseException) -> None:
+        """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
+        if self._told or isinstance(error, _NO_ERROR):
+            return
+        self._told = True
+        note = self._session.note
+        if is_users(error):
+            worker = self._session.worker
+            where = f" at step {note.step} of epoch {note.epoch}" if note.epoch >= 0 else ""
+            why = f"worker {worker.id} (node {worker.node}) raised {describe(error)}{where}"
+            if self._session.fail(why):
+                note.fail(why)
+            else:
+                logger.warning("not all other workers have heard that this one ends by an exception of its own")
+        elif isinstance(error, JobFailed):
+            note.fail(str(error))
+        else:
+            note.excuse()
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether this is an exception of the user's own code, and not the consequence of a fault.
+
+    >>> is_users(ValueError("x")), is_users(MembershipError("x"))
+    (True, False)
+    """
+    if isinstance(error, (*_NO_ERROR, GroupBroken)):
+        return False
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, _NO_FAULT_OF_THE_CODE):
+            return False
+        seen.add(id(cause))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return True
+
+
+def describe(error: BaseException) -> str:
+    """Type, message and last frame.
+
+    >>> describe(ValueError("too large"))
+    'ValueError: too large'
+    """
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return text
+    last = frames[-1]
+    return f"{text[:300]} (in {last.name}, {last.filename}:{last.lineno})"

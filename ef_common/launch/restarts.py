@@ -1,0 +1,157 @@
+"""What a launcher does when a worker of its has died: count, wait longer each time, and know when to give up.
+
+The count lies in a directory, next to what the workers note down there (:mod:`ef_common.note`), so it outlives the
+launcher's own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ef_common import note
+from ef_common.note import Noted
+
+MAX_AT_ONE_STEP = 3
+"""So many deaths at one step end the job."""
+TRAINED_WELL_S = 60.0
+"""A worker that has trained for so long has made the failures before it undone."""
+LONGEST_PAUSE_S = 30.0
+_COUNT = "deaths"
+_MAX_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker has died.
+
+    Args:
+        local_rank: Of the worker.
+        status: Its exit status, minus the signal that ended it; None if it is not known.
+        noted: What it had noted; None if it has not become a worker.
+    """
+
+    local_rank: int
+    status: int | None
+    noted: Noted | None
+
+    @property
+    def how(self) -> str:
+        """The signal, or the exit status."""
+        if self.status is None:
+            return "it is not known how"
+        if self.status >= 0:
+            return f"exit status {self.status}"
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:
+            return f"signal {-self.status}"
+
+    @property
+    def at(self) -> tuple[int, int, bool] | None:
+        """Epoch, step and whether it was in it; None before the first step, or if the fault was not its own."""
+        if self.noted is None or self.noted.excused or self.noted.epoch < 0:
+            return None
+        return self.noted.epoch, self.noted.step, self.noted.in_step
+
+    @property
+    def where(self) -> str:
+        """The step, in words."""
+        if self.noted is None:
+            return "before it had joined"
+        if self.noted.epoch < 0:
+            return "before its first step"
+        return f"{'at' if self.noted.in_step else 'after'} step {self.noted.step} of epoch {self.noted.epoch}"
+
+    @property
+    def positions(self) -> str:
+        """The positions that it worked on, in words."""
+        if self.noted is None or not self.noted.in_step or not self.noted.ranges:
+            return ""
+        spans = [f"{start}-{stop - 1}" if stop - start > 1 else f"{start}" for start, stop in self.noted.ranges]
+        shown = sum(stop - start for start, stop in self.noted.ranges[:_MAX_SHOWN])
+        more = f" and {self.noted.num_positions - shown} more" if shown < self.noted.num_positions else ""
+        return (
+            f", on the positions {', '.join(spans[:_MAX_SHOWN])}{more} in the order of the epoch (which are indices of "
+            "the data set only if nothing shuffles)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Deaths so far.
+
+    Args:
+        in_a_row: Since a worker has trained well.
+        total: All of them.
+        at: Where the newest was; see :attr:`Death.at`.
+        times: How many have been there, one after the other.
+    """
+
+    in_a_row: int = 0
+    total: int = 0
+    at: tuple[int, int, bool] | None = None
+    times: int = 0
+
+    def after(self, death: Death) -> Count:
+        """With one more."""
+        trained_well = death.noted is not None and death.noted.trained_s >= TRAINED_WELL_S
+        again = death.at is not None and death.at == self.at
+        return Count(
+            in_a_row=1 if trained_well else self.in_a_row + 1,
+            total=self.total + 1,
+            at=death.at,
+            times=(self.times if again else 0) + (death.at is not None),
+        )
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next start: 0, 1, 2, 4 … s."""
+        return 0.0 if self.in_a_row <= 1 else min(LONGEST_PAUSE_S, 2.0 ** (self.in_a_row - 2))
+
+
+class Restarts:
+    """Deaths of the workers whose notes lie in a directory.
+
+    Args:
+        directory: The directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def count(self) -> Count:
+        """What is counted so far."""
+        try:
+            fields = json.loads((self.directory / _COUNT).read_text())
+            at = None if fields["at"] is None else tuple(fields["at"])
+            return Count(fields["in_a_row"], fields["total"], at, fields["times"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return Count()
+
+    def died(self, statuses: Sequence[tuple[int, int | None]]) -> Death:
+        """Take note of a death, and clear away what the workers have noted.
+
+        Args:
+            statuses: Local rank and exit status of those that have died by themselves, the first one first; the others
+                of the node were ended for that.
+        """
+        deaths = [Death(rank, status, note.read(note.path_of(self.directory, rank))) for rank, status in statuses]
+        death = next((one for one in deaths if one.at is not None), deaths[0])
+        for path in self.directory.glob("worker-*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.directory / _COUNT).write_text(json.dumps(asdict(self.count.after(death))))
+        return death
+
+    def too_often(self, death: Death, *, node: str) -> str:
+        """Why the job is to end; "" if it is not."""
+        times = self.count.times
+        if times < MAX_AT_ONE_STEP:
+            return ""
+        return f"a worker of node {node} has died {times} times {death.where} ({death.how}){death.positions}"

@@ -1,0 +1,149 @@
+"""What a worker works on, noted down where it outlives the process: its launcher reads it when the worker has died."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_RANGES = 16
+"""So many ranges of positions fit; of more, the first."""
+_STATE = struct.Struct("<8sQBBqqddQQQ")  # magic, changes, in a step, excused, epoch, step, first and newest time,
+# number of positions, number of ranges, changes again
+_COUNTER = struct.Struct("<Q")
+_RANGE = struct.Struct("<QQ")
+_COUNTER_AT, _IN_STEP_AT, _EXCUSED_AT = 8, 16, 17
+_MAGIC = b"EFNOTE01"
+SIZE = _STATE.size + MAX_RANGES * _RANGE.size
+_FAILED = "failed"
+_MAX_FAILED_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What a worker has noted.
+
+    Args:
+        epoch: Epoch of its newest step; -1 if it has made none.
+        step: Number of the update.
+        in_step: It was in the step, and not behind it.
+        ranges: Half-open ranges of the positions that it worked on, at most `MAX_RANGES`.
+        num_positions: How many there were.
+        trained_s: From the beginning of its first step to that of its newest.
+        excused: It has ended by a fault that is not its own.
+    """
+
+    epoch: int
+    step: int
+    in_step: bool
+    ranges: tuple[tuple[int, int], ...]
+    num_positions: int
+    trained_s: float
+    excused: bool
+
+
+class Note:
+    """A worker's note.
+
+    Args:
+        directory: Where it is kept; by default in memory, where nobody reads it.
+        local_rank: Of the worker on its node.
+        clock: Monotonic time in seconds.
+
+    Attributes:
+        epoch: Epoch of the newest step; -1 before the first.
+        step: Number of the update.
+    """
+
+    def __init__(
+        self, directory: Path | None = None, local_rank: int = 0, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory = directory
+        self._buffer: bytearray | mmap.mmap = bytearray(SIZE)
+        if directory is not None:
+            descriptor = os.open(path_of(directory, local_rank), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.ftruncate(descriptor, SIZE)
+                self._buffer = mmap.mmap(descriptor, SIZE)
+            finally:
+                os.close(descriptor)
+        self._clock = clock
+        self._changes = 0
+        self._first = -1.0
+        self.epoch = -1
+        self.step = 0
+        self.begin(-1, 0, [])
+        self._first = -1.0
+
+    def begin(self, epoch: int, step: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """A step begins, on these positions."""
+        now = self._clock()
+        if self._first < 0:
+            self._first = now
+        self.epoch, self.step = epoch, step
+        self._changes += 1
+        _COUNTER.pack_into(self._buffer, _COUNTER_AT, self._changes)  # who dies from here on leaves no valid note
+        total, number = 0, 0
+        for start, stop in ranges:
+            if number < MAX_RANGES:
+                _RANGE.pack_into(self._buffer, _STATE.size + number * _RANGE.size, start, stop)
+                number += 1
+            total += stop - start
+        _STATE.pack_into(
+            self._buffer, 0, _MAGIC, self._changes, 1, 0, epoch, step, self._first, now, total, number, self._changes
+        )
+
+    def end(self) -> None:
+        """The step has ended."""
+        self._buffer[_IN_STEP_AT] = 0
+
+    def excuse(self) -> None:
+        """This worker ends by a fault that is not its own."""
+        self._buffer[_EXCUSED_AT] = 1
+
+    def fail(self, why: str) -> None:
+        """The job has failed."""
+        if self._directory is not None:
+            write_failure(self._directory, why)
+
+
+def path_of(directory: Path, local_rank: int) -> Path:
+    """File of the note of a worker."""
+    return directory / f"worker-{local_rank}"
+
+
+def read(path: Path) -> Noted | None:
+    """What a worker has noted, or None: it has come to no note, or died while it wrote one."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) != SIZE:
+        return None
+    magic, changes, in_step, excused, epoch, step, first, newest, total, number, again = _STATE.unpack_from(data)
+    if magic != _MAGIC or changes != again or number > MAX_RANGES:
+        return None
+    ranges = tuple(_RANGE.unpack_from(data, _STATE.size + index * _RANGE.size) for index in range(number))
+    return Noted(epoch, step, bool(in_step) and epoch >= 0, ranges, total, newest - first, bool(excused))
+
+
+def write_failure(directory: Path, why: str) -> None:
+    """Note down, for the launcher, that the job has failed. What cannot be written is left."""
+    path = directory / f"{_FAILED}-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        path.write_text(why, errors="replace")
+        path.replace(directory / _FAILED)
+
+
+def read_failure(directory: Path) -> str:
+    """Why the job has failed, as far as is noted here; "" if it has not."""
+    try:
+        with (directory / _FAILED).open("rb") as file:
+            return file.read(_MAX_FAILED_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,125 @@
+"""An exception of the user's own code, told over real lines."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ef_common.control.auth import Token
+from ef_common.control.failure_report import report_failure
+from ef_common.control.line import Line
+from ef_common.core.view import Member
+from ef_common.errors import JobFailed
+from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
+
+WHY = "worker w0 (node n) raised ValueError: x"
+
+
+def test_failure_is_told_to_members_and_newcomers_and_whoever_comes_later(form, join):
+    coordinator, workers = form(2)
+    newcomer = join(coordinator, "late").started()
+    assert workers[0].client.fail(WHY) is True
+    for worker in (workers[1], newcomer, workers[0]):
+        with pytest.raises(JobFailed, match=r"worker w0 .*ValueError: x"):
+            worker.client.next_view(1)
+    with pytest.raises(JobFailed, match="ValueError: x"):
+        join(coordinator, "later").started()
+    assert workers[1].views_noticed[-1] > 1  # so whoever waits in its group wakes
+
+
+def test_failure_before_the_first_view_is_told_to_those_who_wait_for_it(serve, join):
+    coordinator = serve(3)
+    waiting = join(coordinator, "a")
+    failing = join(coordinator, "b")
+    wait_until(lambda: len(coordinator._switchboard.state.workers) == 2)
+    failing.client.fail(WHY)
+    for worker in (waiting, failing):
+        with pytest.raises(JobFailed, match="ValueError: x"):
+            worker.started()
+
+
+def test_failure_of_a_newcomer_is_not_the_jobs(form, join):
+    coordinator, (worker,) = form(1)
+    newcomer = join(coordinator, "late").started()
+    assert newcomer.client.fail(WHY) is False
+    assert not coordinator._switchboard.state.failed
+    assert worker.client.next_view(0).generation == 1
+
+
+def test_failure_without_a_coordinator_does_not_take_long(form, monkeypatch):
+    monkeypatch.setattr("ef_common.control.client.FAIL_S", 0.1)
+    coordinator, (worker,) = form(1)
+    coordinator.stop()
+    assert worker.client.fail(WHY) is False
+
+
+def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job, monkeypatch):  # noqa: F811
+    """It dies when the word is on its way."""
+    coordinators, workers, _ = job(3)
+    send = Line.send
+
+    def lost(self, message):
+        if type(message).__name__ != "Fail":
+            send(self, message)
+
+    monkeypatch.setattr(Line, "send", lost)
+    monkeypatch.setattr("ef_common.control.client.FAIL_S", 20.0)
+    heard = []
+    failing = threading.Thread(target=lambda: heard.append(workers[1].client.fail(WHY)))
+    failing.start()
+    coordinators[0].stop()
+    failing.join(20.0)
+    assert heard == [True]
+    for worker in (workers[0], workers[2]):
+        with pytest.raises(JobFailed, match="ValueError: x"):
+            worker.client.next_view(1)
+
+
+AGENT = Member("n-agent", "n", "")
+
+
+def test_report_of_an_agent_ends_the_job(form):
+    coordinator, (worker,) = form(1)
+    assert report_failure([coordinator.address], AGENT, None, "a crash", fatal=True) == "a crash"
+    with pytest.raises(JobFailed, match="a crash"):
+        worker.client.next_view(1)
+    assert report_failure([coordinator.address], AGENT, None, "another", fatal=True) == "a crash"
+
+
+def test_report_that_is_not_fatal_ends_nothing_once_there_is_a_view(form, serve, join):
+    coordinator, (worker,) = form(1)
+    assert report_failure([coordinator.address], AGENT, None, "an import", fatal=False) == ""
+    assert worker.client.next_view(0).world_size == 1
+    begins = serve(2)
+    waiting = join(begins, "a")
+    wait_until(lambda: begins._switchboard.state.workers)
+    assert report_failure([begins.address], AGENT, None, "an import", fatal=False) == "an import"
+    with pytest.raises(JobFailed, match="an import"):
+        waiting.started()
+
+
+def test_report_goes_on_from_a_standby_and_from_who_is_not_there(form, serve):
+    leads, _ = form(1)
+    standby = serve(standby=True)
+    gone = serve()
+    gone.stop()
+    addresses = [gone.address, standby.address, leads.address]
+    assert report_failure(addresses, AGENT, None, "a crash", fatal=True) == "a crash"
+
+
+def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
+    coordinators, _, _ = job(3)
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators) is not None)
+    third = next(one for one in coordinators[1:] if one is not leader(coordinators))
+    wait_until(lambda: third._switchboard._leader)
+    assert report_failure([third.address], AGENT, None, "a crash", fatal=True) == "a crash"
+
+
+def test_report_to_nobody_is_in_vain(serve):
+    gone = serve()
+    gone.stop()
+    assert report_failure([gone.address], AGENT, None, "a crash", fatal=True) == ""
+    token = Token("secret")
+    assert report_failure([serve(token=token).address], AGENT, None, "a crash", fatal=True) == ""

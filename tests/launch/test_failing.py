@@ -1,0 +1,106 @@
+"""Which exceptions are told, and how."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ef_common.core.view import Member
+from ef_common.errors import (
+    CoordinatorLost,
+    Evicted,
+    GroupBroken,
+    JobFailed,
+    JobFinished,
+    Left,
+    ProtocolError,
+    StorageFailed,
+    UsageError,
+)
+from ef_common.launch.failing import Failing, describe, is_users
+from ef_common.note import Note
+
+
+class Told:
+    """A session that notes what it is told."""
+
+    worker = Member("w-1", "n", "")
+
+    def __init__(self) -> None:
+        self.note = Note()
+        self.told: list[str] = []
+
+    def fail(self, why: str) -> bool:
+        self.told.append(why)
+        return True
+
+
+def raised(error: BaseException, *, within: BaseException | None = None, cause: BaseException | None = None):
+    try:
+        if within is None:
+            raise error from cause
+        try:
+            raise within
+        except BaseException:
+            raise error  # noqa: B904
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), MemoryError(), UsageError("x"), Exception()])
+def test_exception_of_the_code_is_the_users(error):
+    assert is_users(raised(error))
+    assert is_users(raised(error, within=KeyError("y")))
+    # Handing on a result may fail, while the session recovers from a loss.
+    assert is_users(raised(error, within=GroupBroken("y")))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Evicted("x"),
+        CoordinatorLost("x"),
+        JobFailed("x"),
+        StorageFailed("x"),
+        ProtocolError("x"),
+        JobFinished(),
+        Left(""),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_fault_and_what_follows_from_it_are_not_the_users(fault):
+    assert not is_users(raised(fault))
+    assert not is_users(raised(ValueError("x"), within=fault))
+    assert not is_users(raised(ValueError("x"), cause=fault))
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GroupBroken("x")])
+def test_what_is_no_exception_of_the_code_is_not_told(error):
+    session = Told()
+    Failing(session).tell(raised(error))  # type: ignore[arg-type]
+    assert session.told == []
+
+
+def test_exception_is_told_once_with_worker_node_message_and_place():
+    session = Told()
+    failing = Failing(session)  # type: ignore[arg-type]
+    failing.tell(raised(ValueError("too large")))
+    failing.tell(raised(KeyError("y")))
+    (why,) = session.told
+    assert why.startswith("worker w-1 (node n) raised ValueError: too large (in raised, ")
+    assert f"{__file__}:" in why
+
+
+def test_long_message_leaves_room_for_the_place():
+    assert "(in raised, " in describe(raised(ValueError("y" * 10_000)))[:400]
+
+
+def test_exception_that_nobody_catches_is_shown_and_told(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    session = Told()
+    Failing(session).install()  # type: ignore[arg-type]
+    error = raised(ValueError("too large"))
+    sys.excepthook(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err.count("ValueError: too large") == 1
+    assert len(session.told) == 1

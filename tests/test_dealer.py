@@ -1,0 +1,72 @@
+"""The dealer notes down what a worker works on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ef_common.core.sharding import GlobalBatch
+from ef_common.core.view import SOLO, Member, View
+from ef_common.data.dealer import Dealer
+from ef_common.events import EventLog
+from ef_common.launch.environment import NOTES, read_environment
+from ef_common.note import Note, Noted, path_of, read
+from ef_common.session import Session
+
+
+def make(directory: Path, **settings: object) -> tuple[Dealer, Session]:
+    session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+    session.note = Note(directory)
+    return Dealer(session, log=EventLog(None, "w"), batch_size=4, **settings), session  # type: ignore[arg-type]
+
+
+def noted(directory: Path) -> Noted:
+    found = read(path_of(directory, 0))
+    assert found is not None
+    return found
+
+
+def test_dealer_notes_its_share_of_each_step_and_its_end(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path)
+    other = Member("other", "n", "")
+    dealer.begin(2, 20)
+    session.completed_in = View(1, (other, *SOLO.members))
+    dealer.deal()
+    found = noted(tmp_path)
+    assert (found.epoch, found.step, found.in_step, found.ranges, found.num_positions) == (2, 1, True, ((4, 8),), 4)
+    dealer.commit(session.completed_in)
+    assert not noted(tmp_path).in_step
+    session.completed_in = SOLO
+    dealer.deal()
+    assert (noted(tmp_path).step, noted(tmp_path).ranges) == (2, ((8, 12),))
+
+
+def test_dealer_notes_all_batches_of_an_accumulation(tmp_path: Path) -> None:
+    dealer, _ = make(tmp_path)
+    dealer.begin(0, 20)
+    dealer.deal()
+    dealer.deal()
+    assert noted(tmp_path).ranges == ((0, 4), (4, 8))
+
+
+def test_dealer_notes_the_whole_of_a_global_batch(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path, global_batch=GlobalBatch(10, 1))
+    dealer.begin(0, 20)
+    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    dealer.deal()
+    assert noted(tmp_path).ranges == ((0, 10),)
+
+
+def test_dealer_notes_positions_that_have_come_back(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path)
+    dealer.begin(0, 4)
+    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    dealer.deal()
+    dealer.commit(SOLO)  # the other one's are dealt again
+    session.completed_in = SOLO
+    dealer.deal()
+    assert noted(tmp_path).ranges == ((2, 3), (3, 4))
+
+
+def test_directory_of_the_notes_comes_from_the_environment(tmp_path: Path) -> None:
+    assert read_environment({NOTES: str(tmp_path)}).notes == tmp_path
+    assert read_environment({}).notes is None

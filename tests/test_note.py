@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ef_common.note import MAX_RANGES, SIZE, Note, Noted, path_of, read
+
+
+def test_note_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        note = Note(tmp_path, 2, clock=iter([0.0, 10.0, 12.5]).__next__)
+        note.begin(3, 40, [(0, 8)])
+        note.end()
+        note.begin(3, 41, [(8, 16), (99, 100)])
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert read(path_of(tmp_path, 2)) == Noted(3, 41, True, ((8, 16), (99, 100)), 9, 2.5, False)
+
+
+def test_note_of_another_process_replaces_the_one_before(tmp_path: Path) -> None:
+    Note(tmp_path).begin(0, 1, [(0, 8)])
+    Note(tmp_path)
+    assert read(path_of(tmp_path, 0)) == Noted(-1, 0, False, (), 0, 0.0, False)
+
+
+def test_note_with_more_ranges_than_fit_keeps_the_first_and_their_number(tmp_path: Path) -> None:
+    Note(tmp_path).begin(0, 1, [(10 * number, 10 * number + 2) for number in range(100)])
+    noted = read(path_of(tmp_path, 0))
+    assert noted is not None
+    assert (len(noted.ranges), noted.ranges[-1], noted.num_positions) == (MAX_RANGES, (150, 152), 200)
+
+
+def test_note_knows_a_fault_and_where_it_was(tmp_path: Path) -> None:
+    note = Note(tmp_path)
+    note.begin(1, 5, [(0, 8)])
+    note.excuse()
+    noted = read(path_of(tmp_path, 0))
+    assert noted is not None
+    assert (noted.excused, noted.epoch, noted.step) == (True, 1, 5)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * SIZE, b"x"], ids=len)
+def test_file_that_is_no_note_is_none(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a").write_bytes(data)
+    assert read(tmp_path / "a") is None
+    assert read(tmp_path / "b") is None
+
+
+def test_note_that_was_being_written_is_none(tmp_path: Path) -> None:
+    Note(tmp_path).begin(0, 1, [(0, 8)])
+    path = path_of(tmp_path, 0)
+    data = bytearray(path.read_bytes())
+    data[8] += 1
+    path.write_bytes(data)
+    assert read(path) is None
+
+
+def test_note_without_a_directory_is_kept_in_memory() -> None:
+    note = Note()
+    note.begin(0, 3, [(0, 8)])
+    note.fail("boom")
+    assert (note.epoch, note.step) == (0, 3)
