@@ -52,7 +52,7 @@ def test_token_is_in_no_text_of_it():
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
 def test_token_empty_raises_usage_error(text, tmp_path):
-    with pytest.raises(UsageError, match="ELASTICFLOW_TOKEN is empty"):
+    with pytest.raises(UsageError, match="ELASTICFLOW_TOKEN must be the secret"):
         Token(text, source="ELASTICFLOW_TOKEN")
     path = tmp_path / "token"
     path.write_text(text)
