@@ -93,6 +93,7 @@ class Dealer:
             self._log.write("epoch", epoch=before.epoch, length=before.length)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
+        self._session.begin_step()
         return window
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:

@@ -23,7 +23,9 @@ from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
+from ef_common.launch.hung import end_if_hung
 from ef_common.launch.notices import Notices
+from ef_common.pace import Pace
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
 
@@ -110,7 +112,10 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             engine=engine,
             checkpoint=environment.checkpoint,
         )
-    channel: ControlChannel = CoordinatorClient(environment.coordinator, member, environment.token)
+    pace = Pace(time.monotonic)
+    channel: ControlChannel = CoordinatorClient(
+        environment.coordinator, member, environment.token, pace=pace, on_hung=end_if_hung
+    )
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)
     log = EventLog(environment.run_dir, member.id)
@@ -120,6 +125,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         groups=groups,
         on_event=log.write,
         clock=time.monotonic,
+        pace=pace,
     )
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)

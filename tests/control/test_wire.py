@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ef_common.control import wire
 from ef_common.core.place import Place
+from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -28,6 +29,8 @@ FROM_WORKER = [
     wire.Follow(29400, leads=True),
     wire.Heartbeat(None),
     wire.Heartbeat(Place(2, 40, (7, 3))),
+    wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4)),
+    wire.Heartbeat(None, Progress(3, -1, True, "other", 0)),
     wire.Ready(),
     wire.AtBoundary(3),
     wire.Suspect(3),
@@ -50,6 +53,7 @@ FROM_COORDINATOR = [
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
+    wire.Evicted("hung", hung=True),
     wire.Error("authentication", ""),
     wire.Relay(3, "address/0", b""),
 ]
@@ -84,34 +88,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":2,"t":"ready"}x',
-        b'{"v":3,"t":"ready"}',
+        b'{"v":3,"t":"ready"}x',
+        b'{"v":4,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":2}',
-        b'{"v":2,"t":["ready"]}',
-        b'{"v":2,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":2,"t":"ready","more":1}',
-        b'{"v":2,"t":"ready","v":2}',
-        b'{"v":2,"t":"heartbeat"}',
-        b'{"v":2,"t":"heartbeat","place":[]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2]}',
-        b'{"v":2,"t":"heartbeat","place":[1,-2,[]]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2,null]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2,[0.5]]}',
-        b'{"v":2,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
-        b'{"v":2,"t":"place","place":[1,2,[]]}',
-        b'{"v":2,"t":"suspect"}',
-        b'{"v":2,"t":"suspect","generation":-1}',
-        b'{"v":2,"t":"suspect","generation":true}',
-        b'{"v":2,"t":"suspect","generation":1.0}',
-        b'{"v":2,"t":"suspect","generation":NaN}',
-        b'{"v":2,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":2,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":2,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":2,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":2,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":2,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":3}',
+        b'{"v":3,"t":["ready"]}',
+        b'{"v":3,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":3,"t":"ready","more":1}',
+        b'{"v":3,"t":"ready","v":3}',
+        b'{"v":3,"t":"heartbeat"}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":3,"t":"place","place":[1,2,[]]}',
+        b'{"v":3,"t":"suspect"}',
+        b'{"v":3,"t":"suspect","generation":-1}',
+        b'{"v":3,"t":"suspect","generation":true}',
+        b'{"v":3,"t":"suspect","generation":1.0}',
+        b'{"v":3,"t":"suspect","generation":NaN}',
+        b'{"v":3,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":3,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":3,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":3,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -137,7 +147,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 2, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
+    record = {"v": 3, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -158,7 +168,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 2, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 3, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -175,7 +185,7 @@ def test_decode_long_line_raises_protocol_error():
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":2,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":3,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():

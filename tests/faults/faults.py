@@ -21,6 +21,7 @@ from ef_common.ports import Bootstrap, Group, Pending
 
 MARKS = "TEST_MARKS"
 """Variable that names a directory, in which workers note the steps that they have begun."""
+HANG = 0
 _PATIENCE_S = 60.0
 
 
@@ -29,9 +30,9 @@ class Fault:
     """One fault.
 
     Args:
-        where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
-            "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan" (of a checkpoint that all
-            write).
+        where: "read" (in the data set), "forward", "backward", "reduction", "optimizer", "validation",
+            "validation_end", "boundary", "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan"
+            (of a checkpoint that all write).
         step: Updates made before it (batches, in a validation); it does not count outside of steps.
         epoch: In a validation: which epoch's.
         rank: Only the worker with this rank is struck; None for the worker that was given the fault.
@@ -43,7 +44,7 @@ class Fault:
             "lose" (the others complete it, but this worker's part of the network fails, and it lives on).
         after: In a step: it waits until so many other workers have begun this step (those which have `MARKS` in their
             environments, as this one has).
-        signal: What it does to itself.
+        signal: What it does to itself. `HANG`: its main thread does nothing more.
     """
 
     where: str
@@ -78,6 +79,8 @@ class Striker:
         if self.strikes(where, **place):
             assert self.fault is not None
             number, self.fault = self.fault.signal, None
+            while number == HANG:
+                time.sleep(3600)
             os.kill(os.getpid(), number)
 
     def strikes(self, where: str, **place: Any) -> bool:
@@ -238,4 +241,4 @@ def use_faulty_ports(striker: Striker) -> None:
     """Give this process ports that can fail, before anything in it becomes a worker."""
     groups_of, client = process.groups_of, process.CoordinatorClient
     process.groups_of = lambda engine: FaultyGroups(groups_of(engine), striker)
-    process.CoordinatorClient = lambda *args: FaultyChannel(client(*args), striker)
+    process.CoordinatorClient = lambda *args, **kwargs: FaultyChannel(client(*args, **kwargs), striker)

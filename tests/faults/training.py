@@ -66,8 +66,10 @@ class Options:
 class Images(Dataset[tuple[Tensor, Tensor]]):
     """Images whose brighter half names the class; made from the index, so that every worker has the same."""
 
-    def __init__(self, length: int, dies_at: int | None = None, *, random: bool = False) -> None:
-        self._length, self._dies_at, self._random = length, dies_at, random
+    def __init__(
+        self, length: int, dies_at: int | None = None, *, random: bool = False, striker: Striker | None = None
+    ) -> None:
+        self._length, self._dies_at, self._random, self._striker = length, dies_at, random, striker
 
     def __len__(self) -> int:
         return self._length
@@ -75,6 +77,8 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if index == self._dies_at and torch.utils.data.get_worker_info() is not None:
             self._die_once()
+        if self._striker is not None:
+            self._striker.at("read", step=self._striker.step)
         noise = torch.Generator().manual_seed(index)
         image, label = torch.rand(1, 8, 8, generator=noise), index % 2
         image[:, :, 4 * label : 4 * label + 4] += 0.5
@@ -195,7 +199,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     trainer = _trainer(chosen)
     net = program(chosen) if chosen.program else Net(chosen, striker)
     validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
-    trainer.fit(net, _loader(chosen), validation)
+    trainer.fit(net, _loader(chosen, striker), validation)
     worker = this_worker(chosen.backend)
     return {
         "pid": os.getpid(),
@@ -269,8 +273,8 @@ def _trainer(options: Options) -> Trainer:
     )
 
 
-def _loader(options: Options) -> DataLoader[Any]:
-    images = Images(options.length, options.data_worker_dies_at, random=options.random)
+def _loader(options: Options, striker: Striker) -> DataLoader[Any]:
+    images = Images(options.length, options.data_worker_dies_at, random=options.random, striker=striker)
     return DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
 
 
