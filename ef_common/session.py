@@ -30,10 +30,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from ef_common.core.place import Place
+from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
 from ef_common.errors import CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
 from ef_common.note import Note
+from ef_common.pace import Pace
 from ef_common.ports import Bootstrap, ControlChannel, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class Session:
         groups: Builds the process group of each view.
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.
+        pace: Notes down how this worker moves on, for others to read.
 
     Attributes:
         state: What newcomers receive.
@@ -105,6 +108,7 @@ class Session:
         groups: GroupFactory,
         on_event: Callable[..., None] = lambda kind, **fields: None,
         clock: Callable[[], float] = lambda: 0.0,
+        pace: Pace | None = None,
     ) -> None:
         self.worker = worker
         self.view = SOLO if channel is None else View(0, (worker,))
@@ -124,6 +128,7 @@ class Session:
         self._change_agreed_in: int | None = None
         self._on_event = on_event
         self._clock = clock
+        self._pace = pace or Pace(clock)
         self._troubled_since: float | None = None
         self._newest_known = 0
         self._unconfirmed: list[Callable[[], None]] = []
@@ -271,6 +276,7 @@ class Session:
         if self.newcomer:
             operation.run(LoneGroup(), View(0, (self.worker,)))
             return self.view
+        self._pace.wait(self.view.generation, self.completed)
         while True:
             number = self.completed
             try:
@@ -280,11 +286,13 @@ class Session:
             except GroupBroken:
                 self._recover(operation)
                 if self.completed == number:
+                    self._pace.wait(self.view.generation, number)
                     continue  # nobody had the result: run it again among those that are left
             else:
                 self.completed += 1
                 self.completed_in = self.view
             self._last = operation
+            self._pace.go_on(self.view.generation, self.completed)
             self._confirm()
             return self.completed_in
 
@@ -314,6 +322,10 @@ class Session:
         for act in acts:
             act()
 
+    def begin_step(self) -> None:
+        """A batch has been dealt: its reduction is the next thing that the others wait for; :meth:`agree` ends it."""
+        self._pace.begin_step()
+
     def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
         """Settle what is agreed, from the sums of the members' flags in the collective that has just completed.
 
@@ -321,6 +333,7 @@ class Session:
             num_flags: Of `change_pending`.
             num_wishes: Of `wish`, which is heard then.
         """
+        self._pace.end_step()
         if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
             return
         if num_wishes:  # a step may have several reductions, and the wish is in one of them
@@ -386,6 +399,7 @@ class Session:
             if self.view.hold:
                 logger.warning("too few nodes are left: waiting at this step for more to join")
             channel.send("at_boundary", self.view.generation)
+            self._pace.wait(self.view.generation, self.completed, at_boundary=True)
             self._recover(suspect=False)
             changed = True
             if self.view.admitted_at > agreed_in:
@@ -419,6 +433,7 @@ class Session:
             if suspect and self.view.generation > 0:
                 channel.send("suspect", self.view.generation)
             view = channel.next_view(self.view.generation)
+            self._pace.wait(view.generation, SETTLING)
             self._group.abort()
             suspect = True
             try:

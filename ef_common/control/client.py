@@ -38,6 +38,7 @@ from ef_common.errors import (
     Left,
     ProtocolError,
 )
+from ef_common.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -77,18 +78,30 @@ class CoordinatorClient:
         member: This worker. With an empty address the coordinator fills in the one that it sees.
         token: The job token, or None.
         connect_timeout_s: How long to try to reach the coordinator.
+        pace: How this worker moves on; its heartbeats tell it.
+        on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
+            waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
     """
 
     change_pending: bool
 
     def __init__(
-        self, address: Address, member: Member, token: Token | None, *, connect_timeout_s: float = 60.0
+        self,
+        address: Address,
+        member: Member,
+        token: Token | None,
+        *,
+        connect_timeout_s: float = 60.0,
+        pace: Pace | None = None,
+        on_hung: Callable[[str, threading.Event], None] = lambda why, heard: None,
     ) -> None:
         self.change_pending = False
         self._address = address
         self.member = member
         self._token = token
         self._connect_timeout_s = connect_timeout_s
+        self._pace = pace
+        self._on_hung = on_hung
         self._inbox = Inbox()
         self._line: Line | None = None
         self._process = 0
@@ -240,6 +253,7 @@ class CoordinatorClient:
         if self._process != os.getpid():
             return  # not started, or a forked copy, whose locks may be held by threads that it lacks
         self._stopped.set()
+        self._inbox.end_met.set()
         line = self._line
         if line is not None:
             line.hang_up()
@@ -265,7 +279,7 @@ class CoordinatorClient:
             line, slept_s, woke = self._line, time.monotonic() - woke, time.monotonic()
             if line is None:
                 continue
-            line.send(wire.Heartbeat(self._place))
+            line.send(wire.Heartbeat(self._place, None if self._pace is None else self._pace.read()))
             if slept_s > 2 * self._timeout_s / BEATS_PER_TIMEOUT:
                 line.heard = woke  # it was us who did not listen
             elif self._can_return and woke - line.heard > _SILENT_TIMEOUTS * self._timeout_s:
@@ -402,8 +416,11 @@ class CoordinatorClient:
                 self._inbox.put_place(place)
             case wire.Finish():
                 self._inbox.put_end(JobFinished("the job has ended"))
-            case wire.Evicted(reason):
+            case wire.Evicted(reason, hung):
                 self._put_out(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
+                if hung:
+                    args = (reason, self._inbox.end_met)
+                    threading.Thread(target=self._on_hung, args=args, name="elasticflow-watchdog", daemon=True).start()
             case wire.Failed(why):
                 self._put_out(JobFailed(why))
             case wire.Error(reason=reason):

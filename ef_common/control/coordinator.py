@@ -27,6 +27,7 @@ from ef_common.control.sockets import (
 )
 from ef_common.control.switchboard import Switchboard
 from ef_common.core.membership import Settings
+from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class Coordinator:
         heartbeat_timeout_s: A worker that is silent for longer is evicted. All other times of the control
             plane follow from it: workers send four heartbeats in it, and a loss is noticed for sure within
             1.25 times as long.
+        hang_timeout_s: A worker that keeps the others waiting for longer in a training step is evicted; None for a
+            limit that is learned (:mod:`ef_common.core.progress`), 0 for none.
         standby: It leads nobody until members of a job come to it, who have lost their coordinator.
         endpoint: Where new workers look for the coordinator; if it leads, it tells whoever is there instead.
 
@@ -64,6 +67,7 @@ class Coordinator:
         token: Token | None = None,
         settings: Settings | None = None,
         heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S,
+        hang_timeout_s: float | None = None,
         standby: bool = False,
         endpoint: Address | None = None,
     ) -> None:
@@ -77,6 +81,7 @@ class Coordinator:
         loss_notice_s = _TIMEOUTS_TO_NOTICE * heartbeat_timeout_s
         self._settings = replace(settings or Settings(), loss_notice_s=loss_notice_s)
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._limits = Limits(hang_timeout_s=hang_timeout_s)
         self._standby = standby
         self._endpoint = endpoint
         self._name = secrets.token_hex(8)
@@ -124,6 +129,7 @@ class Coordinator:
             token=self._token,
             settings=self._settings,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
+            limits=self._limits,
             on_population=self._note_population,
             standby=self._standby,
             name=self._name,

@@ -15,7 +15,11 @@ _LOOK_AGAIN_S = 1.0  # waiting in slices lets Ctrl-C through on every platform
 
 
 class Inbox:
-    """The newest view and place, the values relayed in the view, and the end. Written by the reader, read by all."""
+    """The newest view and place, the values relayed in the view, and the end. Written by the reader, read by all.
+
+    Attributes:
+        end_met: Who waits, or asks, has been told of the end.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,6 +28,7 @@ class Inbox:
         self._warm_up = False
         self._place: Place | None = None
         self._end: Exception | None = None
+        self.end_met = threading.Event()
 
     @property
     def generation(self) -> int:
@@ -72,7 +77,7 @@ class Inbox:
     def place(self) -> Place | None:
         """Where the members are, as far as is known; does not wait."""
         if self._end is not None:
-            raise self._end
+            raise self._met()
         return self._place
 
     def wait_start(self) -> bool:
@@ -91,7 +96,7 @@ class Inbox:
         def newer() -> View | None:
             # A lost line harms nobody who has a view; every other end concerns this worker itself.
             if self._end is not None and not isinstance(self._end, CoordinatorLost):
-                raise self._end
+                raise self._met()
             return self._view if self._view is not None and self._view.generation > after else None
 
         return self._wait(newer)
@@ -121,5 +126,9 @@ class Inbox:
                 if value is not None:
                     return value
                 if self._end is not None:
-                    raise self._end
+                    raise self._met()
                 self._changed.wait(_LOOK_AGAIN_S)
+
+    def _met(self) -> Exception:
+        self.end_met.set()
+        return self._end or CoordinatorLost("nothing more will come")

@@ -21,6 +21,7 @@ from ef_common.control.sockets import Address, format_address
 from ef_common.core import membership
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
 from ef_common.core.place import Place
+from ef_common.core.progress import Heard, Limits, Longest, Progress, judge
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 
@@ -57,6 +58,7 @@ class Switchboard:
         token: The job token, or None.
         settings: Settings of the membership.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
+        limits: Who is taken for hung.
         on_population: Called with the number of connected workers whenever it has changed.
         standby: It begins as a standby.
         name: Ranks it among those that gather members at the same time: the first in order is to be preferred.
@@ -69,6 +71,7 @@ class Switchboard:
         token: Token | None,
         settings: Settings,
         heartbeat_timeout_s: float,
+        limits: Limits,
         on_population: Callable[[int], None],
         standby: bool = False,
         name: str = "",
@@ -77,6 +80,7 @@ class Switchboard:
         self._token = token
         self._timeout_s = heartbeat_timeout_s
         self._settings = settings
+        self._limits = limits
         self._on_population = on_population
         self._state = Membership(idle=standby)
         self._name = name
@@ -87,6 +91,9 @@ class Switchboard:
         self._knocks_soon = False
         self._workers: dict[str, Connection] = {}
         self._places: dict[str, Place] = {}  # of members, as they have told
+        self._heard: dict[str, Heard] = {}  # likewise
+        self._longest = Longest()
+        self._viewed_at = 0.0  # when the newest view was issued, or came to this coordinator
         self._strangers: dict[Connection, None] = {}  # ordered by age
         self._open: set[Connection] = set()
         self._events: deque[tuple[membership.Event, Connection | None]] = deque()
@@ -236,8 +243,9 @@ class Switchboard:
                 self._depart(connection, "it has gone to another coordinator", silent=True)
             case wire.Follow(port, leads):
                 self._heed(connection, worker, format_address((connection.peer, port)), leads=leads)
-            case wire.Heartbeat(place):
+            case wire.Heartbeat(place, progress):
                 self._hear_place(worker, place)
+                self._hear_progress(worker, progress)
                 if connection.standby:
                     connection.write(_ALIVE)
             case wire.Relay():
@@ -273,6 +281,11 @@ class Switchboard:
         elif place is not None:
             self._places[worker] = place
 
+    def _hear_progress(self, worker: str, progress: Progress | None) -> None:
+        if progress is not None:
+            self._heard[worker] = Heard(progress, self._loop.time())
+            self._longest = self._longest.and_of(progress)
+
     def _tell_place(self, worker: str) -> None:
         # Of the members only: if all are lost, newcomers start anew, and what the lost ones told is void.
         members = () if self._state.view is None else self._state.view.ids
@@ -301,9 +314,9 @@ class Switchboard:
         if present and worker is not None:
             self._submit(membership.Gone(worker, _clip(why), goodbye=goodbye, silent=silent), None)
 
-    def _evict(self, connection: Connection, why: str) -> None:
+    def _evict(self, connection: Connection, why: str, *, hung: bool = False) -> None:
         """Tell a worker that it is out. It must not be told later than those that go on without it."""
-        last_words = wire.encode(wire.Evicted(_clip(why)))
+        last_words = wire.encode(wire.Evicted(_clip(why), hung))
         if connection.standby:  # nobody but its system can tell when it is gone for good
             self._forget(connection)
             connection.write_for_good(last_words)
@@ -321,6 +334,7 @@ class Switchboard:
             return False
         del self._workers[worker]
         self._places.pop(worker, None)
+        self._heard.pop(worker, None)
         self._on_population(len(self._workers))
         return True
 
@@ -355,6 +369,8 @@ class Switchboard:
             self._perform(action)
         self._knock_soon()
         changed = self._state.view is not before
+        if changed:
+            self._viewed_at = self._loop.time()
         if reason:
             generation = self._state.generation
             size = 0 if self._state.view is None else self._state.view.world_size
@@ -494,11 +510,36 @@ class Switchboard:
                 self._evict(connection, why)
                 if worker is not None:
                     self._submit(membership.Gone(worker, why, silent=True), None)
+        self._look_for_hung(now)
         for connection in list(self._strangers):
             if now - connection.since <= max(self._timeout_s, _STRANGER_S):
                 break
             self.on_refusal(connection, "no introduction", "it said nothing")
         self._loop.call_later(self._sweep_s, self._sweep)
+
+    def _look_for_hung(self, now: float) -> None:
+        """Evict whoever keeps the others waiting."""
+        view = self._state.view
+        if view is None or self._state.held or self._state.gathering_since is not None:
+            return
+        verdict = judge(
+            [worker for worker in view.ids if worker in self._workers],
+            self._heard,
+            now=now,
+            earliest=self._viewed_at,
+            fresh=max(now - self._timeout_s, self._attentive_since),
+            longest=self._longest,
+            limits=self._limits,
+        )
+        if verdict.why:
+            logger.warning("view %d: %s", view.generation, verdict.why)
+        for worker in verdict.hung:
+            if worker in self._workers:
+                self._evict(self._workers[worker], verdict.why, hung=True)
+                self._submit(membership.Gone(worker, verdict.why, silent=True), None)
+        if verdict.stuck:
+            for worker in view.ids:
+                self._submit(membership.Suspected(worker, view.generation), None)
 
     def _notice(self, kind: str, message: str, *args: object) -> None:
         """Warn of each kind of trouble once; strangers must not be able to fill the log."""

@@ -24,11 +24,12 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 from ef_common.core.place import Place
+from ef_common.core.progress import KINDS, SETTLING, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -191,6 +192,37 @@ def _load_place_or_null(value: Any) -> Place | None:
     return None if value is None else _load_place(value)
 
 
+def _load_seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("expected a number of seconds, 0 or more")
+    return float(value)
+
+
+def _load_progress(value: Any) -> Progress | None:
+    if value is None:
+        return None
+    if type(value) is not list or len(value) != 11:
+        raise ValueError("expected null or the 11 fields of a progress")
+    generation, number, waits, kind, for_s, step_s, first_s, other_s, num_steps, computing_s, waiting_s = value
+    return Progress(
+        _COUNT.load(generation),
+        _integer(SETTLING).load(number),
+        _load_flag(waits),
+        _one_of(*KINDS).load(kind),
+        _load_seconds(for_s),
+        _load_seconds(step_s),
+        _load_seconds(first_s),
+        _load_seconds(other_s),
+        _COUNT.load(num_steps),
+        _load_seconds(computing_s),
+        _load_seconds(waiting_s),
+    )
+
+
+def _dump_progress(progress: Progress | None) -> list[Any] | None:
+    return None if progress is None else list(astuple(progress))
+
+
 def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
     if type(value) is not list or any(type(one) is not list or len(one) != 2 for one in value):
         raise ValueError("expected a list of [host, port]")
@@ -250,9 +282,10 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """This worker lives. A member whose newcomers want to know it tells where it is."""
+    """This worker lives. A member tells how it moves on, and, if its newcomers want to know it, where it is."""
 
     place: Annotated[Place | None, _Codec(_load_place_or_null)]
+    progress: Annotated[Progress | None, _Codec(_load_progress, _dump_progress)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +419,10 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The others go on without this worker."""
+    """The others go on without this worker. `hung`: its main thread may never hear of it."""
 
     reason: Reason
+    hung: Flag = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Dealer:
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
         self._note()
+        self._session.begin_step()
         return window
 
     def _note(self) -> None:

@@ -17,7 +17,6 @@ from datetime import timedelta
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ef_common.control.auth import Token
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
 from ef_common.control.line import HELP
 from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback, parse_address
@@ -122,7 +121,7 @@ def host_or_find_coordinator(
     store = _join_store(timeout_s)
     coordinator = None
     if torchrun.rank == 0:
-        coordinator = _host(torchrun, environment.token, heartbeat_timeout_s)
+        coordinator = _host(torchrun, environment, heartbeat_timeout_s)
         address = _address_for_others(coordinator, torchrun)
         store.set(_KEY, format_address(address))
     else:
@@ -138,14 +137,15 @@ def _join_store(timeout_s: float) -> Store:
     return store
 
 
-def _host(torchrun: TorchrunEnvironment, token: Token | None, heartbeat_timeout_s: float) -> Coordinator:
+def _host(torchrun: TorchrunEnvironment, environment: WorkerEnvironment, heartbeat_timeout_s: float) -> Coordinator:
     host = torchrun.master_addr
     coordinator = Coordinator(
         (host if is_loopback(host) else "", 0),
-        token=token,
+        token=environment.token,
         # The first view waits for all nodes that torchrun started; later ones may be of any size.
         settings=Settings(min_nodes=1, max_nodes=torchrun.num_nodes, last_call_s=LINGER_S),
         heartbeat_timeout_s=heartbeat_timeout_s,
+        hang_timeout_s=environment.hang_timeout_s,
     )
     coordinator.start()
     return coordinator

@@ -20,6 +20,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.control.sockets import Address, is_loopback
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost
+from ef_common.launch.environment import read_environment
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,12 @@ def main() -> None:
         _wait_for_child(told)
     os.close(told)
     os.setsid()
-    coordinator = Coordinator((order["host"], 0), token=Token(order["token"]), settings=Settings(**order["settings"]))
+    coordinator = Coordinator(
+        (order["host"], 0),
+        token=Token(order["token"]),
+        settings=Settings(**order["settings"]),
+        hang_timeout_s=read_environment().hang_timeout_s,
+    )
     coordinator.start()
     os.write(tell, b"%d" % coordinator.address[1])
     os.close(tell)

@@ -12,6 +12,8 @@ ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
 ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
 ELASTICFLOW_NOTES          directory in which the worker notes down what it works on, for its launcher
 ELASTICFLOW_GRACE          so many seconds after such a notice, or a signal, the process ends itself (default: 30)
+ELASTICFLOW_HANG_TIMEOUT   who hosts the coordinator: a worker that keeps the others waiting in a training step for more
+                           seconds than this is replaced (default: learned from the run; 0: never)
 LOCAL_RANK                 index of the worker on its node, from 0
 LOCAL_WORLD_SIZE           number of workers that the node starts
 =========================  ==================================================================================
@@ -44,6 +46,7 @@ AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
 NOTES = "ELASTICFLOW_NOTES"
 GRACE = "ELASTICFLOW_GRACE"
+HANG_TIMEOUT = "ELASTICFLOW_HANG_TIMEOUT"
 DEFAULT_GRACE_S = 30.0
 _MAX_NODE_CHARS = 100
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
@@ -67,6 +70,7 @@ class WorkerEnvironment:
         notice: Where to ask whether this machine is to go, or None.
         notes: Directory of the launcher's for what the worker notes down, or None.
         grace_s: So long the worker may take to leave.
+        hang_timeout_s: So long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
     """
 
     coordinator: Address | None
@@ -82,6 +86,7 @@ class WorkerEnvironment:
     notice: NoticeSource | None = None
     notes: Path | None = None
     grace_s: float = DEFAULT_GRACE_S
+    hang_timeout_s: float | None = None
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -113,6 +118,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
         notes=Path(env[NOTES]) if env.get(NOTES) else None,
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
+        hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,
     )
 
 

@@ -24,8 +24,10 @@ from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_to
 from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
+from ef_common.launch.hung import end_if_hung
 from ef_common.launch.notices import Notices
 from ef_common.note import Note
+from ef_common.pace import Pace
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
 
@@ -115,7 +117,10 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             engine=engine,
             checkpoint=environment.checkpoint,
         )
-    channel: ControlChannel = CoordinatorClient(environment.coordinator, member, environment.token)
+    pace = Pace(time.monotonic)
+    channel: ControlChannel = CoordinatorClient(
+        environment.coordinator, member, environment.token, pace=pace, on_hung=end_if_hung
+    )
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)
     log = EventLog(environment.run_dir, member.id)
@@ -125,6 +130,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         groups=groups,
         on_event=log.write,
         clock=time.monotonic,
+        pace=pace,
     )
     session.note = _open_note(environment)
     notices = _notices(session, environment, log, elastic=True)

@@ -11,10 +11,11 @@ when its workers die at the same step again and again (:mod:`ef_common.launch.re
 endpoint hosts the coordinator; each other agent keeps a standby ready. The workers learn all they need from the
 environment.
 
-Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds, default 2),
-``last_call_timeout`` (seconds that the first view waits for more nodes, default 1), ``on_minority`` ("wait", the
-default, or "continue": what a coordinator does that has lost touch with most of the workers) and ``is_host`` (as
-in c10d). Others are ignored, as c10d does.
+Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds, default 2), ``hang_timeout``
+(seconds that a worker may keep the others waiting in a training step, 0 for ever; default: ELASTICFLOW_HANG_TIMEOUT,
+else learned), ``last_call_timeout`` (seconds that the first view waits for more nodes, default 1), ``on_minority``
+("wait", the default, or "continue": what a coordinator does that has lost touch with most of the workers) and
+``is_host`` (as in c10d). Others are ignored, as c10d does.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Options:
         token: The job token, or None.
         is_host: Whether this agent hosts the coordinator; None to find out.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
+        hang_timeout_s: So is one that keeps the others waiting for longer; None to learn it, 0 for no limit.
         settings: Settings of the membership.
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
@@ -85,6 +87,7 @@ class Options:
     token: Token | None
     is_host: bool | None
     heartbeat_timeout_s: float
+    hang_timeout_s: float | None
     settings: Settings
     stands_in: bool = False
 
@@ -100,11 +103,15 @@ class Options:
         except ValueError as error:
             raise UsageError(str(error)) from None
         token_file = params.get("token_file")
+        variables = environment.read_environment()
         return cls(
             endpoint=endpoint,
-            token=Token.from_file(token_file) if token_file else environment.read_environment().token,
+            token=Token.from_file(token_file) if token_file else variables.token,
             is_host=_flag(params, "is_host"),
             heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1),
+            hang_timeout_s=_seconds(params, "hang_timeout", default=0.0, low=0.0)
+            if params.get("hang_timeout") is not None
+            else variables.hang_timeout_s,
             settings=Settings(
                 min_nodes=params.min_nodes,
                 max_nodes=params.max_nodes,
@@ -198,6 +205,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             token=self._options.token,
             settings=self._options.settings,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+            hang_timeout_s=self._options.hang_timeout_s,
         )
         try:
             coordinator.start()
@@ -226,6 +234,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             token=self._options.token,
             settings=self._options.settings,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
+            hang_timeout_s=self._options.hang_timeout_s,
             standby=True,
             endpoint=self._coordinator_at,
         )

@@ -136,6 +136,7 @@ class Job(Run):
         preload: Modules that the forkserver imports before it forks the first worker.
         settings: Settings of the membership. The first view waits for no more than it knows of.
         heartbeat_timeout_s: Of the coordinator.
+        hang_timeout_s: Likewise.
         guard_s: How long to wait for what must happen.
     """
 
@@ -146,6 +147,7 @@ class Job(Run):
         preload: Sequence[str] = (),
         settings: Settings | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        hang_timeout_s: float | None = None,
         guard_s: float = GUARD_S,
     ) -> None:
         super().__init__(directory, guard_s=guard_s)
@@ -154,6 +156,7 @@ class Job(Run):
             ("127.0.0.1", 0),
             settings=settings or Settings(last_call_s=0.0),
             heartbeat_timeout_s=heartbeat_timeout_s,
+            hang_timeout_s=hang_timeout_s,
         )
         self.workers: list[WorkerProcess] = []
         self._ended = False

@@ -23,6 +23,7 @@ NAMES = (
     "coordinator_cpu",
     "loss_recovery",
     "coordinator_loss",
+    "hang_pause",
     "join_pause",
     "horovod_step",
     "deterministic_step",

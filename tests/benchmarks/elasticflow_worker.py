@@ -6,7 +6,9 @@ Arguments: size, seconds of a step.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import time
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -19,10 +21,19 @@ from tests.benchmarks.step_log import StepLog
 
 
 class LogSteps(Callback):
-    """Notes when each step was completed, and by how many workers."""
+    """Notes when each step was completed, and by how many workers. After SIGUSR2, the next one hangs."""
 
     def __init__(self) -> None:
         self._log = StepLog()
+        self._hangs = False
+        signal.signal(signal.SIGUSR2, self._told_to_hang)
+
+    def _told_to_hang(self, *_: Any) -> None:
+        self._hangs = True
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        while self._hangs:
+            time.sleep(3600)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         session = trainer.strategy.session

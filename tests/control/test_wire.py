@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ef_common.control import wire
 from ef_common.core.place import Place
+from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -28,6 +29,8 @@ FROM_WORKER = [
     wire.Follow(29400, leads=True),
     wire.Heartbeat(None),
     wire.Heartbeat(Place(2, 40, (7, 3))),
+    wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4)),
+    wire.Heartbeat(None, Progress(3, -1, True, "other", 0)),
     wire.Ready(),
     wire.AtBoundary(3),
     wire.Suspect(3),
@@ -52,6 +55,7 @@ FROM_COORDINATOR = [
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
     wire.Failed("w raised E: m", PROOF),
+    wire.Evicted("hung", hung=True),
     wire.Error("authentication", ""),
     wire.Relay(3, "address/0", b""),
 ]
@@ -96,12 +100,18 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b'{"v":3,"t":"ready","more":1}',
         b'{"v":3,"t":"ready","v":3}',
         b'{"v":3,"t":"heartbeat"}',
-        b'{"v":3,"t":"heartbeat","place":[]}',
-        b'{"v":3,"t":"heartbeat","place":[1,2]}',
-        b'{"v":3,"t":"heartbeat","place":[1,-2,[]]}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,null]}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,[0.5]]}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b"0]]}",
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0]}',
+        b'{"v":3,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":3,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
         b'{"v":3,"t":"place","place":[1,2,[]]}',
         b'{"v":3,"t":"suspect"}',
         b'{"v":3,"t":"suspect","generation":-1}',

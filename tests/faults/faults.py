@@ -23,6 +23,7 @@ from tests.faults.harms import HARMS
 
 MARKS = "TEST_MARKS"
 """Variable that names a directory, in which workers note the steps that they have begun."""
+HANG = 0
 _PATIENCE_S = 60.0
 
 
@@ -46,7 +47,7 @@ class Fault:
             "lose" (the others complete it, but this worker's part of the network fails, and it lives on).
         after: In a step: it waits until so many other workers have begun this step (those which have `MARKS` in their
             environments, as this one has).
-        signal: What it does to itself.
+        signal: What it does to itself. `HANG`: its main thread does nothing more.
         harm: The same, by its name in :data:`tests.faults.harms.HARMS`, instead of a signal.
     """
 
@@ -83,6 +84,8 @@ class Striker:
         if self.strikes(where, **place):
             assert self.fault is not None
             fault, self.fault = self.fault, None
+            while fault.signal == HANG:
+                time.sleep(3600)
             if fault.harm:
                 HARMS[fault.harm]()
             else:
@@ -246,7 +249,7 @@ def use_faulty_ports(striker: Striker) -> None:
     """Give this process ports that can fail, before anything in it becomes a worker."""
     groups_of, client = process.groups_of, process.CoordinatorClient
     process.groups_of = lambda engine: FaultyGroups(groups_of(engine), striker)
-    process.CoordinatorClient = lambda *args: FaultyChannel(client(*args), striker)
+    process.CoordinatorClient = lambda *args, **kwargs: FaultyChannel(client(*args, **kwargs), striker)
     turn = Checkpointer.turn
 
     def pass_it(self: Checkpointer, step: int, num_bytes: Any) -> Any:

@@ -52,12 +52,22 @@ def test_options_are_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("variable", "given", "expected"), [(None, {}, None), ("7", {}, 7.0), ("7", {"hang_timeout": "0"}, 0.0)]
+)
+def test_options_limit_of_hangs_is_given_or_in_the_environment(monkeypatch, variable, given, expected):
+    if variable is not None:
+        monkeypatch.setenv("ELASTICFLOW_HANG_TIMEOUT", variable)
+    assert Options.parse(parameters(**given)).hang_timeout_s == expected
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("heartbeat_timeout", "0"),
         ("heartbeat_timeout", "nan"),
         ("heartbeat_timeout", "soon"),
         ("last_call_timeout", "-1"),
+        ("hang_timeout", "-1"),
         ("is_host", "maybe"),
         ("token_file", "/does/not/exist"),
     ],

@@ -13,13 +13,13 @@ import pytest
 
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
-from ef_common.core import quorum, replay, sharding
+from ef_common.core import progress, quorum, replay, sharding
 from ef_common.core.membership import Phase, failure, rules, takeover
 from ef_common.core.replay import FRESH
 from ef_common.core.standing import Standing
 from ef_common.errors import Left
 from ef_common.session import Session
-from ef_common.testing.simulation import operations, trainer
+from ef_common.testing.simulation import hangs, operations, trainer
 
 Patch = pytest.MonkeyPatch
 
@@ -398,6 +398,59 @@ def tell_the_one_that_raised_first(patch: Patch) -> None:
 
     patch.setattr(failure, "_fail", first)
 
+
+# ---------------------------------------------------------------- of who is hung
+
+
+def be_impatient(patch: Patch) -> None:
+    """Half of the limit is enough."""
+    limit_of = progress.limit_of
+    patch.setattr(progress, "limit_of", lambda *args, **rest: limit_of(*args, **rest) / 2)
+
+
+def take_every_span_for_a_step(patch: Patch) -> None:
+    """First steps, evaluations and checkpoints have the limit of a step."""
+    limit_of = progress.limit_of
+    patch.setattr(progress, "limit_of", lambda kind, *args, **rest: limit_of(progress.STEP, *args, **rest))
+
+
+def blame_who_waits(patch: Patch) -> None:
+    """The members are evicted that wait."""
+
+    def wrong(members: Any, heard: Any, **rest: Any) -> Any:
+        verdict = progress.judge(members, heard, **rest)
+        others = tuple(member for member in members if member not in verdict.hung)
+        return replace(verdict, hung=others) if verdict.hung else verdict
+
+    patch.setattr(hangs, "judge", wrong)
+
+
+def look_at_who_computes_alone(patch: Patch) -> None:
+    """Whoever waits is healthy, wherever it does."""
+
+    def wrong(members: Any, heard: Any, **rest: Any) -> Any:
+        verdict = progress.judge(members, heard, **rest)
+        hung = tuple(member for member in verdict.hung if not heard[member].progress.waits)
+        return replace(verdict, hung=hung)
+
+    patch.setattr(hangs, "judge", wrong)
+
+
+def let_all_wait_for_ever(patch: Patch) -> None:
+    """If all wait, it will be for something."""
+    patch.setattr(progress, "_stuck", lambda *args: progress.Verdict())
+
+
+HANG_MUTATIONS = {
+    mutation.__name__: mutation
+    for mutation in (
+        be_impatient,
+        take_every_span_for_a_step,
+        blame_who_waits,
+        look_at_who_computes_alone,
+        let_all_wait_for_ever,
+    )
+}
 
 FAILOVER_MUTATIONS = {
     mutation.__name__: mutation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ef_common.testing.simulation import schedule_of, simulate
-from ef_common.testing.simulation.schedule import failover_of
-from tests.simulation.mutations import FAILOVER_MUTATIONS, MUTATIONS
+from ef_common.testing.simulation.schedule import failover_of, hang_of
+from tests.simulation.mutations import FAILOVER_MUTATIONS, HANG_MUTATIONS, MUTATIONS
 
 NUM_SEEDS = 10_000
 
@@ -26,5 +26,15 @@ def test_mutation_of_the_quorum_is_found(name: str, monkeypatch: pytest.MonkeyPa
     mutation(monkeypatch)
 
     found = (seed for seed in range(NUM_SEEDS) if simulate(failover_of(seed)).violation is not None)
+
+    assert next(found, None) is not None, f"no schedule below {NUM_SEEDS} shows: {mutation.__doc__}"
+
+
+@pytest.mark.parametrize("name", HANG_MUTATIONS)
+def test_mutation_of_who_is_hung_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = HANG_MUTATIONS[name]
+    mutation(monkeypatch)
+
+    found = (seed for seed in range(NUM_SEEDS) if simulate(hang_of(seed)).violation is not None)
 
     assert next(found, None) is not None, f"no schedule below {NUM_SEEDS} shows: {mutation.__doc__}"

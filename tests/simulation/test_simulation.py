@@ -88,9 +88,27 @@ FAILOVER_RARE = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_simulation_of_lost_coordinators_keeps_every_invariant() -> None:
-    summary = run_campaign(NUM_SCHEDULES // 4, jobs=2, failover=True)
+    summary = run_campaign(NUM_SCHEDULES // 4, jobs=2, family="failover")
 
     check(summary, FAILOVER_RARE)
+
+
+HANG_RARE = {
+    "hang": 1_000,  # for long, or for less than the limit
+    "evicted as hung": 500,
+    "ended as hung": 250,  # its agent has started it anew
+    "stuck": 30,  # all waited, and one of them hung in the collective
+    "takeover": 30,
+    "planned change": 200,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_simulation_of_hung_workers_keeps_every_invariant() -> None:
+    summary = run_campaign(NUM_SCHEDULES // 8, jobs=2, family="hangs")
+
+    check(summary, HANG_RARE)
 
 
 @pytest.mark.parametrize("seed", [3, 14, 159, 2653])

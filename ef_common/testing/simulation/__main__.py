@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ef_common.testing.simulation.campaign import draw_schedule, run_campaign
+from ef_common.testing.simulation.campaign import run_campaign
+from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
 
 
-def replay(seed: int, *, failover: bool = False) -> int:
+def replay(seed: int, *, family: str = "") -> int:
     """Run one schedule and print its trace."""
-    schedule = draw_schedule(seed, failover=failover)
+    schedule = FAMILIES[family](seed)
     print(schedule.job)
     for fault in schedule.faults:
         print(fault)
@@ -22,9 +23,9 @@ def replay(seed: int, *, failover: bool = False) -> int:
     return int(outcome.violation is not None)
 
 
-def run_many(num_schedules: int, *, first_seed: int, jobs: int, failover: bool = False) -> int:
+def run_many(num_schedules: int, *, first_seed: int, jobs: int, family: str = "") -> int:
     """Run many schedules and print one line of summary, and the first failure."""
-    summary = run_campaign(num_schedules, first_seed=first_seed, jobs=jobs, failover=failover)
+    summary = run_campaign(num_schedules, first_seed=first_seed, jobs=jobs, family=family)
     print("seen:", ", ".join(f"{what} {count}" for what, count in sorted(summary.seen.items())))
     print("workers:", ", ".join(f"{end} {count}" for end, count in sorted(summary.ends.items())))
     per_schedule_ms = 1000.0 * summary.cpu_s / max(1, summary.num_schedules)
@@ -44,12 +45,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this schedule, or begin with it")
     parser.add_argument("--schedules", type=int, help="run so many")
     parser.add_argument("--jobs", type=int, default=1, help="in so many processes")
-    parser.add_argument("--failover", action="store_true", help="schedules in which coordinators are lost")
+    families = parser.add_mutually_exclusive_group()
+    for name, what in (("failover", "coordinators are lost"), ("hangs", "workers hang")):
+        families.add_argument(
+            f"--{name}", dest="family", action="store_const", const=name, help=f"schedules in which {what}"
+        )
     arguments = parser.parse_args()
-    first, failover = arguments.seed or 0, arguments.failover
+    first, family = arguments.seed or 0, arguments.family or ""
     if arguments.schedules is None:
-        return replay(first, failover=failover)
-    return run_many(arguments.schedules, first_seed=first, jobs=arguments.jobs, failover=failover)
+        return replay(first, family=family)
+    return run_many(arguments.schedules, first_seed=first, jobs=arguments.jobs, family=family)
 
 
 if __name__ == "__main__":

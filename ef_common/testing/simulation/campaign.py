@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from ef_common.testing.simulation.schedule import Schedule, failover_of, schedule_of
+from ef_common.testing.simulation.schedule import FAMILIES
 from ef_common.testing.simulation.simulation import simulate
 
 _CHUNK = 50
@@ -46,17 +46,12 @@ class Summary:
         self.cpu_s += other.cpu_s
 
 
-def draw_schedule(seed: int, *, failover: bool) -> Schedule:
-    """The schedule of a seed, with or without losses of coordinators."""
-    return failover_of(seed) if failover else schedule_of(seed)
-
-
-def run_seeds(seeds: Iterable[int], *, failover: bool = False) -> Summary:
-    """Run the schedules of these seeds, one after the other."""
+def run_seeds(seeds: Iterable[int], *, family: str = "") -> Summary:
+    """Run the schedules of these seeds in a family, one after the other."""
     summary = Summary()
     begin = time.process_time()
     for seed in seeds:
-        outcome = simulate(draw_schedule(seed, failover=failover))
+        outcome = simulate(FAMILIES[family](seed))
         summary.num_schedules += 1
         summary.num_events += outcome.num_events
         summary.seen.update(set(outcome.seen))
@@ -67,12 +62,12 @@ def run_seeds(seeds: Iterable[int], *, failover: bool = False) -> Summary:
     return summary
 
 
-def run_campaign(num_schedules: int, *, first_seed: int = 0, jobs: int = 1, failover: bool = False) -> Summary:
+def run_campaign(num_schedules: int, *, first_seed: int = 0, jobs: int = 1, family: str = "") -> Summary:
     """Run the schedules of `num_schedules` seeds from `first_seed` on, in `jobs` processes."""
     summary = Summary()
     stop = first_seed + num_schedules
     chunks = [range(low, min(low + _CHUNK, stop)) for low in range(first_seed, stop, _CHUNK)]
-    for part in _map(partial(run_seeds, failover=failover), chunks, jobs):
+    for part in _map(partial(run_seeds, family=family), chunks, jobs):
         summary.add(part)
     return summary
 

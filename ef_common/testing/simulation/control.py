@@ -28,11 +28,13 @@ from ef_common.core.membership import (
     Welcome,
 )
 from ef_common.core.place import Place
+from ef_common.core.progress import Limits, Progress
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, ProtocolError
 from ef_common.ports import Bootstrap
 from ef_common.testing.simulation.cuts import Cuts
+from ef_common.testing.simulation.hangs import Watch
 from ef_common.testing.simulation.invariants import SILENT, Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
@@ -64,9 +66,11 @@ class Coordinator:
         settings: Settings of the job.
         number: Its address.
         cuts: The state of the network.
+        limits: Who is taken for hung; None to take nobody.
         is_dead: Whether nobody listens where a worker's process would.
         observer: Called with (state before, event, state after).
         note: Writes a line of the trace.
+        count: Called with what is rare.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class Coordinator:
         *,
         number: int = FIRST,
         cuts: Cuts,
+        limits: Limits | None = None,
         is_dead: Callable[[str], bool],
         observer: Observer,
         note: Callable[[str, str], None],
+        count: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.scheduler = scheduler
         self.name = f"c{number}"
@@ -94,9 +100,11 @@ class Coordinator:
         self._is_dead = is_dead
         self._observer = observer
         self._note = note
+        self._count = count
         self._alarm: float | None = None
         self._wires: list[Wire] = []
         self._probing = False
+        self.watch = None if limits is None else Watch(scheduler, limits, self._evict_hung, self._renew)
 
     def handle(self, event: Event) -> None:
         """Something has happened."""
@@ -108,6 +116,8 @@ class Coordinator:
         except ProtocolError as error:
             raise Violation(f"an honest worker is refused: {error}") from error
         self._note(self.name, reason)
+        if self.watch is not None:
+            self.watch.follow(self.state)
         self._observer(before, event, self.state)
         for action in actions:
             self._carry_out(action)
@@ -133,7 +143,7 @@ class Coordinator:
             case Hand(worker, view):
                 self._tell(worker, "view", view)
             case Dismiss(worker):
-                self._tell(worker, "evicted", None)
+                self._tell(worker, "evicted", False)
                 self.lines.pop(worker, None)
             case Redirect(worker):
                 self._tell(worker, "redirect", self.hint)
@@ -216,6 +226,9 @@ class Coordinator:
             self.lines[worker] = wire
             self._wires.append(wire)
             self.handle(membership.Arrived(wire.line.member) if kind == "hello" else value)
+        elif kind == "heartbeat":
+            if self.watch is not None and self.lines.get(worker) is wire:
+                self.watch.hear(worker, value)
         elif self.lines.get(worker) is not wire:
             if kind == "moved":
                 wire.moved = True
@@ -247,11 +260,23 @@ class Coordinator:
         elif worker not in self.lines:  # it was silent before, and evicted
             self.handle(membership.Gone(worker, "the connection has ended"))
 
-    def evict(self, wire: Wire) -> None:
-        """A worker was silent for too long."""
+    def evict(self, wire: Wire, why: str = SILENT, *, hung: bool = False) -> None:
+        """A worker was silent for too long, or hangs."""
         if self.lines.get(wire.line.member.id) is wire and self.alive:
-            wire.down("evicted", None)
-            self._drop(wire, SILENT, silent=True)
+            wire.down("evicted", hung)
+            self._drop(wire, why, silent=True)
+
+    def _evict_hung(self, worker: str, why: str) -> None:
+        if worker in self.lines:
+            self.evict(self.lines[worker], why, hung=True)
+
+    def _renew(self, why: str) -> None:
+        self._note(self.name, why)
+        self._count("stuck")
+        view = self.state.view
+        if view is not None:
+            for worker in view.ids:
+                self.handle(membership.Suspected(worker, view.generation))
 
     def _drop(self, wire: Wire, why: str, *, goodbye: bool = False, silent: bool = False) -> None:
         worker = wire.line.member.id
@@ -344,6 +369,8 @@ class Line:
         self._redirected = False
         self._ticket: Ticket | None = None
         self._backlog: list[tuple[Wire, str, Any]] = []
+        self.heard_end = False
+        self.on_hung: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------ port
 
@@ -356,9 +383,18 @@ class Line:
             self._seek(0)
         while self._view is None and not self._warm_up:
             self._pause()
-        if self._end is not None:
-            raise self._end
+        self._raise_end()
         return self._warm_up
+
+    def beat(self, progress: Progress | None) -> None:
+        """Tell how this worker moves on."""
+        if self.wire is not None and self._end is None and progress is not None:
+            self.wire.up(self.wire.coordinator.receive, "heartbeat", progress)
+
+    def _raise_end(self) -> None:
+        if self._end is not None:
+            self.heard_end = True
+            raise self._end
 
     def send(self, kind: str, generation: int = 0) -> None:
         """See the port."""
@@ -381,8 +417,7 @@ class Line:
         """See the port."""
         self._mark("next_view")
         while True:
-            if self._end is not None:
-                raise self._end
+            self._raise_end()
             if self._view is not None and self._view.generation > after:
                 return self._view
             self._pause()
@@ -497,6 +532,8 @@ class Line:
             self._end = self._end or out
             self.change_pending = True
             self._tell(NEVER)
+            if value:
+                self.on_hung()
         elif kind == "end":
             if self._end is None and self.member.standby:
                 self._part(over=value)
@@ -526,7 +563,6 @@ class Line:
         self._replaced(generation)
 
     def _pause(self) -> None:
-        if self._end is not None:
-            raise self._end
+        self._raise_end()
         self._ticket = Ticket(self._process)
         self._process.wait()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ef_common.core.membership import Event, Gone, Membership, Phase
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
+from ef_common.testing.simulation.hangs import HUNG
 
 _HARM = ("returned", "rerun", "replayed", "made up", "loss", "all lost", "out of time")
 """What does not happen in a gentle run, before the end of the training."""
@@ -105,7 +106,7 @@ class Invariants:
         present = phases if incomplete else set(members) - self.goodbyes
         if len(set(members)) != len(members) or phases != present:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
-        if isinstance(event, Gone) and event.why == SILENT:
+        if isinstance(event, Gone) and event.why.startswith((SILENT, HUNG)):
             self.evicted.add(event.worker)
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return

@@ -29,6 +29,7 @@ PLACES = (
 USERS_PLACES = ("warm_up", "forward", "make_up", "reduced", "boundary", "metrics", "evaluate", "save")
 """Where the user's code runs."""
 
+_IN_A_STEP = ("forward", "forward", "bucket0", "bucket1", "reduced", "metrics", "boundary", "evaluate")
 _RECOVERY = ("next_view", "build", "exchange", "send_result", "receive_result", "send_state", "receive_state")
 
 
@@ -54,6 +55,7 @@ class Job:
         last_call_s: Likewise.
         heartbeat_timeout_s: A worker that is silent for so long is evicted.
         standbys: Each node keeps a coordinator ready.
+        hang_timeout_s: A worker that keeps the others waiting for so long in a step is evicted; 0: nobody looks.
     """
 
     num_workers: int
@@ -73,6 +75,7 @@ class Job:
     last_call_s: float = 0.5
     heartbeat_timeout_s: float = 2.0
     standbys: bool = False
+    hang_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +85,12 @@ class Fault:
     It strikes at a time (`at`), or when some worker passes `place` for the `nth` time, counted over all.
 
     Args:
-        kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave",
-            "raise" (the user's code raises an exception, at the next of `USERS_PLACES`),
-            "drain" (it is told to go, wherever it is), "arrive" (new workers), "coordinator" (the leading one dies,
-            with `count` above 1 after so many messages less one), "node" (and the worker of its node), "cut" (of the
-            network, for `duration_s`: around some nodes, or with the victim "coordinator" around the leading one).
+        kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave", "hang" (its
+            main thread, where it passes the place), "raise" (the user's code raises an exception, at the next of
+            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "arrive" (new workers), "coordinator" (the
+            leading one dies, with `count` above 1 after so many messages less one), "node" (and the worker of its
+            node), "cut" (of the network, for `duration_s`: around some nodes, or with the victim "coordinator" around
+            the leading one).
         victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
             members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
             not), or a worker's name.
@@ -94,7 +98,8 @@ class Fault:
         place: One of `PLACES`.
         nth: Which passage.
         delay_s: From the passage to the strike.
-        duration_s: Until a frozen worker thaws, or messages are fast again; within which all victims are told to go.
+        duration_s: Until a frozen worker thaws, a hung one goes on, or messages are fast again; within which all
+            victims are told to go.
         count: How many workers arrive.
         direction: Of a cut: what is lost goes "in", "out", or both ways ("").
     """
@@ -150,6 +155,25 @@ def failover_of(seed: int) -> Schedule:
         k=draw.choice((0, 0, 1, 1, 2)),
     )
     faults = [fault for theme in themes for fault in theme(draw, job)]
+    return Schedule(seed, job, tuple(faults))
+
+
+def hang_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job in which workers hang, or are slow without hanging."""
+    draw = random.Random(f"elasticflow/hang/{seed}")
+    job = replace(_job(draw), num_workers=draw.choice((2, 2, 3, 3, 4, 5)), min_nodes=1, max_nodes=1_000_000)
+    job = replace(job, step_s=draw.choice((0.005, 0.02)), hang_timeout_s=3.0, standbys=draw.random() < 0.3)
+    job = replace(job, length=4 * job.length)
+    faults = []
+    for _ in range(draw.choice((1, 1, 1, 2))):
+        duration_s = draw.choice((1.0, 2.0, 1000.0, 1000.0))
+        nth = draw.randint(1, 12 * job.num_workers)
+        faults.append(Fault("hang", "self", place=draw.choice(_IN_A_STEP), nth=nth, duration_s=duration_s))
+    themes = [_crash_anywhere, _crash_at_place, _join, _leave, _slow, _broken_group]
+    if job.standbys:
+        themes += [_coordinator_lost]
+    for theme in draw.choices(themes, k=draw.choice((0, 0, 1, 1, 2))):
+        faults += theme(draw, job)
     return Schedule(seed, job, tuple(faults))
 
 
@@ -416,3 +440,6 @@ _FAILOVERS = (
     _cut_at_place,
     _exception_and_coordinator_lost,
 )
+
+FAMILIES = {"": schedule_of, "failover": failover_of, "hangs": hang_of}
+"""By the name of a family: draws the schedule of a seed."""

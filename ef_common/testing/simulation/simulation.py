@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ef_common.core.membership import Arrived, Event, Gone, Membership, Phase, Settings
+from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
+from ef_common.pace import Pace
 from ef_common.session import Session
 from ef_common.testing.simulation.control import FIRST, MESSAGE_S, Coordinator, Line
 from ef_common.testing.simulation.cuts import Cuts
+from ef_common.testing.simulation.hangs import BEAT_S, GRACE_S, HUNG
 from ef_common.testing.simulation.invariants import Invariants, Violation
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
@@ -27,7 +30,10 @@ PATIENCE_S = 90.0
 STANDSTILL_S = 20.0
 """It has halted if nobody has made an update for so long."""
 _FOREVER_S = 900.0
-_SUSPICIOUS = ("break", "freeze", "slow")
+_UNKNOWN_S = 8.0
+_DETECTION_S = 2.5
+"""From the limit to the eviction, at most: what a step takes, heartbeats, messages."""
+_SUSPICIOUS = ("break", "freeze", "slow", "hang")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
@@ -74,6 +80,7 @@ class Worker:
         self.ended_at = 0.0
         self.num_freezes = 0
         self.raises = False
+        self.hangs_until = 0.0
         self._simulation = simulation
         scheduler = simulation.scheduler
         self.process = Process(scheduler, name, self._run)
@@ -83,12 +90,15 @@ class Worker:
         endpoint = next((number for number, c in simulation.coordinators.items() if c.alive), FIRST)
         replaced = self.factory.replaced
         self.line = Line(simulation.coordinators, endpoint, self.process, member, self.mark, replaced)
+        self.pace = Pace(lambda: scheduler.now)
+        self.line.on_hung = lambda: scheduler.after(GRACE_S, simulation.end_if_hung, self)
         self.session = Session(
             member,
             channel=self.line,
             groups=self.factory,
             on_event=self._on_event,
             clock=lambda: scheduler.now,
+            pace=self.pace,
         )
         self.started_as_newcomer = False
         self.trainer = Trainer(
@@ -108,6 +118,11 @@ class Worker:
     def running(self) -> bool:
         """It is there, frozen or not."""
         return self.process.alive
+
+    @property
+    def lively(self) -> bool:
+        """It has not come yet, or may still do something."""
+        return self.process.alive and not self.process.frozen
 
     @property
     def half_admitted(self) -> bool:
@@ -187,17 +202,21 @@ class Simulation:
         self._last: list[str] = []  # who should have saved the state
 
     def _add_coordinator(self) -> None:
-        number = len(self.coordinators) + FIRST
+        number, job = len(self.coordinators) + FIRST, self.schedule.job
         coordinator = Coordinator(
             self.scheduler,
             self._settings,
             number=number,
             cuts=self.cuts,
+            limits=Limits(job.hang_timeout_s, unknown_s=_UNKNOWN_S) if job.hang_timeout_s else None,
             is_dead=lambda worker: not self.workers[worker].running,
             observer=self._observe,
             note=self.note,
+            count=self.count,
         )
         coordinator.on_lead = self._leads
+        if coordinator.watch is not None:
+            coordinator.watch.start()
         self.coordinators[number] = coordinator
 
     def standby_of(self, index: int) -> int:
@@ -258,6 +277,8 @@ class Simulation:
                 if self.schedule.job.standbys and scheduler.now > PATIENCE_S:
                     self._judge_halt()
                     return
+                if self.schedule.job.hang_timeout_s and self._nobody_can_tell():
+                    return
                 if scheduler.num_events > MAX_EVENTS or scheduler.now > MAX_TIME_S:
                     raise Violation(f"no end after {scheduler.num_events} events, at {scheduler.now:.1f} s")
             waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
@@ -268,6 +289,12 @@ class Simulation:
             self._num_rescues += 1  # held below min_nodes: as it should be
             self.count("rescued")
             self._arrive()
+
+    def _nobody_can_tell(self) -> bool:
+        """All have ended, or hang; if newcomers wait for a member that hangs, nobody is there to take its place."""
+        view, now = self.coordinator.state.view, self.scheduler.now
+        members = self.workers.values() if view is None else [self.workers[name] for name in view.ids]
+        return all(not w.lively or w.hangs_until > now + _FOREVER_S / 4 for w in members) and any(self.workers)
 
     def _judge_halt(self) -> None:
         """Nobody has ended for long: as it should be only where no majority is left that could go on."""
@@ -360,6 +387,10 @@ class Simulation:
         view = after.view
         if after.held and not before.held:
             self.count("held back")
+        if isinstance(event, Gone) and event.why.startswith(HUNG):
+            self.count("evicted as hung")
+            if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
+                raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
         if isinstance(event, Gone) and before.view is not None and event.worker in before.view.ids:
             self.count("loss" if not after.closed else "goodbye")
             if before.at_boundary:
@@ -393,6 +424,22 @@ class Simulation:
         self.workers[worker.name] = worker
         self.note(worker.name, "arrives")
         worker.process.start()
+        if self.schedule.job.hang_timeout_s:
+            self.scheduler.after(BEAT_S, self._beat, worker)
+
+    def _beat(self, worker: Worker) -> None:
+        if worker.running:
+            self.scheduler.after(BEAT_S, self._beat, worker)
+            if not worker.process.frozen:
+                worker.line.beat(worker.pace.read())
+
+    def end_if_hung(self, worker: Worker) -> None:
+        """A worker was told that it keeps the others waiting; its agent starts it anew, if it does not hear that."""
+        if worker.running and not worker.line.heard_end:
+            self.count("ended as hung")
+            self._crash(worker)
+            worker.end = HUNG
+            self._arrive()
 
     def _strike(self, fault: Fault, marking: Worker | None) -> None:
         if fault.kind == "arrive":
@@ -442,6 +489,8 @@ class Simulation:
             self._freeze(victim, fault.duration_s)
             if here:
                 victim.process.sleep(0.0)
+        elif fault.kind == "hang":
+            self._hang(victim, fault.duration_s)
         elif fault.kind == "slow":
             victim.line.slow_until = self.scheduler.now + fault.duration_s
         elif fault.kind == "raise":
@@ -518,6 +567,35 @@ class Simulation:
         self.scheduler.after(timeout, self._silent, victim, victim.num_freezes)
         if duration_s < _FOREVER_S:
             self.scheduler.after(duration_s, self._thaw, victim, victim.num_freezes)
+
+    def _hang(self, victim: Worker, duration_s: float) -> None:
+        """Its main thread does nothing for so long."""
+        victim.hangs_until = self.scheduler.now + duration_s
+        if duration_s > _FOREVER_S:
+            self.scheduler.after(0.0, self._expect_eviction, victim, self.scheduler.now)
+        victim.process.sleep(duration_s)
+
+    def _expect_eviction(self, victim: Worker, since: float) -> None:
+        """The others must go on without a hung worker as soon as was promised."""
+        leader = self.coordinator
+        view, watch = leader.state.view, leader.watch
+        if not victim.running or watch is None or view is None or victim.name not in leader.lines:
+            return
+        others = [self.workers[name] for name in view.ids if name in leader.lines and name != victim.name]
+        lively = [other for other in others if other.hangs_until < self.scheduler.now and not other.process.frozen]
+        progress = victim.pace.read()
+        if progress is None or view.rank_of(victim.name) is None or not lively:
+            return
+        in_a_collective = progress.waits and progress.generation == view.generation  # as all others are
+        few = 2 * len(lively) >= len(others) + 1
+        kind = progress.kind if few and not in_a_collective else OTHER
+        due = max(since, watch.viewed_at) + 1.2 * limit_of(kind, watch.longest, watch.limits) + _DETECTION_S
+        if self.scheduler.now < due or leader.state.held or not leader.alive:
+            self.scheduler.after(max(0.1, due - self.scheduler.now), self._expect_eviction, victim, since)
+        elif any(not (told := other.pace.read()) or not told.waits for other in lively):
+            self.scheduler.after(1.0, self._expect_eviction, victim, since)
+        else:
+            raise Violation(f"{victim.name} hangs since {since:.2f}, and the others wait")
 
     def _silent(self, victim: Worker, freeze: int) -> None:
         wire = victim.line.wire

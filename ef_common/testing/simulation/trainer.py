@@ -169,6 +169,7 @@ class Trainer:
         self.progress, window = sharding.deal(
             self.progress, self.members, batch_size=job.batch_size, global_batch=global_batch
         )
+        self.session.begin_step()
         self._mark("forward")
         self._pieces = Pieces(window, self.worker, batch_size=job.batch_size) if global_batch else None
         places: Sequence[int] = range(*window.slice_of(self.worker))

@@ -1,0 +1,34 @@
+"""The end of a worker whose main thread hangs, and without which the others have gone on."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+
+GRACE_S = 2.0
+"""So long the main thread may take to come back, and to end as any evicted worker does."""
+STATUS = 75
+"""Exit status of a process that hung (EX_TEMPFAIL): its agent starts it anew."""
+
+
+def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -> None:
+    """Write what all threads do to standard error; end the process unless the main thread comes back.
+
+    The process ends without clean-up: whatever holds the main thread would hold that as well.
+
+    Args:
+        why: What the coordinator said.
+        heard: Set as soon as the main thread has heard that it is out.
+        grace_s: How long to wait for it.
+    """
+    with contextlib.suppress(OSError, ValueError):  # there may be no standard error
+        stderr = sys.__stderr__
+        if stderr is not None:
+            number = stderr.fileno()
+            os.write(number, f"elasticflow: this worker keeps the others waiting: {why}. What it does:\n".encode())
+            faulthandler.dump_traceback(number, all_threads=True)
+    if not heard.wait(grace_s):
+        os._exit(STATUS)

@@ -1,0 +1,121 @@
+"""How a worker's training moves on, noted down by its main thread and read by others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
+
+NUM_FIRST = 3
+"""So many steps count as first ones."""
+
+
+class Pace:
+    """The stop watch of one worker.
+
+    To note something costs a few assignments, without a lock. Who reads in between may find sums that lack the newest
+    span; what it does now is always whole.
+
+    Args:
+        clock: Monotonic time in seconds.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_computing_s",
+        "_in_step",
+        "_longest",
+        "_now",
+        "_num_begun",
+        "_since",
+        "_span_s",
+        "_step_waiting_s",
+        "_sums",
+    )
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._now: tuple[int, int, bool, str, float] | None = None
+        self._in_step = False
+        self._num_begun = 0
+        self._since = 0.0
+        self._span_s = 0.0  # computing since the step, or what else is done, began
+        self._step_waiting_s = 0.0
+        self._longest = {STEP: 0.0, FIRST: 0.0, OTHER: 0.0}
+        self._sums = (0, 0.0, 0.0)
+
+    @property
+    def _kind(self) -> str:
+        if not self._in_step:
+            return OTHER
+        return FIRST if self._num_begun <= NUM_FIRST else STEP
+
+    def wait(self, generation: int, number: int, *, at_boundary: bool = False) -> None:
+        """It begins to wait for the others (`number` SETTLING: in a view that settles)."""
+        now = self._clock()
+        if self._now is None or not self._now[2]:
+            self._span_s += now - self._since if self._now is not None else 0.0
+            self._since = now
+        kind = OTHER if number == SETTLING else BOUNDARY if at_boundary else self._kind
+        self._now = (generation, number, True, kind, now)
+
+    def go_on(self, generation: int, number: int) -> None:
+        """It has waited."""
+        now = self._clock()
+        self._step_waiting_s += now - self._since
+        self._since = now
+        if not self._in_step:
+            self._end_span(OTHER)
+        self._now = (generation, number, False, self._kind, now)
+
+    def begin_step(self) -> None:
+        """A batch has been dealt, of which a reduction comes. Ignored in the middle of a step."""
+        if self._in_step or self._now is None:
+            return
+        now = self._clock()
+        self._span_s += now - self._since
+        self._end_span(OTHER)
+        self._since = now
+        self._step_waiting_s = 0.0
+        self._in_step = True
+        self._num_begun += 1
+        self._now = (*self._now[:3], self._kind, now)
+
+    def end_step(self) -> None:
+        """The reduction is complete."""
+        if not self._in_step or self._now is None:
+            return
+        now = self._clock()
+        self._span_s += now - self._since
+        self._since = now
+        kind, took_s = self._kind, self._span_s
+        self._end_span(kind)
+        self._in_step = False
+        if kind == STEP:
+            num, computing_s, waiting_s = self._sums
+            self._sums = (num + 1, computing_s + took_s, waiting_s + self._step_waiting_s)
+        self._now = (*self._now[:3], OTHER, now)
+
+    def _end_span(self, kind: str) -> None:
+        self._longest[kind] = max(self._longest[kind], self._span_s)
+        self._span_s = 0.0
+
+    def read(self) -> Progress | None:
+        """What to tell; None before the first view."""
+        if self._now is None:
+            return None
+        generation, number, waits, kind, since = self._now
+        longest, (num_steps, computing_s, waiting_s) = self._longest, self._sums
+        return Progress(
+            generation,
+            number,
+            waits,
+            kind,
+            max(0.0, self._clock() - since),
+            longest[STEP],
+            longest[FIRST],
+            longest[OTHER],
+            num_steps,
+            computing_s,
+            waiting_s,
+        )

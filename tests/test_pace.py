@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
+from ef_common.pace import NUM_FIRST, Pace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def read(pace: Pace) -> Progress:
+    progress = pace.read()
+    assert progress is not None
+    return progress
+
+
+def started() -> tuple[Clock, Pace]:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.wait(1, SETTLING)
+    pace.go_on(1, 0)
+    return clock, pace
+
+
+def step(clock: Clock, pace: Pace, number: int, *, computing_s: float, waiting_s: float) -> None:
+    pace.begin_step()
+    clock.tick(computing_s)
+    pace.wait(1, number)
+    clock.tick(waiting_s)
+    pace.go_on(1, number + 1)
+    pace.end_step()
+
+
+def test_pace_before_the_first_view_tells_nothing() -> None:
+    pace = Pace(Clock())
+    pace.begin_step()
+    pace.end_step()
+    assert pace.read() is None
+
+
+def test_pace_tells_what_is_done_and_since_when() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    seen = []
+
+    def note() -> None:
+        clock.tick(2.0)
+        now = read(pace)
+        seen.append((now.position, now.waits, now.kind, now.for_s))
+
+    pace.wait(1, SETTLING)
+    note()
+    pace.go_on(1, 0)
+    note()
+    pace.begin_step()
+    note()
+    pace.begin_step()  # the next batch of an accumulation
+    note()
+    pace.wait(1, 0)
+    note()
+    pace.go_on(1, 1)
+    pace.end_step()
+    note()
+    pace.wait(1, 1, at_boundary=True)
+    note()
+    assert seen == [
+        ((1, SETTLING), True, OTHER, 2.0),
+        ((1, 0), False, OTHER, 2.0),
+        ((1, 0), False, FIRST, 2.0),
+        ((1, 0), False, FIRST, 4.0),
+        ((1, 0), True, FIRST, 2.0),
+        ((1, 1), False, OTHER, 2.0),
+        ((1, 1), True, BOUNDARY, 2.0),
+    ]
+
+
+def test_pace_learns_the_longest_spans_of_each_kind_without_waiting() -> None:
+    clock, pace = started()
+    for number in range(NUM_FIRST):
+        step(clock, pace, number, computing_s=30.0, waiting_s=100.0)
+    for number in range(NUM_FIRST, NUM_FIRST + 2):
+        clock.tick(7.0)  # a checkpoint
+        step(clock, pace, number, computing_s=1.0 + number, waiting_s=100.0)
+    now = read(pace)
+    assert (now.kind, now.longest_first_s, now.longest_step_s, now.longest_other_s) == (OTHER, 30.0, 5.0, 7.0)
+    assert (now.num_steps, now.computing_s, now.waiting_s) == (2, 9.0, 200.0)
+
+
+def test_pace_adds_up_a_step_that_waits_more_than_once() -> None:
+    clock, pace = started()
+    for number in range(NUM_FIRST):
+        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    pace.begin_step()
+    assert read(pace).kind == STEP
+    clock.tick(2.0)
+    pace.wait(1, 3)  # a metric, say
+    clock.tick(0.5)
+    pace.wait(2, SETTLING)  # somebody is lost
+    clock.tick(0.25)
+    pace.wait(2, 3)
+    clock.tick(0.25)
+    pace.go_on(2, 4)
+    clock.tick(3.0)
+    pace.wait(2, 4)
+    clock.tick(1.0)
+    pace.go_on(2, 5)
+    pace.end_step()
+    now = read(pace)
+    assert (now.longest_step_s, now.computing_s, now.waiting_s, now.num_steps) == (5.0, 5.0, 2.0, 1)
+
+
+def test_pace_does_not_count_a_span_that_has_not_ended() -> None:
+    clock, pace = started()
+    pace.begin_step()
+    clock.tick(500.0)
+    assert read(pace).longest_first_s == 0.0
