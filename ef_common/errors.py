@@ -20,6 +20,7 @@
     │   ├── InvalidCheckpoint       torn, truncated, changed or half deleted
     │   ├── ShareMissing            a worker has not written its part of a checkpoint
     │   └── Fenced                  others have gone on, so this writer must not publish
+    ├── DataWorkersLost             the processes that read a worker's samples were killed, again and again
     └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
 
     GroupBroken                     internal: the group of this view is dead; recovery handles it
@@ -64,6 +65,10 @@ class JobFailed(MembershipError):
 
 class AuthenticationError(MembershipError):
     """The job token is missing, or differs from the coordinator's."""
+
+
+class DataWorkersLost(ElasticFlowError, RuntimeError):
+    """The processes of a DataLoader have died again and again. That is no exception of the user's own code."""
 
 
 class NewerFormat(UsageError):

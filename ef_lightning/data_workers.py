@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.sampler import BatchSampler
 
 from ef_common.data.torch_determinism import seed_everything
-from ef_common.errors import UnsupportedError
+from ef_common.errors import DataWorkersLost, UnsupportedError
 from ef_lightning import hooks
 
 logger = logging.getLogger(__name__)
@@ -151,6 +151,7 @@ class PlannedLoader:
 
         Raises:
             StopIteration: There is none.
+            DataWorkersLost: The worker processes die again and again.
         """
         while True:
             try:
@@ -158,8 +159,10 @@ class PlannedLoader:
             except (RuntimeError, ConnectionError, EOFError) as error:
                 # A connection of the worker's may end a moment before the worker itself does.
                 patience_s = 0.0 if isinstance(error, RuntimeError) else _DEATH_S
-                if not self._worker_died(patience_s) or self._restarts >= _MAX_RESTARTS:
+                if not self._worker_died(patience_s):
                     raise
+                if self._restarts >= _MAX_RESTARTS:
+                    raise DataWorkersLost(f"data workers died {_MAX_RESTARTS + 1} times in a row ({error})") from error
                 self._restarts += 1
                 logger.warning("a data worker died (%r); reading its batches again", error)
                 self.close()

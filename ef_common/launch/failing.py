@@ -14,12 +14,21 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from ef_common.errors import GroupBroken, JobFailed, JobFinished, Left, MembershipError, ProtocolError, StorageError
+from ef_common.errors import (
+    DataWorkersLost,
+    GroupBroken,
+    JobFailed,
+    JobFinished,
+    Left,
+    MembershipError,
+    ProtocolError,
+    StorageError,
+)
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
 
-_NO_FAULT_OF_THE_CODE = (MembershipError, StorageError, ProtocolError, JobFinished, Left)
+_NO_FAULT_OF_THE_CODE = (MembershipError, StorageError, DataWorkersLost, ProtocolError, JobFinished, Left)
 _NO_ERROR = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]

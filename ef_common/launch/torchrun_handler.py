@@ -26,18 +26,11 @@ import errno
 import logging
 import os
 import secrets
-import shutil
 import socket
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
@@ -52,10 +45,9 @@ from ef_common.control.failure_report import report_failure
 from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
-from ef_common.errors import JobFailed, UsageError
+from ef_common.errors import UsageError
 from ef_common.launch import environment
-from ef_common.launch.restarts import Death, Restarts
-from ef_common.note import read_failure, write_failure
+from ef_common.launch.deaths import Deaths, directory_for_notes
 
 logger = logging.getLogger(__name__)
 
@@ -166,10 +158,9 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._coordinator_at: Address = options.endpoint
         self._is_standby = False
         self._grace_s = environment.DEFAULT_GRACE_S
-        self._restarts: Restarts | None = None
+        self._deaths: Deaths | None = None
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
-        self._has_mourned = False
 
     def start(self) -> None:
         """Host the coordinator if it is ours to host, and prepare the environment that workers inherit.
@@ -184,7 +175,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._coordinator_at = self._coordinator_address(is_here)
         if self._coordinator is None:
             self._stand_by()
-        self._restarts = Restarts(_directory_for_notes())
+        self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._report)
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
     def _coordinator_address(self, is_here: bool) -> Address:
@@ -266,60 +257,14 @@ class ElasticFlowRendezvous(RendezvousHandler):
             variables[environment.STANDBY] = str(self._coordinator.address[1])
         if self._options.token is not None:
             variables[environment.TOKEN] = self._options.token.secret
-        if self._restarts is not None:
-            variables[environment.NOTES] = str(self._restarts.directory)
+        if self._deaths is not None:
+            variables[environment.NOTES] = str(self._deaths.directory)
         return variables
 
-    # ------------------------------------------------------------ workers that have died
-
-    def _mourn(self, restarts: Restarts, failures: Mapping[int, ProcessFailure]) -> tuple[Death, str]:
-        """Take note of the death of workers; how, and why the job has failed, if it has."""
-        ordered = sorted(failures.values(), key=lambda failure: failure.timestamp)
-        statuses: list[tuple[int, int | None]] = [(failure.local_rank, failure.exitcode) for failure in ordered]
-        death = restarts.died(statuses or [(0, None)])
-        why = read_failure(restarts.directory)
-        if not why and (often := restarts.too_often(death, node=self._node)):
-            why = self._report(often, fatal=True) or often
-        elif not why and death.noted is None and death.status == 1:
-            text = f"a worker of node {self._node} raised an exception before it had joined; see its output there"
-            why = self._report(text, fatal=False)
-        if why:
-            write_failure(restarts.directory, why)
-            logger.error("the job has failed: %s", why)
-        return death, why
-
-    def _report(self, why: str, *, fatal: bool) -> str:
+    def _report(self, why: str, fatal: bool) -> str:
         own = [] if self._coordinator is None else [(LOOPBACK, self._coordinator.address[1])]
         agent = Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
         return report_failure([*own, self._coordinator_at], agent, self._options.token, why, fatal=fatal)
-
-    def _before_restart(self, restarts: Restarts) -> None:
-        """Torchrun's agent is about to start its workers again.
-
-        Raises:
-            ChildFailedError: They must not be: the agent ends as it does when no restarts are left.
-            JobFailed: The same, where it is not known how they have died.
-        """
-        failures = _failures()
-        death, why = self._mourn(restarts, failures)
-        if why:
-            self._has_mourned = True
-            raise ChildFailedError("the job has failed", dict(failures)) if failures else JobFailed(why)
-        count = restarts.count
-        logger.warning(
-            "a worker has died %s (%s), %d in a row: it is started again%s",
-            death.where,
-            death.how,
-            count.in_a_row,
-            f" in {count.pause_s:g} s" if count.pause_s else "",
-        )
-        time.sleep(count.pause_s)
-
-    def _mourn_the_last(self, restarts: Restarts) -> None:
-        error = sys.exc_info()[1]
-        if isinstance(error, ChildFailedError) and not self._has_mourned:
-            self._has_mourned = True
-            self._mourn(restarts, error.failures)
 
     # ------------------------------------------------------------ torchrun's interface
 
@@ -338,8 +283,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
         Raises:
             ChildFailedError, JobFailed: The job has failed, so they are not started again.
         """
-        if self._has_begun and self._restarts is not None:
-            self._before_restart(self._restarts)
+        if self._has_begun and self._deaths is not None:
+            self._deaths.before_restart()
         self._has_begun = True
         store = HashStore()
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK))
@@ -362,8 +307,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
-        if self._restarts is not None:
-            self._mourn_the_last(self._restarts)
+        if self._deaths is not None:
+            self._deaths.at_the_end()
         if self._coordinator is None:
             return True
         if not self._coordinator.wait_until_idle(0):
@@ -376,26 +321,6 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._coordinator = None
         atexit.unregister(self._serve_leavers)
         return True
-
-
-def _directory_for_notes() -> Path:
-    """That of the launcher, who removes it; else a new one."""
-    if given := os.environ.get(environment.NOTES):
-        return Path(given)
-    directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
-
-
-def _failures() -> Mapping[int, ProcessFailure]:
-    """Of the workers for which torchrun's agent asks for another rendezvous: it has them in a local variable."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_invoke_run":
-            failures = getattr(frame.f_locals.get("run_result"), "failures", None)
-            return failures if isinstance(failures, Mapping) else {}
-        frame = frame.f_back
-    return {}
 
 
 def _is_this_machine(host: str) -> bool:

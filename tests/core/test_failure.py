@@ -128,6 +128,23 @@ def test_12_standby_learns_it_from_a_worker_that_returns() -> None:
     assert told(standby) == ["b", "a"]
 
 
+def test_12_newcomer_that_returns_with_an_exception_ends_nobody_else(job: Coordinator) -> None:
+    job(Gone("c", "its line broke", silent=True), Returned(member("c"), Phase.WARMING, failed="boom"))
+    assert job.actions == (Dismiss("c", "it was no member when it failed"),)
+    assert not job.state.failed
+    standby = Coordinator()
+    standby.state = Membership(idle=True)
+    standby(Returned(member("c"), Phase.READY, failed="boom"))
+    assert standby.actions == (Redirect("c"),)
+
+
+def test_12_newcomer_that_was_admitted_without_knowing_it_ends_the_job(job: Coordinator) -> None:
+    job.at_boundary("a", "b")
+    assert "d" in job.view.ids
+    job(Returned(member("d"), Phase.READY, failed="boom"))
+    assert told(job) == ["a", "b", "c", "d"]
+
+
 def test_12_standby_sends_an_agent_to_the_one_that_leads() -> None:
     standby = Coordinator()
     standby.state = Membership(idle=True)

@@ -39,7 +39,6 @@ def options(**fields: Any) -> dict[str, Any]:
 
 def nodes(job: TorchrunJob, number: int, arguments: dict[str, Any], *, struck: int | None = None) -> list[Node]:
     """Start them; one of them bears the bug."""
-    flags = ("--nnodes=1:8", "--max-restarts=3", "--rdzv-conf=last_call_timeout=60")
     flags = (f"--nnodes={number}:8", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1")
     return [job.start(*flags, **arguments, environ={STRUCK: "1"} if index == struck else {}) for index in range(number)]
 
@@ -76,6 +75,14 @@ def test_exception_in_the_middle_rank_ends_the_job_everywhere(start: Start, wher
     last = max(event["step"] for event in job.events("step"))
     assert last <= 3 or where == "validation"
     assert fault["message"] == "this is a bug"
+
+
+def test_exception_on_a_node_with_two_workers_ends_both(start: Start) -> None:
+    job = start()
+    node = job.start("--nnodes=1:8", "--nproc-per-node=2", "--max-restarts=3", **options(where="forward", rank=1))
+    check_that_it_failed(job, [node])
+    check_traceback(job)
+    assert len(job.events("start")) == 2
 
 
 def test_exception_in_a_data_worker_ends_the_job_everywhere(start: Start) -> None:

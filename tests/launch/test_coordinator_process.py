@@ -56,6 +56,23 @@ def test_coordinator_ends_when_nobody_has_been_connected_for_a_while() -> None:
     assert not server.is_alive()
 
 
+@pytest.mark.parametrize("ends", ["close", "bye"])
+def test_coordinator_waits_for_a_worker_that_is_started_again_unless_the_job_has_ended(ends: str) -> None:
+    coordinator = Coordinator(("127.0.0.1", 0), token=TOKEN, settings=Settings(last_call_s=0.0))
+    coordinator.start()
+    times = {"start_s": 60.0, "linger_s": 0.0, "restart_s": 60.0}
+    server = threading.Thread(target=serve, args=(coordinator,), kwargs=times, daemon=True)
+    server.start()
+    client = CoordinatorClient(coordinator.address, Member("w", "n", ""), TOKEN)
+    client.start(lambda generation: None)
+    server.join(1.0)  # until it has seen the worker
+    client.send(ends)
+    client.stop()
+    server.join(30.0 if ends == "close" else 1.0)
+    assert server.is_alive() == (ends == "bye")
+    coordinator.stop()
+
+
 def listens(process: psutil.Process, port: int) -> bool:
     try:
         if "ef_common.launch.coordinator_process" not in process.cmdline():

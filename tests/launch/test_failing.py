@@ -9,6 +9,7 @@ import pytest
 from ef_common.core.view import Member
 from ef_common.errors import (
     CoordinatorLost,
+    DataWorkersLost,
     Evicted,
     GroupBroken,
     JobFailed,
@@ -19,7 +20,7 @@ from ef_common.errors import (
     UsageError,
 )
 from ef_common.launch.failing import Failing, describe, is_users
-from ef_common.note import Note
+from ef_common.note import Note, path_of, read, read_failure
 
 
 class Told:
@@ -62,6 +63,7 @@ def test_exception_of_the_code_is_the_users(error):
         Evicted("x"),
         CoordinatorLost("x"),
         JobFailed("x"),
+        DataWorkersLost("x"),
         StorageFailed("x"),
         ProtocolError("x"),
         JobFinished(),
@@ -80,6 +82,39 @@ def test_what_is_no_exception_of_the_code_is_not_told(error):
     session = Told()
     Failing(session).tell(raised(error))  # type: ignore[arg-type]
     assert session.told == []
+
+
+def test_fault_excuses_the_worker_and_nothing_else_does(tmp_path):
+    for error, excused in (
+        (raised(Evicted("x")), True),
+        (raised(JobFailed("boom")), False),
+        (raised(KeyError()), False),
+    ):
+        session = Told()
+        session.note = Note(tmp_path)
+        Failing(session).tell(error)  # type: ignore[arg-type]
+        noted = read(path_of(tmp_path, 0))
+        assert noted is not None
+        assert noted.excused is excused
+        (tmp_path / "worker-0").unlink()
+    assert read_failure(tmp_path) == session.told[0]
+
+
+def test_failure_of_another_worker_is_noted(tmp_path):
+    session = Told()
+    session.note = Note(tmp_path)
+    Failing(session).tell(raised(Evicted("x")))  # type: ignore[arg-type]
+    assert read_failure(tmp_path) == ""
+    Failing(session).tell(raised(JobFailed("boom")))  # type: ignore[arg-type]
+    assert read_failure(tmp_path) == "boom"
+
+
+def test_exception_that_the_others_have_not_heard_of_is_not_noted_as_the_end_of_the_job(tmp_path):
+    session = Told()
+    session.note = Note(tmp_path)
+    session.fail = lambda why: False  # type: ignore[method-assign]
+    Failing(session).tell(raised(KeyError()))  # type: ignore[arg-type]
+    assert read_failure(tmp_path) == ""
 
 
 def test_exception_is_told_once_with_worker_node_message_and_place():

@@ -168,7 +168,7 @@ def test_handler_that_must_host_and_cannot_raises_usage_error():
 def pauses(monkeypatch):
     """What the handler would sleep."""
     slept: list[float] = []
-    monkeypatch.setattr("ef_common.launch.torchrun_handler.time.sleep", slept.append)
+    monkeypatch.setattr("ef_common.launch.deaths.time.sleep", slept.append)
     return slept
 
 

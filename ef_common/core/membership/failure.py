@@ -24,24 +24,27 @@ def react(state: Membership, event: Event) -> Decision | None:
     if state.failed:
         return _afterwards(state, event)
     match event:
-        case Returned(member=member, failed=why) if why:
-            return _fail(state, member.id, why)
+        case Returned(member=member, phase=phase, failed=why) if why:
+            admitted = state.view is not None and state.view.rank_of(member.id) is not None
+            if admitted or phase in (Phase.MEMBER, Phase.LEAVING):
+                return _fail(state, member.id, why)
+            return (state, (Redirect(member.id),), "") if state.idle else _dismiss(state, member.id, why)
         case Failed(worker) if state.idle:
             return state, (Redirect(worker),), ""
-        case Failed():
-            return _failed(state, event)
+        case Failed(worker, why, fatal):
+            _, stands = state.workers.get(worker, (None, None))
+            if fatal or stands in (Phase.EARLY, Phase.MEMBER, Phase.LEAVING) or not state.generation:
+                return _fail(state, worker, why)
+            return _dismiss(state, worker, why)
     return None
 
 
-def _failed(state: Membership, event: Failed) -> Decision:
-    _, phase = state.workers.get(event.worker, (None, None))
-    if event.fatal or phase in (Phase.EARLY, Phase.MEMBER, Phase.LEAVING) or not state.generation:
-        return _fail(state, event.worker, event.why)
-    # Nobody needs a newcomer, whose machine may lack something. Whoever tells waits for an answer.
-    workers = MappingProxyType({worker: v for worker, v in state.workers.items() if worker != event.worker})
-    state = replace(state, workers=workers, dismissed=state.dismissed | {event.worker})
-    why = "it was no member when it failed"
-    return state, (Dismiss(event.worker, why),), f"{event.worker} failed before it was admitted: {event.why}"
+def _dismiss(state: Membership, worker: str, why: str) -> Decision:
+    """Nobody needs a newcomer, whose machine may lack something. Whoever tells waits for an answer."""
+    workers = MappingProxyType({other: v for other, v in state.workers.items() if other != worker})
+    state = replace(state, workers=workers, dismissed=state.dismissed | {worker})
+    action = Dismiss(worker, "it was no member when it failed")
+    return state, (action,), f"{worker} failed before it was admitted: {why}"
 
 
 def _fail(state: Membership, worker: str, why: str) -> Decision:

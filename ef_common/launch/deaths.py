@@ -1,0 +1,110 @@
+"""What a torchrun agent does when workers of its have died, besides what torchrun does.
+
+It counts, waits before they are started again, and ends instead when the job has failed: by an exception of the user's
+own code, as a worker has noted, or because they die at one step again and again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from ef_common.errors import JobFailed
+from ef_common.launch import environment
+from ef_common.launch.restarts import Death, Restarts
+from ef_common.note import read_failure, write_failure
+
+logger = logging.getLogger(__name__)
+
+
+class Deaths:
+    """Of the workers of one agent.
+
+    Args:
+        directory: Where they note down what they work on.
+        node: Name of the node.
+        report: Called with a reason, and whether it ends the job in any case: tells the coordinator, and returns why
+            the job has failed; "" if it goes on.
+    """
+
+    def __init__(self, directory: Path, *, node: str, report: Callable[[str, bool], str]) -> None:
+        self.directory = directory
+        self._restarts = Restarts(directory)
+        self._node = node
+        self._report = report
+        self._over = False
+
+    def before_restart(self) -> None:
+        """Torchrun's agent is about to start its workers again: wait for as long as is good.
+
+        Raises:
+            ChildFailedError: They must not be: the agent ends as it does when no restarts are left.
+            JobFailed: The same, where it is not known how they have died.
+        """
+        failures = _failures()
+        death, why = self._mourn(failures)
+        if why:
+            self._over = True
+            raise ChildFailedError("the job has failed", dict(failures)) if failures else JobFailed(why)
+        count = self._restarts.count
+        logger.warning(
+            "a worker has died %s (%s), %d in a row: it is started again%s",
+            death.where,
+            death.how,
+            count.in_a_row,
+            f" in {count.pause_s:g} s" if count.pause_s else "",
+        )
+        time.sleep(count.pause_s)
+
+    def at_the_end(self) -> None:
+        """The agent ends, maybe because its workers have died and no restarts were left."""
+        error = sys.exc_info()[1]
+        if isinstance(error, ChildFailedError) and not self._over:
+            self._over = True
+            self._mourn(error.failures)
+
+    def _mourn(self, failures: Mapping[int, ProcessFailure]) -> tuple[Death, str]:
+        """Take note of the death of workers; returns how, and why the job has failed, if it has."""
+        ordered = sorted(failures.values(), key=lambda failure: failure.timestamp)
+        statuses: list[tuple[int, int | None]] = [(failure.local_rank, failure.exitcode) for failure in ordered]
+        death = self._restarts.died(statuses or [(0, None)])
+        why = read_failure(self.directory)
+        if not why and (often := self._restarts.too_often(death, node=self._node)):
+            why = self._report(often, True) or often
+        elif not why and death.noted is None and death.status == 1:
+            text = f"a worker of node {self._node} raised an exception before it had joined; see its output there"
+            why = self._report(text, False)
+        if why:
+            write_failure(self.directory, why)
+            logger.error("the job has failed: %s", why)
+        return death, why
+
+
+def directory_for_notes() -> Path:
+    """That of the launcher, who removes it; else a new one, for as long as this process lives."""
+    if given := os.environ.get(environment.NOTES):
+        return Path(given)
+    directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def _failures() -> Mapping[int, ProcessFailure]:
+    """Of the workers for which torchrun's agent asks for another rendezvous: it has them in a local variable."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_invoke_run":
+            failures = getattr(frame.f_locals.get("run_result"), "failures", None)
+            return failures if isinstance(failures, Mapping) else {}
+        frame = frame.f_back
+    return {}
