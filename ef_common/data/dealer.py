@@ -93,7 +93,10 @@ class Dealer:
             self._log.write("epoch", epoch=before.epoch, length=before.length)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
-        self._session.begin_step()
+        start, stop = window.slice_of(self._session.worker.id)
+        # The last ones of an epoch may be smaller, and take as long.
+        whole = self.global_batch is not None or stop - start == self.batch_size
+        self._session.begin_step(stop - start if whole else 0)
         return window
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:

@@ -72,6 +72,8 @@ class Membership:
     took_over: bool = False  # it has been one
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
+    outpaced: str = ""  # a member that is to be replaced as soon as a spare is ready
+    replacement: str = ""  # who has come in its place, when it only has to go yet
     held: str = ""  # why a view is held back
     held_since: float | None = None
 
@@ -120,6 +122,13 @@ class Suspected:
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """A member wants to leave at a boundary."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outpaced:
+    """A member is slower than the others, and shall be replaced by a spare; "" if there is none any more."""
 
     worker: str
 
@@ -189,7 +198,19 @@ class Tick:
 
 
 Event = (
-    Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Outranked | Tick
+    Arrived
+    | Ready
+    | AtBoundary
+    | Settled
+    | Suspected
+    | Leaving
+    | Outpaced
+    | Closed
+    | Gone
+    | Returned
+    | Proved
+    | Outranked
+    | Tick
 )
 
 
