@@ -374,6 +374,9 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "reason": _text,
         "pause_s": _number_or_null,
     },
+    # This worker is slower than the others, or is not any more: its throughput as a part of theirs, and the part of
+    # their steps in which they wait.
+    "straggler": {"slow": _flag, "ratio": _number, "waiting": _number},
     # A joiner is about to be ready: a stream has been read up to here.
     "walked": {"epoch": _count, "cursor": _count},
     # A joiner has received the state; its next step is step + 1.

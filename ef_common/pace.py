@@ -18,6 +18,9 @@ class Pace:
 
     Args:
         clock: Monotonic time in seconds.
+
+    Attributes:
+        evicts_stragglers: To be told: the user wants stragglers to be replaced.
     """
 
     __slots__ = (
@@ -27,10 +30,12 @@ class Pace:
         "_longest",
         "_now",
         "_num_begun",
+        "_num_samples",
         "_since",
         "_span_s",
         "_step_waiting_s",
         "_sums",
+        "evicts_stragglers",
     )
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -43,6 +48,8 @@ class Pace:
         self._step_waiting_s = 0.0
         self._longest = {STEP: 0.0, FIRST: 0.0, OTHER: 0.0}
         self._sums = (0, 0.0, 0.0)
+        self._num_samples = 0
+        self.evicts_stragglers = False
 
     @property
     def _kind(self) -> str:
@@ -68,10 +75,17 @@ class Pace:
             self._end_span(OTHER)
         self._now = (generation, number, False, self._kind, now)
 
-    def begin_step(self) -> None:
-        """A batch has been dealt, of which a reduction comes. Ignored in the middle of a step."""
+    def begin_step(self, num_samples: int) -> None:
+        """A batch has been dealt, of which a reduction comes; or one more of a step that has begun.
+
+        Args:
+            num_samples: So many are this worker's; 0 if the step does not tell how fast it is.
+        """
+        if self._in_step:
+            self._num_samples += num_samples
         if self._in_step or self._now is None:
             return
+        self._num_samples = num_samples
         now = self._clock()
         self._span_s += now - self._since
         self._end_span(OTHER)
@@ -91,9 +105,9 @@ class Pace:
         kind, took_s = self._kind, self._span_s
         self._end_span(kind)
         self._in_step = False
-        if kind == STEP:
+        if kind == STEP and self._num_samples:
             num, computing_s, waiting_s = self._sums
-            self._sums = (num + 1, computing_s + took_s, waiting_s + self._step_waiting_s)
+            self._sums = (num + self._num_samples, computing_s + took_s, waiting_s + self._step_waiting_s)
         self._now = (*self._now[:3], OTHER, now)
 
     def _end_span(self, kind: str) -> None:
@@ -105,7 +119,7 @@ class Pace:
         if self._now is None:
             return None
         generation, number, waits, kind, since = self._now
-        longest, (num_steps, computing_s, waiting_s) = self._longest, self._sums
+        longest, (num_samples, computing_s, waiting_s) = self._longest, self._sums
         return Progress(
             generation,
             number,
@@ -115,7 +129,8 @@ class Pace:
             longest[STEP],
             longest[FIRST],
             longest[OTHER],
-            num_steps,
+            num_samples,
             computing_s,
             waiting_s,
+            self.evicts_stragglers,
         )

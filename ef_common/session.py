@@ -322,9 +322,17 @@ class Session:
         for act in acts:
             act()
 
-    def begin_step(self) -> None:
-        """A batch has been dealt: its reduction is the next thing that the others wait for; :meth:`agree` ends it."""
-        self._pace.begin_step()
+    def begin_step(self, num_samples: int = 0) -> None:
+        """A batch has been dealt: its reduction is the next thing that the others wait for; :meth:`agree` ends it.
+
+        Args:
+            num_samples: Of this worker; 0 if that many do not tell how fast it is.
+        """
+        self._pace.begin_step(num_samples)
+
+    def evict_stragglers(self) -> None:
+        """Have workers replaced that are slower than the others, once newcomers wait."""
+        self._pace.evicts_stragglers = True
 
     def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
         """Settle what is agreed, from the sums of the members' flags in the collective that has just completed.

@@ -172,6 +172,13 @@ def _sentence(record: dict[str, Any]) -> str:
             return f"{worker}: {record['what']}"
         case "notice":
             return f"{worker} was told to go ({record['what']})"
+        case "straggler" if record["slow"]:
+            return (
+                f"{worker} is slower than the others: {record['ratio']:.0%} of their throughput; "
+                f"they wait {record['waiting']:.0%} of the time"
+            )
+        case "straggler":
+            return f"{worker} is as fast as the others again"
         case "checkpoint":
             return f"checkpoint at step {record['step']} ({record['bytes'] / 1e6:.1f} MB in {record['seconds']:.1f} s)"
         case "checkpoint_failed":

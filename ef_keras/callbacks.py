@@ -35,6 +35,7 @@ def callbacks(
     global_batch_size: int | None = None,
     deterministic: bool = False,
     checkpoint: Checkpointing | str | Path | None = None,
+    evict_stragglers: bool = False,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
@@ -62,6 +63,9 @@ def callbacks(
         checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
             from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
             :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
+        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
+            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
+            with status 0. Without it, stragglers are reported only.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
@@ -78,6 +82,7 @@ def callbacks(
             global_batch_size=global_batch_size,
             deterministic=deterministic,
             checkpoint=Checkpointing.of(checkpoint),
+            evict_stragglers=evict_stragglers,
         )
     ]
 
@@ -93,6 +98,7 @@ class Elastic(keras.callbacks.Callback):
         global_batch_size: See :func:`callbacks`.
         deterministic: See :func:`callbacks`.
         checkpoint: See :func:`callbacks`.
+        evict_stragglers: See :func:`callbacks`.
     """
 
     def __init__(
@@ -103,8 +109,10 @@ class Elastic(keras.callbacks.Callback):
         global_batch_size: int | None = None,
         deterministic: bool = False,
         checkpoint: Checkpointing | None = None,
+        evict_stragglers: bool = False,
     ) -> None:
         super().__init__()
+        self._evict_stragglers = evict_stragglers
         self._checkpoint = checkpoint
         self._engine = engine
         self._compensation = compensation
@@ -119,6 +127,8 @@ class Elastic(keras.callbacks.Callback):
         if self._worker is None:
             with leaving_cleanly():
                 self._worker = this_worker(self._engine)
+            if self._evict_stragglers:
+                self._worker.session.evict_stragglers()
         worker = self._worker
         named = self._compensation.reference_batch_size is not None
         if not (worker.elastic or worker.log.enabled or named or self._is_global or self._checkpointing):

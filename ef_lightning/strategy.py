@@ -66,6 +66,9 @@ class ElasticMixin(CollectivesMixin):
         checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
             from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
             :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
+        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
+            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
+            with status 0. Without it, stragglers are reported only.
 
     Raises:
         UsageError: Unknown backend or rule, or settings that contradict each other.
@@ -93,6 +96,7 @@ class ElasticMixin(CollectivesMixin):
         global_batch_size: int | None = None,
         deterministic: bool = False,
         checkpoint: Checkpointing | str | Path | None = None,
+        evict_stragglers: bool = False,
         **kwargs: Any,
     ) -> None:
         global_batches.check_size(global_batch_size, deterministic=deterministic)
@@ -104,6 +108,7 @@ class ElasticMixin(CollectivesMixin):
         self.global_batch_size = global_batch_size
         self.deterministic = deterministic
         self.checkpoint = Checkpointing.of(checkpoint)
+        self.evict_stragglers = evict_stragglers
         self._checkpoints: TrainerCheckpoints | None = None
         self._worker: Worker | None = None
         self._trainer: Any = None
@@ -187,6 +192,8 @@ class ElasticMixin(CollectivesMixin):
         super().setup_environment()  # type: ignore[misc]
         with leaving_cleanly():
             self._worker = this_worker(self.backend)
+            if self.evict_stragglers:
+                self._worker.session.evict_stragglers()
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
         self._set_up_checkpoints(self.lightning_module.trainer)

@@ -30,7 +30,7 @@ def started() -> tuple[Clock, Pace]:
 
 
 def step(clock: Clock, pace: Pace, number: int, *, computing_s: float, waiting_s: float) -> None:
-    pace.begin_step()
+    pace.begin_step(8)
     clock.tick(computing_s)
     pace.wait(1, number)
     clock.tick(waiting_s)
@@ -40,7 +40,7 @@ def step(clock: Clock, pace: Pace, number: int, *, computing_s: float, waiting_s
 
 def test_pace_before_the_first_view_tells_nothing() -> None:
     pace = Pace(Clock())
-    pace.begin_step()
+    pace.begin_step(8)
     pace.end_step()
     assert pace.read() is None
 
@@ -59,9 +59,9 @@ def test_pace_tells_what_is_done_and_since_when() -> None:
     note()
     pace.go_on(1, 0)
     note()
-    pace.begin_step()
+    pace.begin_step(8)
     note()
-    pace.begin_step()  # the next batch of an accumulation
+    pace.begin_step(8)  # the next batch of an accumulation
     note()
     pace.wait(1, 0)
     note()
@@ -90,14 +90,14 @@ def test_pace_learns_the_longest_spans_of_each_kind_without_waiting() -> None:
         step(clock, pace, number, computing_s=1.0 + number, waiting_s=100.0)
     now = read(pace)
     assert (now.kind, now.longest_first_s, now.longest_step_s, now.longest_other_s) == (OTHER, 30.0, 5.0, 7.0)
-    assert (now.num_steps, now.computing_s, now.waiting_s) == (2, 9.0, 200.0)
+    assert (now.num_samples, now.computing_s, now.waiting_s) == (16, 9.0, 200.0)
 
 
 def test_pace_adds_up_a_step_that_waits_more_than_once() -> None:
     clock, pace = started()
     for number in range(NUM_FIRST):
         step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
-    pace.begin_step()
+    pace.begin_step(8)
     assert read(pace).kind == STEP
     clock.tick(2.0)
     pace.wait(1, 3)  # a metric, say
@@ -113,11 +113,33 @@ def test_pace_adds_up_a_step_that_waits_more_than_once() -> None:
     pace.go_on(2, 5)
     pace.end_step()
     now = read(pace)
-    assert (now.longest_step_s, now.computing_s, now.waiting_s, now.num_steps) == (5.0, 5.0, 2.0, 1)
+    assert (now.longest_step_s, now.computing_s, now.waiting_s, now.num_samples) == (5.0, 5.0, 2.0, 8)
 
 
 def test_pace_does_not_count_a_span_that_has_not_ended() -> None:
     clock, pace = started()
-    pace.begin_step()
+    pace.begin_step(8)
     clock.tick(500.0)
     assert read(pace).longest_first_s == 0.0
+
+
+def test_pace_leaves_out_steps_that_do_not_tell_how_fast_it_is() -> None:
+    clock, pace = started()
+    for number in range(NUM_FIRST):
+        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    pace.begin_step(0)
+    clock.tick(2.0)
+    pace.end_step()
+    now = read(pace)
+    assert (now.longest_step_s, now.num_samples, now.computing_s) == (2.0, 0, 0.0)
+
+
+def test_pace_adds_up_the_samples_of_an_accumulation() -> None:
+    clock, pace = started()
+    for number in range(NUM_FIRST):
+        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    pace.begin_step(8)
+    pace.begin_step(8)
+    clock.tick(2.0)
+    pace.end_step()
+    assert (read(pace).num_samples, read(pace).computing_s) == (16, 2.0)

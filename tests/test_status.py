@@ -59,6 +59,17 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert status.samples_per_second(time.time() + 60) == 0.0
 
 
+def test_status_tells_of_stragglers(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    logs[1].write("straggler", slow=True, ratio=0.414, waiting=0.58)
+    logs[1].write("straggler", slow=False, ratio=0.95, waiting=0.02)
+    status = Status(tmp_path)
+    status.update()
+    text = text_of(status)
+    assert "b is slower than the others: 41% of their throughput; they wait 58% of the time" in text
+    assert "b is as fast as the others again" in text
+
+
 def test_job_that_is_started_again_is_followed(tmp_path: Path) -> None:
     logs = write_run(tmp_path)
     fields = {"rank": 0, "world_size": 1, "pause_s": None, "reason": "1 workers start"}

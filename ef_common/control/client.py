@@ -81,6 +81,8 @@ class CoordinatorClient:
         pace: How this worker moves on; its heartbeats tell it.
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
+        on_pace: Called with (slow, ratio, waiting) when this worker is found to be a straggler, or none any more; see
+            :class:`~ef_common.core.stragglers.Report`.
     """
 
     change_pending: bool
@@ -94,6 +96,7 @@ class CoordinatorClient:
         connect_timeout_s: float = 60.0,
         pace: Pace | None = None,
         on_hung: Callable[[str, threading.Event], None] = lambda why, heard: None,
+        on_pace: Callable[[bool, float, float], None] = lambda slow, ratio, waiting: None,
     ) -> None:
         self.change_pending = False
         self._address = address
@@ -102,6 +105,7 @@ class CoordinatorClient:
         self._connect_timeout_s = connect_timeout_s
         self._pace = pace
         self._on_hung = on_hung
+        self._on_pace = on_pace
         self._inbox = Inbox()
         self._line: Line | None = None
         self._process = 0
@@ -423,6 +427,8 @@ class CoordinatorClient:
                     threading.Thread(target=self._on_hung, args=args, name="elasticflow-watchdog", daemon=True).start()
             case wire.Failed(why):
                 self._put_out(JobFailed(why))
+            case wire.Straggler(slow, ratio, waiting):
+                self._on_pace(slow, ratio, waiting)
             case wire.Error(reason=reason):
                 self._inbox.put_end(CoordinatorLost(f"the coordinator closed the connection: {reason}"))
             case wire.Challenge():

@@ -22,6 +22,7 @@ from ef_common.core import membership
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
 from ef_common.core.place import Place
 from ef_common.core.progress import Heard, Limits, Longest, Progress, judge
+from ef_common.core.stragglers import Pacing, Track, judge_pace, noted, slowest
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 
@@ -31,6 +32,7 @@ MAX_STRANGERS = 512
 """So many unauthenticated connections are kept; one more closes the oldest."""
 _SWEEPS_PER_TIMEOUT = 8
 _STRANGER_S = 2.0
+_PACE_S = 1.0
 _STANDBYS_TOLD = 16  # the line must be short, as the worker does not trust us before it
 _SHORT = 100
 _KNOCK_S = 0.1
@@ -93,6 +95,9 @@ class Switchboard:
         self._places: dict[str, Place] = {}  # of members, as they have told
         self._heard: dict[str, Heard] = {}  # likewise
         self._longest = Longest()
+        self._pacing = Pacing()
+        self._tracks: dict[str, Track] = {}
+        self._paced_at = 0.0
         self._viewed_at = 0.0  # when the newest view was issued, or came to this coordinator
         self._strangers: dict[Connection, None] = {}  # ordered by age
         self._open: set[Connection] = set()
@@ -285,6 +290,7 @@ class Switchboard:
         if progress is not None:
             self._heard[worker] = Heard(progress, self._loop.time())
             self._longest = self._longest.and_of(progress)
+            self._tracks[worker] = noted(self._tracks.get(worker), progress, self._loop.time(), self._pacing)
 
     def _tell_place(self, worker: str) -> None:
         # Of the members only: if all are lost, newcomers start anew, and what the lost ones told is void.
@@ -335,6 +341,7 @@ class Switchboard:
         del self._workers[worker]
         self._places.pop(worker, None)
         self._heard.pop(worker, None)
+        self._tracks.pop(worker, None)
         self._on_population(len(self._workers))
         return True
 
@@ -511,6 +518,7 @@ class Switchboard:
                 if worker is not None:
                     self._submit(membership.Gone(worker, why, silent=True), None)
         self._look_for_hung(now)
+        self._look_for_stragglers(now)
         for connection in list(self._strangers):
             if now - connection.since <= max(self._timeout_s, _STRANGER_S):
                 break
@@ -540,6 +548,24 @@ class Switchboard:
         if verdict.stuck:
             for worker in view.ids:
                 self._submit(membership.Suspected(worker, view.generation), None)
+
+    def _look_for_stragglers(self, now: float) -> None:
+        """Tell members that they are slower than the others; have one replaced, if that is wanted."""
+        view = self._state.view
+        if view is None or now - self._paced_at < _PACE_S:
+            return
+        self._paced_at = now
+        after, reports = judge_pace(self._tracks, view.ids, now, self._pacing)
+        self._tracks |= after
+        for report in reports:
+            what = "is slower than the others" if report.slow else "is as fast as the others again"
+            how = f"its throughput is {report.ratio:.2f} of theirs, and they wait {report.waiting:.0%} of the time"
+            logger.warning("view %d: %s %s: %s", view.generation, report.worker, what, how)
+            self._send(wire.encode(wire.Straggler(report.slow, report.ratio, report.waiting)), report.worker)
+        if any(self._heard[worker].progress.evicts_stragglers for worker in view.ids if worker in self._heard):
+            worker = slowest(self._tracks, view.ids)
+            if worker != self._state.outpaced:
+                self._submit(membership.Outpaced(worker), None)
 
     def _notice(self, kind: str, message: str, *args: object) -> None:
         """Warn of each kind of trouble once; strangers must not be able to fill the log."""

@@ -192,30 +192,32 @@ def _load_place_or_null(value: Any) -> Place | None:
     return None if value is None else _load_place(value)
 
 
-def _load_seconds(value: Any) -> float:
+def _load_amount(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError("expected a number of seconds, 0 or more")
+        raise ValueError("expected a number, 0 or more")
     return float(value)
 
 
 def _load_progress(value: Any) -> Progress | None:
     if value is None:
         return None
-    if type(value) is not list or len(value) != 11:
-        raise ValueError("expected null or the 11 fields of a progress")
-    generation, number, waits, kind, for_s, step_s, first_s, other_s, num_steps, computing_s, waiting_s = value
+    if type(value) is not list or len(value) != 12:
+        raise ValueError("expected null or the 12 fields of a progress")
+    generation, number, waits, kind, *spans, num_samples, computing_s, waiting_s, evicts = value
+    for_s, longest_step_s, longest_first_s, longest_other_s = map(_load_amount, spans)
     return Progress(
         _COUNT.load(generation),
         _integer(SETTLING).load(number),
         _load_flag(waits),
         _one_of(*KINDS).load(kind),
-        _load_seconds(for_s),
-        _load_seconds(step_s),
-        _load_seconds(first_s),
-        _load_seconds(other_s),
-        _COUNT.load(num_steps),
-        _load_seconds(computing_s),
-        _load_seconds(waiting_s),
+        for_s,
+        longest_step_s,
+        longest_first_s,
+        longest_other_s,
+        _COUNT.load(num_samples),
+        _load_amount(computing_s),
+        _load_amount(waiting_s),
+        _load_flag(evicts),
     )
 
 
@@ -434,6 +436,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """To a member: it is slower than the others (`slow`), or is not any more; see `core.stragglers.Report`."""
+
+    slow: Flag
+    ratio: Annotated[float, _Codec(_load_amount)]
+    waiting: Annotated[float, _Codec(_load_amount)]
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """The coordinator closes the connection because of what the worker did."""
 
@@ -469,6 +480,7 @@ FromCoordinator = (
     | Redirect
     | Evicted
     | Failed
+    | Straggler
     | Relay
     | Error
 )
@@ -501,6 +513,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "redirect": Redirect,
     "evicted": Evicted,
     "failed": Failed,
+    "straggler": Straggler,
     "relay": Relay,
     "error": Error,
 }

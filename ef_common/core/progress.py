@@ -41,9 +41,10 @@ class Progress:
         longest_step_s: Its longest span of the kind STEP that has ended, without waiting.
         longest_first_s: Likewise, FIRST.
         longest_other_s: Likewise, OTHER.
-        num_steps: Steps of the kind STEP so far.
+        num_samples: Trained on in steps of the kind STEP so far, as far as these steps say how fast it is.
         computing_s: What they took, without waiting.
         waiting_s: What was waited in them.
+        evicts_stragglers: Its user wants stragglers to be replaced.
     """
 
     generation: int
@@ -54,9 +55,10 @@ class Progress:
     longest_step_s: float = 0.0
     longest_first_s: float = 0.0
     longest_other_s: float = 0.0
-    num_steps: int = 0
+    num_samples: int = 0
     computing_s: float = 0.0
     waiting_s: float = 0.0
+    evicts_stragglers: bool = False
 
     @property
     def position(self) -> tuple[int, int]:

@@ -94,7 +94,10 @@ class Dealer:
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
         self._note()
-        self._session.begin_step()
+        start, stop = window.slice_of(self._session.worker.id)
+        # The last ones of an epoch may be smaller, and take as long.
+        whole = self.global_batch is not None or stop - start == self.batch_size
+        self._session.begin_step(stop - start if whole else 0)
         return window
 
     def _note(self) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import threading
 
 GRACE_S = 2.0
 """So long the main thread may take to come back, and to end as any evicted worker does."""
-STATUS = 75
-"""Exit status of a process that hung (EX_TEMPFAIL): its agent starts it anew."""
 
 
 def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -> None:
     """Write what all threads do to standard error; end the process unless the main thread comes back.
 
-    The process ends without clean-up: whatever holds the main thread would hold that as well.
+    It is killed: whatever holds the main thread could hold a clean-up as well, and `elasticflow run` starts those anew
+    that a signal has ended.
 
     Args:
         why: What the coordinator said.
@@ -31,4 +31,4 @@ def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -
             os.write(number, f"elasticflow: this worker keeps the others waiting: {why}. What it does:\n".encode())
             faulthandler.dump_traceback(number, all_threads=True)
     if not heard.wait(grace_s):
-        os._exit(STATUS)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -118,12 +118,16 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             checkpoint=environment.checkpoint,
         )
     pace = Pace(time.monotonic)
+    log = EventLog(environment.run_dir, member.id)
+
+    def on_pace(slow: bool, ratio: float, waiting: float) -> None:
+        log.write("straggler", slow=slow, ratio=ratio, waiting=waiting)
+
     channel: ControlChannel = CoordinatorClient(
-        environment.coordinator, member, environment.token, pace=pace, on_hung=end_if_hung
+        environment.coordinator, member, environment.token, pace=pace, on_hung=end_if_hung, on_pace=on_pace
     )
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)
-    log = EventLog(environment.run_dir, member.id)
     session = Session(
         member,
         channel=channel,

@@ -1,4 +1,4 @@
-"""Members that keep the others waiting, over real connections."""
+"""Members that keep the others waiting, for ever or in each step, over real connections."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Member:
         self.pace.wait(1, 0)
         for number in range(NUM_FIRST):
             self.pace.go_on(1, number)
-            self.pace.begin_step()
+            self.pace.begin_step(8)
             self.pace.wait(1, number)
             self.pace.go_on(1, number + 1)
             self.pace.end_step()
-        self.pace.begin_step()
+        self.pace.begin_step(8)
 
 
 def form(serve: Any, join: Any, limits: Limits, number: int) -> list[Member]:

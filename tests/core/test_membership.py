@@ -16,6 +16,7 @@ from ef_common.core.membership import (
     Install,
     Leaving,
     Membership,
+    Outpaced,
     Phase,
     Ready,
     Settings,
@@ -560,3 +561,78 @@ def test_rule_7_last_goodbye_leaves_nobody() -> None:
     job = settled("a", "b")(Gone("a", "done", goodbye=True), Gone("b", "done", goodbye=True))
     assert job.state.view is None
     assert job.actions == ()
+
+
+# ---------------------------------------------------------------- rule 9, of members that are outpaced
+
+FULL = Settings(max_nodes=3)
+
+
+def test_rule_9_spare_comes_in_before_the_outpaced_member_goes() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")
+    assert job.actions == ()
+    assert job(Outpaced("b")).actions == (Announce(job.view),)
+
+    job.at_boundary("a", "b", "c")
+    assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "b", "c", "d"), (), True)
+    assert phase_of(job.state, "b") is Phase.LEAVING
+
+    job.at_boundary("a", "b", "c", "d")
+    assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "c", "d"), ("b",), False)
+    assert (job.state.outpaced, job.state.replacement) == ("", "")
+
+
+def test_rule_9_outpaced_member_stays_until_a_spare_is_ready() -> None:
+    job = started("a", "b", "c", settings=FULL)(Outpaced("b"))
+    assert job.actions == ()
+    assert phase_of(job.state, "b") is Phase.MEMBER
+
+    job.arrive("d")(Ready("d"))
+    assert job.actions == (Announce(job.view),)
+    assert job.at_boundary("a", "b", "c").view.ids == ("a", "b", "c", "d")
+
+
+def test_rule_9_newcomer_for_which_there_is_room_replaces_nobody() -> None:
+    job = started("a", "b", settings=FULL)(Outpaced("b")).join("d").at_boundary("a", "b")
+    assert job.view.ids == ("a", "b", "d")
+    assert phase_of(job.state, "b") is Phase.MEMBER
+
+
+def test_rule_9_member_that_is_fast_again_stays() -> None:
+    job = started("a", "b", "c", settings=FULL)(Outpaced("b"), Outpaced("")).join("d")
+    assert job.actions == ()
+
+
+def test_rule_9_outpaced_member_stays_if_its_replacement_is_lost() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")(Outpaced("b")).at_boundary("a", "b", "c")
+    job(Gone("d", "crash"))
+    assert job.view.ids == ("a", "b", "c")
+
+    job.at_boundary("a", "b", "c")
+    assert job.view.ids == ("a", "b", "c")
+    assert phase_of(job.state, "b") is Phase.MEMBER
+    # The next one has another try.
+    job.join("e").at_boundary("a", "b", "c")
+    assert job.view.ids == ("a", "b", "c", "e")
+    assert job.at_boundary("a", "b", "c", "e").view.ids == ("a", "c", "e")
+
+
+def test_rule_9_outpaced_member_that_is_lost_makes_room_as_any_other() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")(Outpaced("b"))
+    job(Gone("b", "crash"))
+    assert (job.view.ids, job.view.pending) == (("a", "c"), True)
+    assert job.at_boundary("a", "c").view.ids == ("a", "c", "d")
+    # Another one may be outpaced after it.
+    assert job.join("e")(Outpaced("c")).at_boundary("a", "c", "d").view.ids == ("a", "c", "d", "e")
+
+
+def test_rule_9_outpaced_member_that_wants_to_leave_does_not_wait_for_its_replacement() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")(Outpaced("b"), Leaving("b")).at_boundary("a", "b", "c")
+    assert (job.view.ids, job.installed.dropped) == (("a", "c", "d"), ("b",))
+
+
+def test_rule_9_nobody_is_replaced_who_is_alone_or_no_member() -> None:
+    job = started("a", settings=Settings(max_nodes=1)).join("d")(Outpaced("a"))
+    assert job.actions == ()
+    job = started("a", "b", settings=Settings(max_nodes=2)).join("d")(Outpaced("d"), Outpaced("nobody"))
+    assert (job.actions, job.state.outpaced) == ((), "")

@@ -53,6 +53,7 @@ class Options:
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the model is one of a `forward`
+    evict_stragglers: bool = False
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -226,6 +227,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         global_batch_size=chosen.global_batch,
         deterministic=chosen.deterministic,
         checkpoint=_checkpointing(chosen),
+        evict_stragglers=chosen.evict_stragglers,
     )
     stopping = keras.callbacks.EarlyStopping(
         "loss",

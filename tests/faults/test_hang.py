@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ef_common.launch.hung import STATUS
 from ef_common.testing.harness_torchrun import TorchrunJob
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import HANG
@@ -33,7 +33,7 @@ def test_hung_worker_ends_itself_and_the_others_go_on(job: TrainingJob) -> None:
     fault = {"where": "forward", "step": STEP, "signal": HANG}
     victim, others = start_with_fault(job, {}, fault)
     check_run(job, others)
-    assert victim.wait() == STATUS
+    assert victim.wait() == -signal.SIGKILL
     assert struck(job, "forward")["step"] == STEP
     assert view_sizes(job) == [3, 2]
     output = victim.output.read_text()

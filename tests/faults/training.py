@@ -61,6 +61,7 @@ class Options:
     random: bool = False  # dropout, and samples that are augmented
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the module is one of a `forward`
+    evict_stragglers: bool = False
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -263,6 +264,7 @@ def _trainer(options: Options) -> Trainer:
             global_batch_size=options.global_batch,
             deterministic=options.deterministic,
             checkpoint=_checkpointing(options),
+            evict_stragglers=options.evict_stragglers,
         ),
         accelerator="cpu",
         max_epochs=options.epochs,

@@ -1,28 +1,35 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 
-from ef_common.launch.hung import STATUS, end_if_hung
+from ef_common.launch.hung import end_if_hung
 
 _PROGRAM = """
 import threading, time
 from ef_common.launch.hung import end_if_hung
 
+inside = threading.Event()
+
 def wait_for_nothing():
+    inside.set()
     time.sleep(600)
 
-print("begins")
-threading.Thread(target=end_if_hung, args=("w1 hung", threading.Event()), kwargs={"grace_s": 0.1}).start()
+def end():
+    inside.wait()
+    end_if_hung("w1 hung", threading.Event(), grace_s=0.1)
+
+threading.Thread(target=end).start()
 wait_for_nothing()
 """
 
 
 def test_process_whose_main_thread_hangs_tells_where_and_ends() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == STATUS
+    assert done.returncode == -signal.SIGKILL
     first, *stacks = done.stderr.splitlines()
     assert first == "elasticflow: this worker keeps the others waiting: w1 hung. What it does:"
     assert any("in wait_for_nothing" in line for line in stacks)

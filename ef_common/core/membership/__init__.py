@@ -23,6 +23,7 @@ The coordinator runs :func:`decide` on every event. Rules:
    goes at once, and is told so. If all members want to go while newcomers are ready, these come in first, and get the
    state; the others go at the next boundary. If all go, one of them may be saving the state: nothing begins anew
    (rule 4) before their connections have ended.
+   Likewise a member that is *outpaced*: the spare that is to replace it comes in first, and then it goes.
 10. No view is issued without the quorum of :mod:`ef_common.core.quorum`. Where it is lacking, the view is *held*
     back: it is issued as soon as enough come back or are known to be gone. After a while the coordinator steps down, so
     that its workers look for another one: more may have come together there.
@@ -52,6 +53,7 @@ from ef_common.core.membership.model import (
     Install,
     Leaving,
     Membership,
+    Outpaced,
     Outranked,
     Phase,
     Proved,
@@ -86,6 +88,7 @@ __all__ = [
     "Install",
     "Leaving",
     "Membership",
+    "Outpaced",
     "Outranked",
     "Phase",
     "Proved",

@@ -14,6 +14,7 @@ from ef_common.core.membership.model import (
     Gone,
     Leaving,
     Membership,
+    Outpaced,
     Outranked,
     Proved,
     Ready,
@@ -80,6 +81,8 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return rules.suspected(state, worker, generation, now, settings)
         case Leaving(worker):
             return rules.plan_or(*rules.leaving(state, worker), settings)
+        case Outpaced(worker):
+            return rules.plan_or(*rules.outpaced(state, worker, settings), settings)
         case Closed(worker):
             return rules.closed(state, worker)
         case Gone():

@@ -72,6 +72,8 @@ class Membership:
     took_over: bool = False  # it has been one
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
+    outpaced: str = ""  # a member that is to be replaced as soon as a spare is ready
+    replacement: str = ""  # who has come in its place, when it only has to go yet
     held: str = ""  # why a view is held back
     held_since: float | None = None
     failed: str = ""  # whose exception has ended the job, and which
@@ -121,6 +123,13 @@ class Suspected:
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """A member wants to leave at a boundary."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outpaced:
+    """A member is slower than the others, and shall be replaced by a spare; "" if there is none any more."""
 
     worker: str
 
@@ -213,6 +222,7 @@ Event = (
     | Settled
     | Suspected
     | Leaving
+    | Outpaced
     | Closed
     | Gone
     | Returned

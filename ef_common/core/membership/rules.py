@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
+from ef_common.core.membership import replacement
 from ef_common.core.membership.model import (
     Action,
     Announce,
@@ -18,6 +19,7 @@ from ef_common.core.membership.model import (
     Settings,
     Welcome,
 )
+from ef_common.core.membership.roster import admissible, present, remaining, with_phase
 from ef_common.core.quorum import Link, merge, shortfall
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -29,13 +31,6 @@ def phase_of(state: Membership, worker: str) -> Phase:
         return state.workers[worker][1]
     except KeyError:
         raise ProtocolError(f"worker {worker} is not connected") from None
-
-
-def _with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, tuple[Member, Phase]]:
-    workers = dict(state.workers)
-    for worker, phase in phases.items():
-        workers[worker] = (workers[worker][0], phase)
-    return MappingProxyType(workers)
 
 
 def arrived(state: Membership, member: Member, now: float) -> Decision:
@@ -70,8 +65,10 @@ def _take_ready(state: Membership, worker: str, now: float, settings: Settings) 
         raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
     if state.closed:
         return state, (Finish(worker),), f"{worker} was ready after the end"
-    state = replace(state, workers=_with_phase(state, {worker: Phase.READY}), last_arrival=now)
-    if state.view is not None and not admissible(state, remaining(state, state.view), settings):
+    state = replace(state, workers=with_phase(state, {worker: Phase.READY}), last_arrival=now)
+    view = state.view
+    room = view is None or admissible(state, remaining(state, view), settings)
+    if view is not None and not room and not replacement.spares(state, view, settings):
         return state, (), f"{worker} is ready, and a spare"
     return announce(state, f"{worker} is ready to join")
 
@@ -86,8 +83,24 @@ def leaving(state: Membership, worker: str) -> Decision:
         reason = f"{worker} left before it was admitted"
         state = replace(state, workers=workers, dismissed=state.dismissed | {worker})
         return state, (Install(View(state.generation, (), reason=reason), (worker,)),), reason
-    state = replace(state, workers=_with_phase(state, {worker: Phase.LEAVING}))
+    state = replace(state, workers=with_phase(state, {worker: Phase.LEAVING}))
+    if worker == state.outpaced:
+        state = replace(state, outpaced="", replacement="")
     return announce(state, f"{worker} wants to leave")
+
+
+def outpaced(state: Membership, worker: str, settings: Settings) -> Decision:
+    """Rule 9: a member is slower than the others, or ("") none is."""
+    if state.view is not None:
+        state = replacement.settle(state, state.view)
+    if state.replacement or state.gathering_since is not None:  # the one before has to go yet
+        return state, (), ""
+    if worker and (worker not in state.workers or state.workers[worker][1] is not Phase.MEMBER):
+        return state, (), ""
+    state = replace(state, outpaced=worker)
+    if state.view is None or not replacement.spares(state, state.view, settings):
+        return state, (), f"{worker} shall be replaced" if worker else "nobody is to be replaced"
+    return announce(state, f"{worker} is replaced")
 
 
 def announce(state: Membership, reason: str) -> Decision:
@@ -117,7 +130,7 @@ def at_boundary(state: Membership, worker: str, generation: int, settings: Setti
         return state, (), ""  # sent before the newest view reached it; it will ask again
     is_first = not state.at_boundary  # after the first report, a goodbye makes a view at once
     state = replace(state, at_boundary=state.at_boundary | {worker})
-    if is_first and len(_present(state, view)) < view.world_size:
+    if is_first and len(present(state, view)) < view.world_size:
         return install_present(state, view, settings, "somebody has said goodbye")
     return plan(state, settings)
 
@@ -133,8 +146,11 @@ def plan(state: Membership, settings: Settings) -> Decision:
     view = state.view
     if view is None or len(state.at_boundary) < view.world_size:  # it holds members only
         return state, (), ""
+    state = replacement.settle(state, view)
     staying = remaining(state, view)
     joining = admissible(state, staying, settings)
+    if coming := replacement.spares(state, view, settings):
+        joining += coming
     leaving = [m for m in view.members if state.workers[m.id][1] is Phase.LEAVING]
     hands_over = bool(joining) and not staying  # rule 9
     if hands_over:
@@ -143,7 +159,7 @@ def plan(state: Membership, settings: Settings) -> Decision:
     if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
         return state, (), ""  # rule 5: hold here until enough are ready
     if leaving and members and _shortfall(state, {m.id for m in members}, settings):  # one half after the other
-        members, leaving = (*_present(state, view), *joining), []
+        members, leaving = (*present(state, view), *joining), []
     reason = f"planned: {len(joining)} join, {len(leaving)} leave"
     dropped = tuple(m.id for m in leaving)
     if not members:
@@ -151,41 +167,22 @@ def plan(state: Membership, settings: Settings) -> Decision:
         generation = state.generation + 1
         empty = replace(_without_view(state), workers=workers, generation=generation, last=frozenset(dropped))
         return empty, (Install(View(empty.generation, (), reason=reason), dropped),), reason
+    if coming:
+        state = replacement.invite(state, coming)
+    elif state.outpaced in dropped:
+        state = replace(state, outpaced="", replacement="")
     return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
-
-
-def _present(state: Membership, view: View) -> tuple[Member, ...]:
-    """Members of the view that have not said goodbye."""
-    return tuple(m for m in view.members if m.id in state.workers)
-
-
-def remaining(state: Membership, view: View) -> list[Member]:
-    """Members of the view that neither leave nor have gone."""
-    return [m for m in _present(state, view) if state.workers[m.id][1] is Phase.MEMBER]
 
 
 def install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
     """A view of the members that are left, without newcomers."""
-    members = _present(state, view)
+    members = present(state, view)
     if not members:
         reason = f"{reason}, no member is left"
         if short := _shortfall(state, (), settings):
             return replace(state, held=short), (), f"{reason}; held back: {short}"
         return _without_view(state), (), reason
     return _install(state, members, settings, planned=False, dropped=(), reason=reason)
-
-
-def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
-    """Ready workers, as far as `max_nodes` allows, in the order in which they arrived."""
-    if state.closed:
-        return []
-    nodes = {m.node for m in staying}
-    joining = []
-    for member, phase in state.workers.values():
-        if phase is Phase.READY and (member.node in nodes or len(nodes) < settings.max_nodes):
-            nodes.add(member.node)
-            joining.append(member)
-    return joining
 
 
 def gone(state: Membership, event: Gone, settings: Settings) -> Decision:
@@ -204,7 +201,7 @@ def gone(state: Membership, event: Gone, settings: Settings) -> Decision:
     if view is None or view.rank_of(worker) is None:
         return state, (), f"{worker} gone ({why}), it was not in the view"
     wanted = state.suspects or state.at_boundary or len(state.settled) < view.world_size
-    if goodbye and not wanted and _present(state, view):
+    if goodbye and not wanted and present(state, view):
         return state, (), f"{worker} said goodbye"
     return install_present(state, view, settings, f"{worker} gone ({why})")
 
@@ -233,7 +230,7 @@ def suspected(state: Membership, worker: str, generation: int, now: float, setti
     suspects = state.suspects | {worker}
     since = now if state.suspected_at is None else state.suspected_at
     state = replace(state, suspects=suspects, suspected_at=since)
-    if is_first and len(_present(state, view)) < view.world_size:
+    if is_first and len(present(state, view)) < view.world_size:
         return install_present(state, view, settings, f"{worker} needs a view without those who said goodbye")
     if suspects.issuperset(view.ids):
         return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")
@@ -296,7 +293,7 @@ def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
     )
     # Whoever found no room waits as a spare; it must do its slow work meanwhile.
     spare = tuple(m.id for m in members if m.node not in taken and waiting is Phase.EARLY)
-    state = replace(state, workers=_with_phase(state, dict.fromkeys(spare, Phase.WARMING)))
+    state = replace(state, workers=with_phase(state, dict.fromkeys(spare, Phase.WARMING)))
     return state, (*actions, *(Welcome(w, warm_up=True) for w in spare)), reason
 
 
@@ -334,6 +331,7 @@ def _install(
         held_since=None,
     )
     joiners = not state.closed and bool(admissible(after, list(members), settings))
+    joiners = joiners or bool(replacement.spares(after, View(generation, members), settings))
     pending = joiners or Phase.LEAVING in phases
     view = View(
         generation=generation,

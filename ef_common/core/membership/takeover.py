@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership import rules
+from ef_common.core.membership import roster, rules
 from ef_common.core.membership.model import (
     Action,
     Announce,
@@ -186,7 +186,7 @@ def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
     reason = f"the members of view {view.generation} go on with it"
     actions: tuple[Action, ...] = (Resume(view),)
     leaving = any(phase is Phase.LEAVING for _, phase in state.workers.values())
-    if leaving or rules.admissible(state, rules.remaining(state, view), settings):
+    if leaving or roster.admissible(state, roster.remaining(state, view), settings):
         state, announce, _ = rules.announce(state, reason)
         actions += announce
     planned, install, why = rules.plan(state, settings)

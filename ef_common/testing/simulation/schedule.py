@@ -87,14 +87,10 @@ class Fault:
     Args:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave", "hang" (its
             main thread, where it passes the place), "raise" (the user's code raises an exception, at the next of
-            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "arrive" (new workers), "coordinator" (the
-            leading one dies, with `count` above 1 after so many messages less one), "node" (and the worker of its
-            node), "cut" (of the network, for `duration_s`: around some nodes, or with the victim "coordinator" around
-            the leading one).
-        victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
-            members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
-            not), or a worker's name.
-        at: Virtual time in seconds.
+            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "outpaced" (it is found to be slow), "arrive"
+            (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
+            "node" (and the worker of its node), "cut" (of the network, for `duration_s`: around some nodes, or with
+            the victim "coordinator" around the leading one).
         place: One of `PLACES`.
         nth: Which passage.
         delay_s: From the passage to the strike.
@@ -172,6 +168,9 @@ def hang_of(seed: int) -> Schedule:
     themes = [_crash_anywhere, _crash_at_place, _join, _leave, _slow, _broken_group]
     if job.standbys:
         themes += [_coordinator_lost]
+    if draw.random() < 0.4:
+        job = replace(job, max_nodes=job.num_workers)
+        faults += [*_arrivals(draw), Fault("outpaced", "any", at=_sometime(draw))]
     for theme in draw.choices(themes, k=draw.choice((0, 0, 1, 1, 2))):
         faults += theme(draw, job)
     return Schedule(seed, job, tuple(faults))

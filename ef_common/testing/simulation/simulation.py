@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ef_common.core.membership import Arrived, Event, Gone, Membership, Phase, Settings
+from ef_common.core.membership import Arrived, Event, Gone, Membership, Outpaced, Phase, Settings
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
@@ -414,6 +414,10 @@ class Simulation:
             if view.admitted_at == view.generation and view.generation > 1:
                 self.count("planned change")
             phases = [after.workers[name][1] for name in view.ids if name in after.workers]
+            if after.replacement and not before.replacement:
+                self.count("replacement came")
+            if before.replacement and not after.replacement and before.outpaced not in view.ids:
+                self.count("replaced")
             if phases.count(Phase.LEAVING) == len(before.view.ids if before.view else ()) > 0:
                 self.count("handed over")
 
@@ -489,6 +493,8 @@ class Simulation:
             self._freeze(victim, fault.duration_s)
             if here:
                 victim.process.sleep(0.0)
+        elif fault.kind == "outpaced":
+            self.coordinator.handle(Outpaced(victim.name))
         elif fault.kind == "hang":
             self._hang(victim, fault.duration_s)
         elif fault.kind == "slow":

@@ -1,0 +1,40 @@
+"""Who of the workers is in the view, stays in it, and could come into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ef_common.core.membership.model import Membership, Phase, Settings
+from ef_common.core.view import Member, View
+
+
+def with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, tuple[Member, Phase]]:
+    """The workers, some of them in other phases."""
+    workers = dict(state.workers)
+    for worker, phase in phases.items():
+        workers[worker] = (workers[worker][0], phase)
+    return MappingProxyType(workers)
+
+
+def present(state: Membership, view: View) -> tuple[Member, ...]:
+    """Members of the view that have not said goodbye."""
+    return tuple(m for m in view.members if m.id in state.workers)
+
+
+def remaining(state: Membership, view: View) -> list[Member]:
+    """Members of the view that neither leave nor have gone."""
+    return [m for m in present(state, view) if state.workers[m.id][1] is Phase.MEMBER]
+
+
+def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
+    """Ready workers, as far as `max_nodes` allows, in the order in which they arrived."""
+    if state.closed:
+        return []
+    nodes = {m.node for m in staying}
+    joining = []
+    for member, phase in state.workers.values():
+        if phase is Phase.READY and (member.node in nodes or len(nodes) < settings.max_nodes):
+            nodes.add(member.node)
+            joining.append(member)
+    return joining

@@ -1,0 +1,141 @@
+"""Who is slower than the others: smoothed throughput against theirs.
+
+The throughput of a member is samples per second of computing, without waiting, over about the last minute: sums that
+fade as ``exp(-t / 60 s)``. A member below 0.8 of the median of the others' for a minute is a straggler (the ratio of
+Or, Zhang and Freedman, *Resource Elasticity in Distributed Deep Learning*, 2020), until it is above 0.9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ef_common.core.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """Who is a straggler; durations in seconds.
+
+    Args:
+        slow: Below this ratio a member is slow,
+        well: and above this one it is not any more.
+        smooth_s: What was so long ago counts for a third of what is now.
+        after_s: A member is a straggler when it has been slow for so long.
+    """
+
+    slow: float = 0.8
+    well: float = 0.9
+    smooth_s: float = 60.0
+    after_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What is known of a member's pace.
+
+    Args:
+        told: What it has told last.
+        at: When.
+        num_samples: Fading sum of the samples that it has trained on.
+        computing_s: Fading sum of the time that took.
+        waiting_s: Fading sum of its waiting meanwhile.
+        slow_since: Since when it is slow.
+        is_straggler: It is one.
+    """
+
+    told: Progress
+    at: float
+    num_samples: float = 0.0
+    computing_s: float = 0.0
+    waiting_s: float = 0.0
+    slow_since: float | None = None
+    is_straggler: bool = False
+
+    @property
+    def throughput(self) -> float:
+        """In samples per second; 0 if nothing is known."""
+        return self.num_samples / self.computing_s if self.computing_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A member has become a straggler, or is none any more.
+
+    Args:
+        worker: It.
+        slow: It is one.
+        ratio: Of its throughput to that of the others.
+        waiting: Part of the others' training steps that they wait in.
+    """
+
+    worker: str
+    slow: bool
+    ratio: float
+    waiting: float
+
+
+def noted(track: Track | None, told: Progress, now: float, pacing: Pacing) -> Track:
+    """A member tells of its progress."""
+    if track is None:
+        return Track(told, now)
+    fade, before = math.exp(-(now - track.at) / pacing.smooth_s), track.told
+    return replace(
+        track,
+        told=told,
+        at=now,
+        num_samples=track.num_samples * fade + told.num_samples - before.num_samples,
+        computing_s=track.computing_s * fade + told.computing_s - before.computing_s,
+        waiting_s=track.waiting_s * fade + told.waiting_s - before.waiting_s,
+    )
+
+
+def judge_pace(
+    tracks: Mapping[str, Track], members: Sequence[str], now: float, pacing: Pacing
+) -> tuple[dict[str, Track], tuple[Report, ...]]:
+    """Compare the members of a view.
+
+    Args:
+        tracks: Of all members that have told.
+        members: Of the view.
+        now: Time of a monotonic clock, in seconds.
+        pacing: Settings.
+
+    Returns:
+        The tracks that have changed, and what that means.
+    """
+    known = [(tracks[member], member) for member in members if member in tracks and tracks[member].throughput > 0]
+    known.sort(key=lambda one: one[0].throughput)
+    throughputs = [track.throughput for track, _ in known]
+    waiting_s, computing_s = sum(track.waiting_s for track, _ in known), sum(track.computing_s for track, _ in known)
+    after, reports = {}, []
+    for index, (track, member) in enumerate(known):
+        if len(known) < 2:
+            break
+        ratio = track.throughput / _median_without(throughputs, index)
+        is_slow = ratio < (pacing.well if track.is_straggler else pacing.slow)
+        since = None if not is_slow else now if track.slow_since is None else track.slow_since
+        is_straggler = since is not None and (track.is_straggler or now - since >= pacing.after_s)
+        after[member] = replace(track, slow_since=since, is_straggler=is_straggler)
+        if is_straggler != track.is_straggler:
+            others_wait_s = waiting_s - track.waiting_s
+            waiting = others_wait_s / (others_wait_s + computing_s - track.computing_s)
+            reports.append(Report(member, is_straggler, ratio, waiting))
+    return after, tuple(reports)
+
+
+def _median_without(ordered: Sequence[float], index: int) -> float:
+    """The median of all of them but one."""
+    num = len(ordered) - 1
+
+    def other(place: int) -> float:
+        return ordered[place if place < index else place + 1]
+
+    return (other((num - 1) // 2) + other(num // 2)) / 2
+
+
+def slowest(tracks: Mapping[str, Track], members: Sequence[str]) -> str:
+    """The straggler with the lowest throughput; "" if there is none."""
+    found = [member for member in members if member in tracks and tracks[member].is_straggler]
+    return min(found, key=lambda member: tracks[member].throughput, default="")
