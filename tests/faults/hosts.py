@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ef_common.collectives.horovod_library import built_for
+from tests.gpu import on_gpu
 
 Train = Callable[..., dict[str, Any]]
 """What a worker does: takes options (of the training) and a fault, and tells how it ended."""
@@ -24,6 +25,10 @@ def train_lightning_horovod(options: dict[str, Any], fault: dict[str, Any] | Non
     return train_lightning({**options, "backend": "horovod"}, fault)
 
 
+def train_lightning_cuda(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    return train_lightning({**options, "accelerator": "gpu"}, fault)
+
+
 def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     from tests.faults.keras_tensorflow import train
 
@@ -32,6 +37,12 @@ def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None
 
 def train_keras_torch(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     from tests.faults.keras_torch import train
+
+    return train(options, fault)
+
+
+def train_keras_torch_cuda(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    from tests.faults.keras_torch_cuda import train
 
     return train(options, fault)
 
@@ -69,12 +80,16 @@ HOSTS = {
         # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
         Host("lightning", train_lightning, _LIGHTNING, 5, _UNTIL_TOLD),
         Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5, _UNTIL_TOLD),
+        Host("lightning-cuda", train_lightning_cuda, _LIGHTNING, 5, _UNTIL_TOLD),
         # Two buckets, with BatchNorm's statistics in the last one.
         Host(
             "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING
         ),
         # The statistics, two buckets of gradients, and a confirmation.
         Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",), 4, _UNTIL_TOLD, _LINGERING),
+        Host(
+            "keras-torch-cuda", train_keras_torch_cuda, ("tests.faults.keras_torch_cuda",), 4, _UNTIL_TOLD, _LINGERING
+        ),
     )
 }
 _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
@@ -82,6 +97,8 @@ _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
 
 def marks_of(name: str) -> Any:
     """Of a test with this host."""
+    if name.endswith("-cuda"):
+        return on_gpu
     framework = _NEEDS.get(name)
     if framework is None:
         return ()
@@ -97,7 +114,7 @@ def hosted(*names: str) -> Any:
 
 
 everywhere = hosted(*HOSTS)
-in_each_framework = hosted("lightning", "keras-tensorflow", "keras-torch")
+in_each_framework = hosted("lightning", "lightning-cuda", "keras-tensorflow", "keras-torch", "keras-torch-cuda")
 
 
 def each_message(*, more: int = 0) -> Any:

@@ -49,6 +49,7 @@ class Options:
     stop: str = ""  # a file in the run directory: the training ends when it is there
     limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
     backend: str = "gloo"
+    accelerator: str = "cpu"
     data_worker_dies_at: int | None = None  # at the first reading of this sample
     global_batch: int | None = None
     checkpoint: str = ""  # URL
@@ -257,7 +258,8 @@ def _trainer(options: Options) -> Trainer:
             deterministic=options.deterministic,
             checkpoint=_checkpointing(options),
         ),
-        accelerator="cpu",
+        accelerator=options.accelerator,
+        devices=1,
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,
         logger=False,
@@ -277,5 +279,5 @@ def _loader(options: Options) -> DataLoader[Any]:
 def _hash(net: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in net.state_dict().values():
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
