@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ef_common.collectives.horovod_library import built_for
-from tests.gpu import on_gpu
+from tests.gpu import GPU_MARKS, seem_to_have_a_gpu
 
 Train = Callable[..., dict[str, Any]]
 """What a worker does: takes options (of the training) and a fault, and tells how it ended."""
@@ -27,6 +27,11 @@ def train_lightning_horovod(options: dict[str, Any], fault: dict[str, Any] | Non
 
 def train_lightning_cuda(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     return train_lightning({**options, "accelerator": "gpu"}, fault)
+
+
+def train_lightning_nccl(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    seem_to_have_a_gpu()
+    return train_lightning({**options, "accelerator": "gpu", "backend": "nccl"}, fault)
 
 
 def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -73,6 +78,7 @@ _LIGHTNING = ("tests.faults.training", "torchmetrics")
 _HOROVOD = "ef_common.collectives.horovod_group"
 ENOUGH = "enough"
 _UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
+_SLOW = {"step_sleep_s": 0.3}
 _LINGERING = {"step_sleep_s": 4.0, "hurry": ENOUGH}
 HOSTS = {
     host.name: host
@@ -80,7 +86,8 @@ HOSTS = {
         # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
         Host("lightning", train_lightning, _LIGHTNING, 5, _UNTIL_TOLD),
         Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5, _UNTIL_TOLD),
-        Host("lightning-cuda", train_lightning_cuda, _LIGHTNING, 5, _UNTIL_TOLD),
+        Host("lightning-cuda", train_lightning_cuda, _LIGHTNING, 5, _UNTIL_TOLD, _SLOW),
+        Host("lightning-nccl", train_lightning_nccl, _LIGHTNING, 5, _UNTIL_TOLD, _SLOW),
         # Two buckets, with BatchNorm's statistics in the last one.
         Host(
             "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING
@@ -97,8 +104,8 @@ _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
 
 def marks_of(name: str) -> Any:
     """Of a test with this host."""
-    if name.endswith("-cuda"):
-        return on_gpu
+    if name.endswith(("-cuda", "-nccl")):
+        return GPU_MARKS
     framework = _NEEDS.get(name)
     if framework is None:
         return ()
@@ -114,7 +121,9 @@ def hosted(*names: str) -> Any:
 
 
 everywhere = hosted(*HOSTS)
-in_each_framework = hosted("lightning", "lightning-cuda", "keras-tensorflow", "keras-torch", "keras-torch-cuda")
+in_each_framework = hosted(
+    "lightning", "lightning-cuda", "lightning-nccl", "keras-tensorflow", "keras-torch", "keras-torch-cuda"
+)
 
 
 def each_message(*, more: int = 0) -> Any:

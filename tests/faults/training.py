@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import SumMetric
 
+from ef_common.collectives.torch_codec import as_bytes
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.events import EventLog
@@ -279,5 +280,5 @@ def _loader(options: Options) -> DataLoader[Any]:
 def _hash(net: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in net.state_dict().values():
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        digest.update(as_bytes(tensor).numpy().tobytes())
     return digest.hexdigest()
