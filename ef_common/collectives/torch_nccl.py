@@ -147,19 +147,25 @@ class NcclSums:
         self._flying.discard(pending)
 
     def abort(self) -> None:
-        """End all sums. When this returns, none of them touches its tensor any more. May be repeated."""
+        """End all sums. When this returns, none of them touches its tensor any more.
+
+        A sum that another thread begins meanwhile breaks as well; it has ended when this is called once more.
+        """
         with self._lock:
             self._aborted = True
             group, self._process_group = self._process_group, None
-        if group is not None:
+        if group is not None and threading.main_thread().is_alive():
             threading.Thread(target=group.abort, name="ef-bury-nccl").start()
+        elif group is not None:  # at the interpreter's end, which waits for no thread any more
+            group.abort()
+        flying = tuple(self._flying)
         deadline = time.monotonic() + _SETTLE_S
-        while not all(pending.is_over() for pending in tuple(self._flying)):
+        while not all(pending.is_over() for pending in flying):
             if time.monotonic() > deadline:
                 logger.warning("a sum on the GPU does not end, %g s after it was aborted", _SETTLE_S)
                 return
             time.sleep(_LAST_LOOK_S)
-        self._flying = set()
+        self._flying.difference_update(flying)
 
     # ------------------------------------------------------------ building
 

@@ -1,7 +1,6 @@
-"""A healthy step on a GPU against Lightning's single-device strategy and its `DDPStrategy`; needs a GPU.
+"""A healthy step on a GPU against Lightning's single-device strategy; needs a GPU.
 
-Two workers share the GPU, and so do DDP's two: NCCL's messages take sockets, on both sides. As in `step_time`, batches
-are small, and the same processes train with both in turn.
+As in `step_time`, batches are small, and the same process trains with both in turn.
 """
 
 from __future__ import annotations
@@ -12,29 +11,22 @@ from typing import Any
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
 from tests.benchmarks.pair import run_pair, run_single
 
-TARGET_DDP = 1.0
-TARGET_SINGLE = 1.05
+TARGET = 1.05
 SIZES = ("2m", "33m")
 NUM_PROCESSES, NUM_TURNS, NUM_STEPS = 3, 4, 200
-KINDS = {
-    "one_process": ("nccl", "single", 0),
-    "world_of_one": ("nccl", "single", 1),
-    "nccl": ("nccl", "ddp", 2),
-    "gloo": ("gloo", "ddp", 2),
-}
-"""Our backend, the peer, and the number of workers; 0 is a process without a coordinator."""
+KINDS = ("one_process", "world_of_one")
+"""A process without a coordinator, which nobody can join, and one with a coordinator."""
 _WORKER = "tests.benchmarks.gpu_step_worker"
 _TIMEOUT_S = 600.0
 
 
 def measure(kind: str, size: str, *, quick: bool) -> Figure:
-    """One size of one kind; times of rank 0, in milliseconds."""
-    backend, peer, world_size = KINDS[kind]
-    arguments = [backend, peer, size, str(2 if quick else NUM_TURNS), str(NUM_STEPS)]
+    """One size of one kind; times in milliseconds."""
+    arguments = [size, str(2 if quick else NUM_TURNS), str(NUM_STEPS)]
     turns: dict[str, Any] = {"ours": [], "peer": []}
     for _ in range(1 if quick else NUM_PROCESSES):
-        if world_size:
-            found = run_pair(_WORKER, arguments, timeout_s=_TIMEOUT_S, world_size=world_size)[0]
+        if kind == "world_of_one":
+            (found,) = run_pair(_WORKER, arguments, timeout_s=_TIMEOUT_S, world_size=1)
         else:
             found = run_single(_WORKER, arguments, timeout_s=_TIMEOUT_S)
         for side in turns:
@@ -43,7 +35,7 @@ def measure(kind: str, size: str, *, quick: bool) -> Figure:
     return of_samples(
         [1e3 * step for turn in turns["ours"] for step in turn],
         [1e3 * step for turn in turns["peer"] for step in turn],
-        target=TARGET_SINGLE if peer == "single" else TARGET_DDP,
+        target=TARGET,
         unit="ms",
         ratio_of_turns=[round(median(ours) / median(others), 3) for ours, others in pairs],
     )
