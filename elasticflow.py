@@ -69,7 +69,7 @@ def train(
         global_batch_size: Samples of an update, however many workers share it.
         deterministic: The weights have the same bits for every number of workers.
         compensation: How the learning rate follows the number of workers.
-        backend: Data plane: "gloo" or "horovod"; by default what fits.
+        backend: Data plane: "gloo", "nccl" or "horovod"; by default what fits.
         **others: For Lightning's Trainer, or for Keras's `fit`.
 
     Returns:

@@ -18,7 +18,7 @@ from ef_keras.global_batch import Passes
 from ef_keras.reducer import Reducer
 from ef_keras.scaled_optimizer import ScaledNumbers, ScaledOptimizer
 
-BACKENDS = ("gloo", "horovod")
+BACKENDS = ("gloo", "nccl", "horovod")
 
 
 def check_backend() -> str:
@@ -40,8 +40,9 @@ def engine(backend: str | None) -> str:
     """The engine of the data plane.
 
     Args:
-        backend: "gloo", "horovod", or None for what fits: torch.distributed's Gloo under torch; Horovod under
-            TensorFlow, or Gloo where Horovod has not been built but torch is there.
+        backend: "gloo", "nccl" (under torch: NCCL for what is on GPUs, if each worker has one of its own, and Gloo for
+            all else), "horovod", or None for what fits: "nccl" under torch; Horovod under TensorFlow, or Gloo where
+            Horovod has not been built but torch is there.
 
     Raises:
         UsageError: There is none.
@@ -50,7 +51,13 @@ def engine(backend: str | None) -> str:
     if backend not in (None, *BACKENDS):
         raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
     if backend is None:
-        backend = "gloo" if framework == "torch" or not _has("horovod.tensorflow") else "horovod"
+        backend = "nccl" if framework == "torch" else "horovod" if _has("horovod.tensorflow") else "gloo"
+    if backend == "nccl":
+        if framework != "torch":
+            raise UsageError(
+                f"backend='nccl' sums tensors of torch. Expected: KERAS_BACKEND=torch. Received: {framework}"
+            )
+        return "nccl"
     if backend == "gloo":
         if not _has("torch"):
             raise UsageError(

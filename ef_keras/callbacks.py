@@ -48,7 +48,8 @@ def callbacks(
         compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world: a
             :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
             nothing to compensate, unless a reference batch is named.
-        backend: How the workers' gradients are summed: "gloo" or "horovod"; by default what fits Keras's backend.
+        backend: How the workers' gradients are summed: "gloo", "nccl" (torch) or "horovod"; by default what fits
+            Keras's backend.
         global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
             of at most the batch size of `fit`; `steps_per_epoch` counts updates. Without it, each worker adds a batch
             of its own. Of data that come in batches (streams, `PyDataset`), an update takes whole ones, so their size

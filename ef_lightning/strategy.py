@@ -48,14 +48,15 @@ from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
-BACKENDS = ("gloo", "horovod")
+BACKENDS = ("gloo", "nccl", "horovod")
 
 
 class ElasticMixin(CollectivesMixin):
     """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
 
     Args:
-        backend: Data plane: "gloo", or "horovod" (see `elasticflow horovod build`).
+        backend: Data plane: "nccl" sums what is on GPUs with NCCL, if each worker has one of its own, and all else with
+            Gloo; "gloo" sums everything with Gloo; "horovod", see `elasticflow horovod build`.
         compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
             :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
             nothing to compensate, unless a reference batch is named.
@@ -90,7 +91,7 @@ class ElasticMixin(CollectivesMixin):
 
     def __init__(
         self,
-        backend: str = "gloo",
+        backend: str = "nccl",
         *,
         compensation: Compensation | Rule = "auto",
         global_batch_size: int | None = None,

@@ -7,8 +7,9 @@ from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.ports import Bootstrap, Group, GroupFactory
 
-ENGINES = ("gloo", "horovod", "horovod-tensorflow")
-"""torch with Gloo, torch with Horovod, and TensorFlow with Horovod."""
+ENGINES = ("gloo", "nccl", "horovod", "horovod-tensorflow")
+"""torch with Gloo; the same with NCCL for what is on GPUs, if each member has one of its own; torch with Horovod; and
+TensorFlow with Horovod."""
 
 
 def check_engine(engine: str) -> None:
@@ -28,10 +29,10 @@ def groups_of(engine: str) -> GroupFactory:
         UsageError: There is no such engine, or it is not installed.
     """
     check_engine(engine)
-    if engine == "gloo":
+    if engine in ("gloo", "nccl"):
         from ef_common.collectives.torch_group import TorchGroups
 
-        return TorchGroups()
+        return TorchGroups(nccl=engine == "nccl")
     from ef_common.collectives.horovod_group import Binding, HorovodGroups
 
     binding: Binding

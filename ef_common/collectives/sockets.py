@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
+from collections.abc import Sequence
 
 from ef_common.core.view import View
 
@@ -132,3 +134,17 @@ def shut_down(descriptor: int, inode: int) -> None:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             logger.debug("socket %d was down already: %s", descriptor, error)
+
+
+def any_ended(sockets: Sequence[tuple[int, int]]) -> bool:
+    """Whether the other end of one of these connections, or this one, is closed."""
+    for descriptor, inode in sockets:
+        sock = _duplicate(descriptor, inode)
+        if sock is None:
+            return True
+        with sock:
+            poll = select.poll()
+            poll.register(sock, select.POLLRDHUP)
+            if poll.poll(0):
+                return True
+    return False

@@ -2,7 +2,7 @@
 
 Three things make it elastic:
 
-* A group is built in milliseconds, its addresses travel over the coordinator (:class:`BootstrapStore`), and
+* A group is built in milliseconds, its addresses travel over the coordinator (`bootstrap_store`), and
   building it can be abandoned when a newer view is known.
 * Gloo cannot interrupt an operation in flight, but the operation fails at once when its sockets do.
   :meth:`TorchGroup.abort` shuts down the sockets of this group (never its listener: Gloo ends the process if
@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -29,9 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ef_common.collectives.arrays import ByteArrays
+from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
-from ef_common.collectives.sockets import NewSockets, own_address
+from ef_common.collectives.sockets import NewSockets, any_ended, own_address
+from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
@@ -41,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 # A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator.
 OPERATION_TIMEOUT = timedelta(hours=6)
-_ABANDON_POLL_S = 0.02
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.16  # each costs a third of a millisecond of a core that may be needed
 _SETTLE_POLL = timedelta(milliseconds=2)
 _IDLE_LOOKS = 3
@@ -50,27 +51,6 @@ _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
 _FRAME_BYTES = 128
 # So much is exchanged directly, in one round; Gloo's ring takes twice as many rounds as there are members.
 _DIRECT_BYTES = 1 << 20
-
-
-class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
-    """The part of a store that Gloo needs to exchange addresses, over the bootstrap of one view."""
-
-    def __init__(self, bootstrap: Bootstrap) -> None:
-        super().__init__()
-        self._bootstrap = bootstrap
-
-    def set(self, key: str, value: Any) -> None:
-        """Publish an address."""
-        self._bootstrap.put(key, value.encode() if isinstance(value, str) else bytes(value))
-
-    def get(self, key: str) -> bytes:
-        """Wait for an address."""
-        return self._bootstrap.get(key)
-
-    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
-        """Wait for several; `get` ends when the view is replaced, so no timeout is needed."""
-        for key in keys:
-            self._bootstrap.get(key)
 
 
 class TorchPending:
@@ -105,11 +85,54 @@ class DirectSum:
             total.add_(other)
 
 
-class TorchGroup(LinkedGroup):
-    """Gloo group of one view; see :class:`~ef_common.ports.Group` for the contract."""
+class SumOnDevice:
+    """A sum in flight, on a GPU."""
 
-    def __init__(self, process_group: Any, world_size: int, sockets: Sequence[tuple[int, int]], links: Links) -> None:
+    def __init__(self, finish: Callable[[], Any]) -> None:
+        self._finish: Callable[[], Any] | None = finish
+
+    def wait(self) -> None:
+        """Block until it is complete."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+
+class SumOnHost:
+    """A sum in flight, of a tensor on a GPU whose type can be summed on the host only."""
+
+    def __init__(self, tensor: Tensor, group: TorchGroup) -> None:
+        self._tensor = tensor
+        self._copy = tensor.cpu()
+        self._pending = group.all_reduce(self._copy)
+
+    def wait(self) -> None:
+        """Block until it is complete."""
+        self._pending.wait()
+        self._tensor.copy_(self._copy)
+
+
+class TorchGroup(LinkedGroup):
+    """Gloo group of one view; see :class:`~ef_common.ports.Group` for the contract.
+
+    Args:
+        process_group: Gloo's.
+        world_size: Number of members.
+        sockets: (descriptor, inode) of its connections.
+        links: To the other members.
+        sums: Of tensors on GPUs, if Gloo is not to sum them.
+    """
+
+    def __init__(
+        self,
+        process_group: Any,
+        world_size: int,
+        sockets: Sequence[tuple[int, int]],
+        links: Links,
+        sums: NcclSums | None = None,
+    ) -> None:
         super().__init__(links, sockets, TorchMemory())
+        self._sums = sums
         self._process_group = process_group
         self._world_size = world_size
         self._lost = False
@@ -156,10 +179,23 @@ class TorchGroup(LinkedGroup):
         summed = tensor_of(tensor)
         if not summed.numel():
             return Nothing()
+        if summed.is_cuda:
+            return self._all_reduce_on_device(summed)
         if self._is_direct(summed.nbytes) and summed.device.type == "cpu":
             received, exchange = self._exchange(summed.view(-1).view(torch.uint8))
             return DirectSum(summed, received, exchange)
         return self._start(lambda group: group.allreduce([summed]))
+
+    def _all_reduce_on_device(self, tensor: Tensor) -> Pending:
+        if not tensor.is_contiguous():
+            raise ValueError(f"expected a contiguous tensor. Received: shape={tuple(tensor.shape)}, {tensor.stride()=}")
+        if tensor.dtype in UNKNOWN_TYPES:
+            return SumOnHost(tensor, self)
+        sums = self._sums
+        pending = None if sums is None else self._guard(partial(sums.start, tensor))
+        if sums is None or pending is None:
+            return self._start(lambda group: group.allreduce([tensor]))
+        return SumOnDevice(partial(self._guard, partial(sums.finish, pending)))
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
@@ -192,6 +228,8 @@ class TorchGroup(LinkedGroup):
         """
         with self._lock:
             self._cut()
+            if self._sums is not None:
+                self._sums.abort()
             if not self._lost:
                 self._settle()
                 self._bury()
@@ -253,35 +291,28 @@ def _wait_and_drop(grave: list[Any]) -> None:
 
 
 class TorchGroups(ByteArrays):
-    """Builds Gloo groups, on the interface that GLOO_SOCKET_IFNAME names or that leads to the other members."""
+    """Builds Gloo groups, on the interface that GLOO_SOCKET_IFNAME names or that leads to the other members.
+
+    Args:
+        nccl: Whether NCCL sums what is on GPUs, if each member has one of its own.
+    """
+
+    def __init__(self, *, nccl: bool = False) -> None:
+        self._record = NcclRecord() if nccl else None
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         """Connect to the other members of the view; see the port for the contract."""
         with NewSockets() as listeners:
             device = _device(view, rank)
-        outcome: list[Any] = []
-        finished = threading.Event()
-
-        def connect() -> None:
-            try:
-                outcome.append(_connect(view, rank, bootstrap, device, listeners.listening()))
-            except Exception as error:
-                outcome.append(error)
-            finally:
-                finished.set()
-
-        # In a thread, because Gloo waits without end for a member that died while it connected.
-        threading.Thread(target=connect, daemon=True, name=f"ef-connect-{view.generation}").start()
-        while not finished.wait(_ABANDON_POLL_S):
-            if bootstrap.replaced():
-                raise GroupBroken("replaced while it was built")
-        result = outcome[0]
-        if isinstance(result, RuntimeError | GroupBroken):
-            raise GroupBroken(f"could not connect: {str(result).splitlines()[0][:200]}")
-        if isinstance(result, Exception):
-            raise result
-        group: Group = result
-        return group
+        port = listeners.listening()
+        try:
+            return abandonable(
+                lambda: _connect(view, rank, bootstrap, device, port, self._record),
+                bootstrap.replaced,
+                name=f"ef-connect-{view.generation}",
+            )
+        except RuntimeError as error:
+            raise GroupBroken(f"could not connect: {str(error).splitlines()[0][:200]}") from None
 
 
 def _device(view: View, rank: int) -> Any:
@@ -291,7 +322,9 @@ def _device(view: View, rank: int) -> Any:
     return dist.ProcessGroupGloo.create_device(hostname=own_address(view, rank))
 
 
-def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int) -> TorchGroup:
+def _connect(
+    view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int, record: NcclRecord | None
+) -> TorchGroup:
     bootstrap.put(f"port/{rank}", str(port).encode())
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
@@ -300,4 +333,8 @@ def _connect(view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int
     with NewSockets() as new:
         process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
     ports = {int(bootstrap.get(f"port/{other}")) for other in range(view.world_size)}
-    return TorchGroup(process_group, view.world_size, new.connected(ports), Links(view, rank, bootstrap))
+    sockets = new.connected(ports)
+    sums = None
+    if record is not None:
+        sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))
+    return TorchGroup(process_group, view.world_size, sockets, Links(view, rank, bootstrap), sums)

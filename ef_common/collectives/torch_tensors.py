@@ -18,12 +18,12 @@ class TorchMemory:
 
     def read(self, tensor: Any) -> memoryview:
         """The bytes of a tensor or an array."""
-        return _memory(tensor_of(tensor).cpu())
+        return _memory(_bytes_of(tensor).cpu())
 
     @contextmanager
     def room(self, tensor: Any) -> Iterator[memoryview]:
         """Room for its bytes."""
-        found = tensor_of(tensor)
+        found = _bytes_of(tensor)
         held = found if found.device.type == "cpu" else torch.empty_like(found, device="cpu")
         yield _memory(held)
         if held is not found:
@@ -40,6 +40,10 @@ def tensor_of(value: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _memory(tensor: Tensor) -> memoryview:
-    line = tensor.view(-1)
-    return line.view(torch.uint8).numpy().data if line.numel() else memoryview(b"")
+def _bytes_of(value: Any) -> Tensor:
+    line = tensor_of(value).view(-1)
+    return line.view(torch.uint8) if line.numel() else line.new_empty(0, dtype=torch.uint8)
+
+
+def _memory(line: Tensor) -> memoryview:
+    return line.numpy().data if line.numel() else memoryview(b"")

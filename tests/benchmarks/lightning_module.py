@@ -40,10 +40,11 @@ class Module(LightningModule):
 def trainer(*callbacks: Callback, **kwargs: Any) -> Trainer:
     """A Trainer on one CPU device, or so many, without logger, progress bar or checkpoints."""
     quiet = {
+        "accelerator": "cpu",
         "devices": 1,
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    return Trainer(callbacks=list(callbacks), accelerator="cpu", **{**quiet, **kwargs})
+    return Trainer(callbacks=list(callbacks), **{**quiet, **kwargs})

@@ -16,7 +16,7 @@ from rich.progress import track
 from tests.chaos import cells, trial
 from tests.chaos.cells import Cell
 from tests.chaos.trial import Weights
-from tests.faults.hosts import HOSTS, is_built
+from tests.faults.hosts import HOSTS, is_there
 
 _references: dict[str, Weights] = {}  # of this process
 Outcome = tuple[Cell, str, float]
@@ -48,9 +48,9 @@ def grid(
 ) -> None:
     """Carry out the grid: each fault, in each worker, at each moment, plain and bit for bit."""
     console = Console(highlight=False, soft_wrap=True)
-    chosen = [host for host in hosts or HOSTS if is_built(host)]
+    chosen = [host for host in hosts or HOSTS if is_there(host)]
     for host in set(hosts or HOSTS) - set(chosen):
-        console.print(f"{host} is left out: Horovod is not built")
+        console.print(f"{host} is left out: it needs a GPU, or a Horovod that is built")
     wanted = [
         cell
         for deterministic in (False, True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos import cells, trial
 from tests.chaos.cells import Cell
-from tests.faults.hosts import HOSTS, marks_of
+from tests.faults.hosts import CPU_HOSTS, GPU_HOSTS, marks_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -19,10 +19,10 @@ _SLOW = ("holding the GIL", "SIGSTOP")
 
 def _chosen() -> Iterator[Cell]:
     """Each host meets each fault once. Moments and victims take turns."""
-    for turn, host in enumerate(HOSTS):
+    for turn, host in enumerate((*CPU_HOSTS, *GPU_HOSTS)):
         for number, fault in enumerate(cells.FATES):
             moments = [moment for moment in cells.MOMENTS if not cells.why_not(host, fault, moment)]
-            if moments and (fault not in _SLOW or turn == number % len(HOSTS)):
+            if moments and (fault not in _SLOW or turn == number % len(CPU_HOSTS)):
                 victims = list(cells.VICTIMS)
                 moment = moments[(number + 3 * turn) % len(moments)]
                 yield Cell(host, fault, victims[(number + turn) % 3], moment, deterministic=True)

@@ -154,7 +154,7 @@ def tensors_of_all_types(seat: RealSeat) -> list[Any]:
     if not seat.arrays:
         import torch
 
-        return [torch.full((3,), seat.rank + 1).to(getattr(torch, name)) for name in names]
+        return [torch.full((3,), seat.rank + 1).to(seat.device, getattr(torch, name)) for name in names]
     arrays = [np.full(3, seat.rank + 1, name) for name in names[:-1]]
     with contextlib.suppress(ImportError):  # it comes with TensorFlow, and nothing else makes such arrays
         import ml_dtypes
@@ -175,15 +175,16 @@ def reduce_nothing_and_one_number(seat: RealSeat) -> list[float]:
 def reduce_without_waiting(seat: RealSeat) -> list[bool]:
     """Rank 0 comes late; the others have begun several large sums meanwhile, and are not kept by them."""
     group = seat.build()
-    arrays = [np.full(1 << 20, 1.0, np.float32) for _ in range(5)]
-    if seat.rank == 0:
-        seat.sleep(SETTLED_S)
-    began = time.monotonic()
-    pending = [group.all_reduce(seat.of(array)) for array in arrays]
-    at_once = time.monotonic() - began < SETTLED_S / 2
-    for each in pending:
-        each.wait()
-    return [at_once, all(bool((array == seat.world_size).all()) for array in arrays)]
+    for is_late in (False, True):  # in the first sums, NCCL connects, and Gloo takes memory for what is on a GPU
+        tensors = [seat.of(np.full(1 << 20, 1.0, np.float32)) for _ in range(5)]
+        if seat.rank == 0 and is_late:
+            seat.sleep(SETTLED_S)
+        began = time.monotonic()
+        pending = [group.all_reduce(tensor) for tensor in tensors]
+        at_once = time.monotonic() - began < SETTLED_S / 2
+        for each in pending:
+            each.wait()
+    return [at_once, all(bool((tensor == seat.world_size).all()) for tensor in tensors)]
 
 
 def frameworks(seat: RealSeat) -> list[str]:
@@ -200,8 +201,8 @@ def misuse_reaches_the_caller(seat: RealSeat) -> list[str]:
         lambda: group.all_reduce(of_no_memory(seat)).wait(),
         lambda: group.send([seat.tensor([1.0])], 17),
         lambda: group.all_reduce([1.0]).wait(),
-        lambda: group.all_reduce(seat.of(np.ones((4, 4))[:, ::2])).wait(),
-        lambda: group.receive([seat.of(np.ones((4, 4))[:, ::2])], (seat.rank + 1) % 2),
+        lambda: group.all_reduce(seat.of(np.ones((4, 4)))[:, ::2]).wait(),
+        lambda: group.receive([seat.of(np.ones((4, 4)))[:, ::2]], (seat.rank + 1) % 2),
     ):
         try:
             wrong()
@@ -223,6 +224,7 @@ def killed_in_a_large_reduction(seat: RealSeat) -> list[Any]:
     """Messages are half sent and half received when rank 0 dies; then all go on in the next view."""
     group = seat.build()
     big = seat.of(np.ones(BIG, np.float32))
+    group.all_reduce(seat.tensor([1.0])).wait()
     if seat.rank == 0:
         seat.later(0.05, seat.die)
     first = broken(lambda: [group.all_reduce(big).wait() for _ in range(100)])
@@ -256,10 +258,56 @@ def killed_while_a_group_is_built(seat: RealSeat) -> list[Any]:
     return [broken(seat.build), *go_on(seat)]
 
 
+def killed_while_gpus_are_connected(seat: RealSeat) -> list[Any]:
+    """Rank 0 dies when the others have begun to connect with NCCL."""
+    group = seat.build()
+    if seat.rank == 0:
+        seat.later(0.3, seat.die)
+    first = broken(lambda: [group.all_reduce(seat.tensor([1.0])).wait() for _ in range(100_000)])
+    return [first, *go_on(seat)]
+
+
+def failed_sum_leaves_its_tensor_alone(seat: RealSeat) -> list[Any]:
+    """Rank 0 never joins in. What the others do with their tensors after the abort, nobody undoes."""
+    import torch
+
+    group = seat.build()
+    group.all_reduce(seat.tensor([1.0])).wait()
+    tensors = [seat.of(np.full(1 << 20, 5.0, np.float32)) for _ in range(3)]
+    if seat.rank == 0:
+        seat.sleep(3 * SETTLED_S)
+        return [True, True]
+    pending = [group.all_reduce(tensor) for tensor in tensors]
+    seat.sleep(SETTLED_S)
+    group.abort()
+    for tensor in tensors:
+        tensor.fill_(7.0)
+    found = all(broken(one.wait) for one in pending)
+    seat.sleep(SETTLED_S)
+    torch.cuda.synchronize()
+    return [found, all(bool((tensor == 7.0).all()) for tensor in tensors)]
+
+
+def sums_are_of(seat: RealSeat) -> bool:
+    """Whether NCCL makes the sums of this worker's view."""
+    group = seat.build()
+    group.all_reduce(seat.tensor([1.0])).wait()
+    return bool(group._sums._process_group)  # type: ignore[attr-defined]
+
+
+def share_a_gpu(seat: RealSeat) -> list[Any]:
+    """Whether NCCL makes the sums of members that NCCL sees on one host, and a sum."""
+    del os.environ["NCCL_HOSTID"]
+    is_nccl = sums_are_of(seat)
+    tensor = seat.tensor([seat.rank + 1.0])
+    seat.group.all_reduce(tensor).wait()  # type: ignore[union-attr]
+    return [is_nccl, *seat.values(tensor)]
+
+
 def go_on(seat: RealSeat) -> list[Any]:
     """Build the group of the next view and use it."""
     seat.next_view()
     group = seat.build()
-    array = np.full(1000, float(seat.rank))
-    group.all_reduce(seat.of(array)).wait()
-    return [seat.world_size, np.unique(array).tolist()]
+    tensor = seat.of(np.full(1000, float(seat.rank)))
+    group.all_reduce(tensor).wait()
+    return [seat.world_size, sorted(set(tensor.tolist()))]

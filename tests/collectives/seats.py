@@ -28,6 +28,7 @@ from ef_common.testing.harness import Job
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.scheduler import Process, Scheduler
+from tests.gpu import GPU_MARKS, seem_to_have_a_gpu
 
 _TORCH = ("ef_common.collectives.torch_group", "ef_common.control.client", __name__)
 _TENSORFLOW = ("tensorflow", "ef_common.control.client", __name__)
@@ -118,12 +119,13 @@ class RealSeat:
 
     Args:
         engine: Its data plane.
-        arrays: What scripts hand to it are NumPy arrays, and not tensors of the framework.
+        kind: What scripts hand to it: "arrays" of NumPy, "tensors on a GPU", which the members share, or tensors.
     """
 
-    def __init__(self, engine: str, *, arrays: bool) -> None:
+    def __init__(self, engine: str, *, kind: str) -> None:
         self._groups = groups_of(engine)
-        self.arrays = arrays
+        self.arrays = kind == "arrays"
+        self.device = "cuda:0" if kind == "tensors on a GPU" else "cpu"
         environment = read_environment()
         assert environment.coordinator is not None
         member = environment.member()
@@ -152,12 +154,12 @@ class RealSeat:
         return self.of(np.array(values))
 
     def of(self, array: np.ndarray) -> Any:
-        """The array, or a tensor of the same memory."""
+        """The array, or a tensor of the same memory; on a GPU, with the same values."""
         if self.arrays:
             return array
         import torch
 
-        return torch.from_numpy(array)
+        return torch.from_numpy(array).to(self.device)
 
     def values(self, tensor: Any) -> list[float]:
         return list(tensor.tolist())
@@ -184,8 +186,8 @@ class RealSeat:
             return  # somebody is gone already
 
 
-def _engine(name: str, framework: str = "") -> Any:
-    marks = [pytest.mark.processes, pytest.mark.timeout(300)]
+def _engine(name: str, framework: str = "", marks: Sequence[Any] = ()) -> Any:
+    marks = [pytest.mark.processes, pytest.mark.timeout(300), *marks]
     if framework:
         reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
         marks.append(pytest.mark.skipif(built_for(framework) is None, reason=reason))
@@ -195,6 +197,8 @@ def _engine(name: str, framework: str = "") -> Any:
 ENGINES = [
     _engine("gloo"),
     _engine("gloo with arrays"),
+    _engine("gloo with tensors on a GPU", marks=GPU_MARKS),
+    _engine("nccl with tensors on a GPU", marks=GPU_MARKS),
     _engine("horovod", "torch"),
     _engine("horovod with arrays", "torch"),
     _engine("horovod-tensorflow with arrays", "tensorflow"),
@@ -209,7 +213,9 @@ def preload(engine: str) -> tuple[str, ...]:
 def sit(script: Script, engine: str = "gloo") -> Any:
     """Body of a real worker."""
     name, _, kind = engine.partition(" with ")
-    seat = RealSeat(name, arrays=kind == "arrays")
+    if name == "nccl":
+        seem_to_have_a_gpu()
+    seat = RealSeat(name, kind=kind)
     rank = seat.rank
     try:
         result = script(seat)

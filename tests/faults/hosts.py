@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ef_common.collectives.horovod_library import built_for
+from tests.gpu import GPU_MARKS, HAS_GPU, seem_to_have_a_gpu
 
 Train = Callable[..., dict[str, Any]]
 """What a worker does: takes options (of the training) and a fault, and tells how it ended."""
@@ -24,6 +25,15 @@ def train_lightning_horovod(options: dict[str, Any], fault: dict[str, Any] | Non
     return train_lightning({**options, "backend": "horovod"}, fault)
 
 
+def train_lightning_cuda(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    return train_lightning({**options, "accelerator": "gpu"}, fault)
+
+
+def train_lightning_nccl(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    seem_to_have_a_gpu()
+    return train_lightning({**options, "accelerator": "gpu", "backend": "nccl"}, fault)
+
+
 def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     from tests.faults.keras_tensorflow import train
 
@@ -32,6 +42,12 @@ def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None
 
 def train_keras_torch(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     from tests.faults.keras_torch import train
+
+    return train(options, fault)
+
+
+def train_keras_torch_cuda(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    from tests.faults.keras_torch_cuda import train
 
     return train(options, fault)
 
@@ -62,6 +78,7 @@ _LIGHTNING = ("tests.faults.training", "torchmetrics")
 _HOROVOD = "ef_common.collectives.horovod_group"
 ENOUGH = "enough"
 _UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
+_SLOW = {"step_sleep_s": 0.3}
 _LINGERING = {"step_sleep_s": 4.0, "hurry": ENOUGH}
 HOSTS = {
     host.name: host
@@ -69,27 +86,38 @@ HOSTS = {
         # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
         Host("lightning", train_lightning, _LIGHTNING, 5, _UNTIL_TOLD),
         Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5, _UNTIL_TOLD),
+        Host("lightning-cuda", train_lightning_cuda, _LIGHTNING, 5, _UNTIL_TOLD, _SLOW),
+        Host("lightning-nccl", train_lightning_nccl, _LIGHTNING, 5, _UNTIL_TOLD, _SLOW),
         # Two buckets, with BatchNorm's statistics in the last one.
         Host(
             "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING
         ),
         # The statistics, two buckets of gradients, and a confirmation.
         Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",), 4, _UNTIL_TOLD, _LINGERING),
+        Host(
+            "keras-torch-cuda", train_keras_torch_cuda, ("tests.faults.keras_torch_cuda",), 4, _UNTIL_TOLD, _LINGERING
+        ),
     )
 }
 _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
 
 
-def is_built(name: str) -> bool:
-    """Whether the Horovod is there that this host needs, if it needs one."""
+GPU_HOSTS = tuple(name for name in HOSTS if name.endswith(("-cuda", "-nccl")))
+CPU_HOSTS = tuple(name for name in HOSTS if name not in GPU_HOSTS)
+
+
+def is_there(name: str) -> bool:
+    """Whether there is what this host needs: a GPU, or a Horovod."""
     framework = _NEEDS.get(name)
-    return framework is None or built_for(framework) is not None
+    return HAS_GPU if name in GPU_HOSTS else framework is None or built_for(framework) is not None
 
 
 def marks_of(name: str) -> Any:
     """Of a test with this host."""
+    if name in GPU_HOSTS:
+        return GPU_MARKS
     reason = f"Horovod is not built for {_NEEDS.get(name)} in this environment: elasticflow horovod build"
-    return pytest.mark.skipif(not is_built(name), reason=reason)
+    return pytest.mark.skipif(not is_there(name), reason=reason)
 
 
 def hosted(*names: str) -> Any:
@@ -100,7 +128,9 @@ def hosted(*names: str) -> Any:
 
 
 everywhere = hosted(*HOSTS)
-in_each_framework = hosted("lightning", "keras-tensorflow", "keras-torch")
+in_each_framework = hosted(
+    "lightning", "lightning-cuda", "lightning-nccl", "keras-tensorflow", "keras-torch", "keras-torch-cuda"
+)
 
 
 def each_message(*, more: int = 0) -> Any:

@@ -17,6 +17,7 @@ from ef_common.data import checkpointer
 from ef_common.errors import Evicted
 from ef_common.launch.environment import read_environment
 from ef_common.storage.saver import Retries, Saver
+from tests.gpu import seem_to_have_a_gpu
 
 KILL, KILLED = "kill", "killed"
 HANG, HANGING = "hang", "hanging"
@@ -60,8 +61,21 @@ def train_lightning(options: dict[str, Any], retry_s: float = 60.0) -> dict[str,
     return {**_train("training", options, retry_s), "copies": copies.most}
 
 
+def train_lightning_cuda(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    return train_lightning({**options, "accelerator": "gpu"}, retry_s)
+
+
+def train_lightning_nccl(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    seem_to_have_a_gpu()
+    return train_lightning({**options, "accelerator": "gpu", "backend": "nccl"}, retry_s)
+
+
 def train_keras_torch(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
     return _train("keras_torch", options, retry_s)
+
+
+def train_keras_torch_cuda(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    return _train("keras_torch_cuda", options, retry_s)
 
 
 def train_keras_tensorflow(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
@@ -70,7 +84,10 @@ def train_keras_tensorflow(options: dict[str, Any], retry_s: float = 60.0) -> di
 
 TRAIN = {
     "lightning": train_lightning,
+    "lightning-cuda": train_lightning_cuda,
+    "lightning-nccl": train_lightning_nccl,
     "keras-torch": train_keras_torch,
+    "keras-torch-cuda": train_keras_torch_cuda,
     "keras-tensorflow": train_keras_tensorflow,
 }
 """By the name of the host."""

@@ -42,7 +42,13 @@ def assert_same(results: list[dict[str, Any]], expected: str) -> None:
 
 def each(name: str, *, lightning: Sequence[Any], keras: Sequence[Any]) -> Any:
     """Run a test with each host, and with as many cases as it is worth."""
-    cases = {"lightning": lightning, "keras-tensorflow": keras, "keras-torch": keras}
+    cases = {
+        "lightning": lightning,
+        "lightning-cuda": lightning[-1:],
+        "keras-tensorflow": keras,
+        "keras-torch": keras,
+        "keras-torch-cuda": keras[-1:],
+    }
     return pytest.mark.parametrize(
         ("host", name),
         [

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import SumMetric
 
+from ef_common.collectives.torch_codec import as_bytes
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.events import EventLog
@@ -49,6 +50,7 @@ class Options:
     stop: str = ""  # a file in the run directory: the training ends when it is there
     limits: dict[str, Any] = field(default_factory=dict)  # further arguments of the Trainer
     backend: str = "gloo"
+    accelerator: str = "cpu"
     data_worker_dies_at: int | None = None  # at the first reading of this sample
     global_batch: int | None = None
     checkpoint: str = ""  # URL
@@ -266,7 +268,8 @@ def _trainer(options: Options) -> Trainer:
             checkpoint=_checkpointing(options),
             evict_stragglers=options.evict_stragglers,
         ),
-        accelerator="cpu",
+        accelerator=options.accelerator,
+        devices=1,
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,
         logger=False,
@@ -286,5 +289,5 @@ def _loader(options: Options, striker: Striker | None = None) -> DataLoader[Any]
 def _hash(net: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in net.state_dict().values():
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(as_bytes(tensor).numpy().tobytes())
     return digest.hexdigest()

@@ -79,3 +79,21 @@ def test_backend_that_cannot_be_elastic_is_refused_naming_those_that_can(monkeyp
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(UnsupportedError, match=r"KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch.* Received: jax"):
         backends.engine(None)
+
+
+def test_nccl_is_what_fits_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    keras = pytest.importorskip("keras")
+    from ef_keras import backends
+
+    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
+    assert [backends.engine(backend) for backend in (None, "nccl", "gloo")] == ["nccl", "nccl", "gloo"]
+
+
+def test_nccl_under_tensorflow_is_refused_naming_the_backend_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    keras = pytest.importorskip("keras")
+    from ef_common.errors import UsageError
+    from ef_keras import backends
+
+    monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
+    with pytest.raises(UsageError, match=r"Expected: KERAS_BACKEND=torch\. Received: tensorflow"):
+        backends.engine("nccl")

@@ -23,6 +23,7 @@ from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
 from tests.faults.hosts import ENOUGH
+from tests.gpu import GPU_MARKS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -111,8 +112,9 @@ def elasticflow(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launched]) -> None:
-    run = job("--nproc-per-node=2", *script())
+@pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=GPU_MARKS)])
+def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launched], accelerator: str) -> None:
+    run = job("--nproc-per-node=2", *script(accelerator=accelerator, backend="nccl"))
     run.wait_for_world(2)
     run.wait_for_step(3)
     first, victim = run.workers()

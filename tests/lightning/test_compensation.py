@@ -22,6 +22,7 @@ from ef_common.testing.harness import Job
 from ef_lightning import strategy_for
 from ef_lightning.compensation import ScaledSettings, kind_of
 from tests import closed_forms
+from tests.gpu import on_gpu
 from tests.lightning import compensated, training
 from tests.lightning.compensated import TRACE, fit, module_of, noting, problem, rates, recorder, sgd, weights_of
 from tests.lightning.conftest import HOSTS, PRELOAD
@@ -94,6 +95,35 @@ def test_weights_over_a_trace_are_those_of_the_closed_form(name: str, host: str)
     trainer = fit(tree, module)
     expected = closed_form(problem(module.start), BATCHES, RATIOS, constant(0.02), **options)
     assert trainer.global_step == len(TRACE)
+    np.testing.assert_allclose(weights_of(module), expected, rtol=0, atol=1e-6)
+
+
+def on_device(rate: float, module: Any) -> Any:
+    return torch.tensor(rate, device=module.device)  # in single precision, as the fused kernel wants it
+
+
+ON_GPU: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
+    "sgd_fused": (lambda m: optim.SGD(m.parameters(), 0.02, fused=True), closed_forms.sgd),
+    "adamw_fused": (lambda m: optim.AdamW(m.parameters(), 0.02, fused=True), closed_forms.adamw),
+    "adamw_fused_with_a_tensor": (
+        lambda m: optim.AdamW(m.parameters(), on_device(0.02, m), fused=True),
+        closed_forms.adamw,
+    ),
+    "adamw_capturable": (lambda m: optim.AdamW(m.parameters(), 0.02, capturable=True), closed_forms.adamw),
+    "adamw_capturable_with_a_tensor": (
+        lambda m: optim.AdamW(m.parameters(), on_device(0.02, m), capturable=True),
+        closed_forms.adamw,
+    ),
+}
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ON_GPU)
+def test_weights_on_a_gpu_are_those_of_the_closed_form(name: str) -> None:
+    make, closed_form = ON_GPU[name]
+    module = module_of(pl, make)
+    fit(pl, module, accelerator="gpu")
+    expected = closed_form(problem(module.start), BATCHES, RATIOS, constant(0.02))
     np.testing.assert_allclose(weights_of(module), expected, rtol=0, atol=1e-6)
 
 

@@ -65,7 +65,7 @@ def trainer(pl: Any, strategy: Any = "elasticflow", **kwargs: Any) -> Any:
         "enable_model_summary": False,
         "max_epochs": 2,
     }
-    return pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, **{**quiet, **kwargs})
+    return pl.Trainer(devices=1, strategy=strategy, **{"accelerator": "cpu", **quiet, **kwargs})
 
 
 def weights(module: nn.Module) -> list[float]:

@@ -42,6 +42,7 @@ class Reduction:
         self._pieces = pieces
         self._weight = 1.0
         self._lacking = 0.0
+        self._alone = False  # then nothing is in the buckets
         self._rank = 0
         for bucket in layout.buckets:
             bucket.next_turn()
@@ -88,8 +89,9 @@ class Reduction:
         """Reduce everything with the members of `view`; see :class:`~ef_common.session.Operation`."""
         if self._pieces is not None:
             self._pieces.settle(group, view)
-        if isinstance(group, LoneGroup):
-            self._write_flags()
+        self._alone = isinstance(group, LoneGroup)
+        if self._alone:
+            self._flags = self._own_flags()
             return
         if self._group is not group:
             self._bind(group, view)
@@ -106,6 +108,8 @@ class Reduction:
 
     def result(self, header: bytes | None) -> Sequence[Tensor]:
         """The buffers of this reduction."""
+        if header is not None:
+            self._alone = False
         return self._tensors
 
     def _bind(self, group: Group, view: View) -> None:
@@ -122,11 +126,10 @@ class Reduction:
         for pending in self._pending:
             pending.wait()
 
-    def _write_flags(self) -> None:
+    def _own_flags(self) -> list[float]:
         flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), float(self.wants_stop)]
         flags += [float(self._session.wish), self._lacking]
-        flags += [float(p.grad is not None) for p in self.layout.parameters]
-        self.layout.buckets[-1].flags.copy_(torch.tensor(flags))
+        return flags + [float(p.grad is not None) for p in self.layout.parameters]
 
     def _issue(self, upto: int) -> None:
         if self._group is None:
@@ -143,13 +146,14 @@ class Reduction:
     def _fill_gradients(self, bucket: Bucket) -> None:
         bucket.fill_gradients(self._weight, self._copied)
         if bucket is self.layout.buckets[-1]:
-            self._write_flags()
+            bucket.flags.copy_(torch.tensor(self._own_flags()))
 
     # ------------------------------------------------------------ result
 
     def read_flags(self) -> float:
         """Take in the members' flags. Returns how many know of a pending change."""
-        self._flags = self.layout.buckets[-1].flags.tolist()
+        if not self._alone:
+            self._flags = self.layout.buckets[-1].flags.tolist()
         self.num_skipped, self.num_stops, self.num_wishes, self._lacking = self._flags[2:NUM_FIXED_FLAGS]
         return float(self._flags[0])
 

@@ -91,6 +91,10 @@ class Fault:
             (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
             "node" (and the worker of its node), "cut" (of the network, for `duration_s`: around some nodes, or with
             the victim "coordinator" around the leading one).
+        victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
+            members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
+            not), or a worker's name.
+        at: Virtual time in seconds.
         place: One of `PLACES`.
         nth: Which passage.
         delay_s: From the passage to the strike.

@@ -1,0 +1,76 @@
+"""How torch's process groups find their peers: over the bootstrap of a view, and not for longer than it holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ef_common.errors import GroupBroken
+from ef_common.ports import Bootstrap
+
+T = TypeVar("T")
+_ABANDON_POLL_S = 0.02
+
+
+class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
+    """The part of a store that process groups need to exchange addresses.
+
+    Args:
+        bootstrap: Of the view.
+        prefix: Of the keys.
+    """
+
+    def __init__(self, bootstrap: Bootstrap, *, prefix: str = "") -> None:
+        super().__init__()
+        self._bootstrap = bootstrap
+        self._prefix = prefix
+
+    def set(self, key: str, value: Any) -> None:
+        """Publish an address."""
+        self._bootstrap.put(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Wait for an address."""
+        return self._bootstrap.get(self._prefix + key)
+
+    def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
+        """Wait for several; `get` ends when the view is replaced, so no timeout is needed."""
+        for key in keys:
+            self._bootstrap.get(self._prefix + key)
+
+
+def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: str) -> T:
+    """Connect in a thread: Gloo and NCCL wait without end for a member that died while they connected.
+
+    Args:
+        connect: Connects.
+        is_void: Whether nobody needs the connection any more.
+        name: Of the thread.
+
+    Raises:
+        GroupBroken: It is so. The thread is left alone.
+        Exception: Whatever `connect` raises.
+    """
+    outcome: list[T] = []
+    errors: list[Exception] = []
+    finished = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(connect())
+        except Exception as error:
+            errors.append(error)
+        finally:
+            finished.set()
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    while not finished.wait(_ABANDON_POLL_S):
+        if is_void():
+            raise GroupBroken("replaced while it was built")
+    if errors:
+        raise errors[0]
+    return outcome[0]
