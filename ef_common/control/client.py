@@ -90,6 +90,7 @@ class CoordinatorClient:
         self._standing = Standing()
         self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
         self._hint: Address | None = None  # where the coordinator is, as a standby has said
+        self._sent_away = False  # the coordinator that it has no longer wants it
         self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
         self._timeout_s = 0.0
         self._door: socket.socket | None = None
@@ -278,7 +279,8 @@ class CoordinatorClient:
             old, self._line = self._line, None
             self._standing = self._standing.parted(over=old is not None and old.closed_by_peer)
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
-        line = self._try_to_return(self._address)  # it may be the connection alone that broke
+        sent_away, self._sent_away = self._sent_away, False
+        line = None if sent_away else self._try_to_return(self._address)  # it may be the connection alone that broke
         if old is not None:
             old.leave()
         if line is not None:
@@ -286,6 +288,8 @@ class CoordinatorClient:
         deadline = time.monotonic() + self._connect_timeout_s
         skip = 0 if self._taken else random.randrange(8)  # who knows different standbys meets by chance
         self._taken = False
+        if sent_away and skip % len(self._candidates()) == 0:
+            skip += 1  # the first one is the one that has sent it away
         for attempt in itertools.count(skip):
             candidates = self._candidates()
             address = candidates[attempt % len(candidates)]
@@ -364,6 +368,7 @@ class CoordinatorClient:
             case wire.Resumed():
                 self._taken = True
             case wire.Redirect():
+                self._sent_away = True
                 self._redirected(self._address, message)
             case wire.Alive():
                 pass

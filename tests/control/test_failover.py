@@ -13,6 +13,8 @@ import pytest
 from ef_common.control.connection import End
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
+from ef_common.control.sockets import format_address
+from ef_common.control.wire import Redirect
 from ef_common.errors import Evicted
 
 GUARD_S = 20.0
@@ -177,6 +179,41 @@ def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     for worker in (workers[0], workers[2]):
         worker.client.send("suspect", 1)
     assert {worker.client.next_view(1).generation for worker in workers} == {2}
+
+
+def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_first(job):
+    coordinators, workers, _ = job(2)
+    first, client = coordinators[0]._switchboard, workers[1].client
+    first._leader = format_address(coordinators[1].address)
+    coordinators[0]._loop.call_soon_threadsafe(first._redirect, "w1")
+    wait_until(lambda: "w1" in coordinators[1]._switchboard.state.workers)
+    assert client._address == coordinators[1].address
+
+
+def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_take_it_again(job):
+    """Where that one's node was cut off, it stays a minority for good."""
+    coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
+    client = workers[2].client
+    client._address = coordinators[2].address  # it has gone there while it could reach nobody else
+    asked = []
+    client._try_to_return = lambda address: asked.append(address)
+    client._receive(Redirect("", "0" * 64))
+    client._line.give_up()
+    wait_until(lambda: len(set(asked)) > 1)
+    assert asked[0] != client._address
+
+
+def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_without_it(job):
+    """It is the coordinator that hears nobody: those whom it would end are most of the members."""
+    coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
+    for worker in workers[1:]:
+        worker.client._line.send = lambda message: None
+    wait_until(lambda: coordinators[0]._switchboard.state.held)
+    views = [worker.client.next_view(1) for worker in workers if not worker.client._inbox.ended]
+    assert len(views) == 2
+    ended = [worker for worker in workers if worker.client._inbox.ended]
+    assert len(ended) == 1
+    assert ended[0].client.member.id not in views[0].ids
 
 
 def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):

@@ -253,7 +253,15 @@ def _without_view(state: Membership) -> Membership:
     """No member is left."""
     nobody: frozenset[str] = frozenset()
     return replace(
-        state, view=None, at_boundary=nobody, settled=nobody, suspects=nobody, suspected_at=None, announced=False
+        state,
+        view=None,
+        at_boundary=nobody,
+        settled=nobody,
+        suspects=nobody,
+        suspected_at=None,
+        announced=False,
+        held="",
+        held_since=None,
     )
 
 

@@ -93,6 +93,7 @@ class Coordinator:
         self._note = note
         self._alarm: float | None = None
         self._wires: list[Wire] = []
+        self._untold: list[Wire] = []  # of workers that are silent, and may come back as long as nobody goes on
         self._probing = False
 
     def handle(self, event: Event) -> None:
@@ -119,6 +120,7 @@ class Coordinator:
                 self._tell(worker, "welcome", warm_up)
             case Install(view, dropped):
                 self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; hold={view.hold}")
+                self._tell_out(view)
                 # Whoever is dropped is told first: were this one to die in between, it must not look for another.
                 for worker in (*dropped, *view.ids):
                     self._tell(worker, "view", view)
@@ -243,8 +245,17 @@ class Coordinator:
     def evict(self, wire: Wire) -> None:
         """A worker was silent for too long."""
         if self.lines.get(wire.line.member.id) is wire and self.alive:
-            wire.down("evicted", None)
+            self._untold.append(wire)
             self._drop(wire, SILENT, silent=True)
+            if not self.state.held and self.state.gathering_since is None:
+                self._tell_out()
+
+    def _tell_out(self, view: View | None = None) -> None:
+        """Tell those that were silent, and are out of this view, as others go on."""
+        untold, self._untold = self._untold, []
+        for wire in untold:
+            if self.alive and (view is None or view.rank_of(wire.line.member.id) is None):
+                wire.down("evicted", None)
 
     def _drop(self, wire: Wire, why: str, *, goodbye: bool = False, silent: bool = False) -> None:
         worker = wire.line.member.id

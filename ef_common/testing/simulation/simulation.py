@@ -483,6 +483,9 @@ class Simulation:
         victim.line.thaw()
         victim.factory.thaw()
         victim.process.thaw()
+        wire = victim.line.wire
+        if wire is not None and wire.coordinator.lines.get(victim.name) is not wire:  # it gets no answers
+            self.scheduler.after(1.5 * self.schedule.job.heartbeat_timeout_s, victim.line.silent, wire)
 
     def _leave(self, victim: Worker) -> None:
         phase = self.coordinator.state.workers.get(victim.name, (None, None))[1]
