@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ef_common.control import wire
 from ef_common.control.auth import Token
+from ef_common.control.claimant import Claimant
 from ef_common.control.inbox import Inbox
 from ef_common.control.line import HELP, Answer, Line, attempt_line, open_line
 from ef_common.control.sockets import (
@@ -27,6 +28,7 @@ from ef_common.control.sockets import (
 )
 from ef_common.core.membership import Phase, Returned
 from ef_common.core.place import Place
+from ef_common.core.quorum import Half
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
@@ -94,6 +96,7 @@ class CoordinatorClient:
         self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
         self._timeout_s = 0.0
         self._door: socket.socket | None = None
+        self._claimant: Claimant | None = None
 
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect and introduce this worker; `on_view(generation)` is called when a newer view is known.
@@ -198,6 +201,18 @@ class CoordinatorClient:
         """Have the next heartbeats tell where this member is; never waits. One that names too much is not told."""
         if len(place.returned) <= wire.MAX_RETURNED:
             self._place = place
+
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """See the port."""
+        with self._lock:
+            if self._standing.store is None:
+                self._claimant = None if claim is None else Claimant(claim, self._tell_claim, stopped=self._stopped)
+                self._standing = replace(self._standing, store=store)
+                self._send(wire.Store(store))
+
+    def _tell_claim(self, half: Half, won: bool) -> None:
+        with self._lock:
+            self._send(wire.Claimed(half, won))
 
     def job_place(self) -> Place | None:
         """In a newcomer: where the members are, as far as is known.
@@ -367,6 +382,9 @@ class CoordinatorClient:
                     self._inbox.put_warm_up()
             case wire.Resumed():
                 self._taken = True
+            case wire.Claim(half):
+                if self._claimant is not None:
+                    self._claimant.get(half)
             case wire.Redirect():
                 self._sent_away = True
                 self._redirected(self._address, message)
@@ -443,4 +461,5 @@ def _return_of(report: Returned) -> wire.Return:
         at_boundary=report.at_boundary,
         suspects=report.suspects,
         closed=report.closed,
+        store=report.store,
     )

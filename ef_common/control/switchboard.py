@@ -43,6 +43,8 @@ _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
     wire.AtBoundary: lambda worker, message: membership.AtBoundary(worker, message.generation),
     wire.Suspect: lambda worker, message: membership.Suspected(worker, message.generation),
     wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
+    wire.Store: lambda worker, message: membership.Stored(worker, message.store),
+    wire.Claimed: lambda worker, message: membership.Claimed(worker, message.half, message.won),
     wire.Leave: lambda worker, message: membership.Leaving(worker),
     wire.Close: lambda worker, message: membership.Closed(worker),
 }
@@ -414,6 +416,8 @@ class Switchboard:
                 self._send(wire.encode(wire.Finish(self._proof_to(worker))), worker)
             case membership.Hand(worker, view):
                 self._send(wire.encode(wire.NewView(view)), worker)
+            case membership.Claim(worker, half):
+                self._send(wire.encode(wire.Claim(half)), worker)
             case membership.Resume(view):
                 self._send(wire.encode(wire.Resumed(view.generation)), *view.ids)
             case membership.Dismiss(worker, why):
@@ -539,6 +543,7 @@ def _returned(member: Member, message: wire.Return) -> membership.Returned:
         at_boundary=message.at_boundary,
         suspects=message.suspects,
         closed=message.closed,
+        store=message.store,
     )
 
 

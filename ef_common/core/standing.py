@@ -24,6 +24,7 @@ class Standing:
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
         closed: It has trained to the end.
+        store: Its store, as it has told it; None before that.
         seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
     """
 
@@ -35,6 +36,7 @@ class Standing:
     boundary: int = 0
     suspected: int = 0
     closed: bool = False
+    store: str | None = None
     seen: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -103,6 +105,7 @@ class Standing:
             at_boundary=bool(newest) and self.boundary == newest,
             suspects=bool(newest) and self.suspected == newest,
             closed=self.closed,
+            store=self.store,
         )
 
 

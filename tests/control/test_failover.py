@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 def job(serve, join):
     """So many workers in view 1, each with a standby of its own; the first one's is the coordinator itself."""
 
-    def make(number: int, **kwargs):
+    def make(number: int, *, claim=None, **kwargs):
         coordinators = [serve(number, **kwargs)]
         coordinators += [serve(standby=True, **kwargs) for _ in range(number - 1)]
         workers = [
@@ -43,6 +43,7 @@ def job(serve, join):
         for worker in workers:
             view = worker.client.next_view(0)
             worker.client.send("settled", 1)
+            worker.client.use_store("" if claim is None else "0f" * 16, claim)
         order = [view.ids.index(f"w{index}") for index in range(number)]
         wait_until(lambda: len(coordinators[0]._switchboard.state.settled) == number)
         return coordinators, workers, order
@@ -118,6 +119,24 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     assert workers[1].views_noticed == [1]
     silent._close_door()  # it dies
     assert workers[1].client.next_view(1).ids == ("w1",)
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_failover_to_one_of_two_goes_on_with_the_claim_when_the_other_only_is_silent(job, has_it):
+    winners = {}
+
+    def claim(name, winner):
+        return winners.setdefault(name, winner if has_it else ("w0",)) == winner
+
+    coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5, claim=claim)
+    workers[0].client._stopped.set()  # its door stays open, and it goes nowhere
+    coordinators[0].stop()
+    if has_it:
+        assert workers[1].client.next_view(1).ids == ("w1",)
+    else:
+        wait_until(lambda: "the others have it" in coordinators[1]._switchboard.state.held)
+        assert workers[1].views_noticed == [1]
+    assert list(winners.values()) == [("w1",) if has_it else ("w0",)]
 
 
 def test_failover_while_a_newcomer_warms_up_keeps_it(job, join, serve):

@@ -14,7 +14,7 @@ from ef_common.control.auth import Token
 from ef_common.control.connection import MAX_UNSENT_BYTES
 from ef_common.control.switchboard import MAX_STRANGERS
 
-HELLO = b'{"v":2,"t":"hello","member":["a","n","",0,1,0,0],"nonce":"%s","proof":"%s","returning":false}\n' % (
+HELLO = b'{"v":3,"t":"hello","member":["a","n","",0,1,0,0],"nonce":"%s","proof":"%s","returning":false}\n' % (
     b"0" * 32,
     b"0" * 64,
 )
@@ -37,9 +37,9 @@ def assert_untouched(coordinator, workers, join) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n",
         b"\x00" * 5000,
         b"x" * 5000,
-        b'{"v":2,"t":"heartbeat","place":null}\n',
-        b'{"v":2,"t":"hello"}\n',
-        b'{"v":2,"t":"relay","generation":1,"key":"k","value":""}\n',
+        b'{"v":3,"t":"heartbeat","place":null}\n',
+        b'{"v":3,"t":"hello"}\n',
+        b'{"v":3,"t":"relay","generation":1,"key":"k","value":""}\n',
         HELLO,
         wire.encode(wire.Relay(1, "k", b"x" * 5000)),
     ],

@@ -44,6 +44,7 @@ class Nodes:
         self._token.write_text("not for others\n")
         self.job = TorchrunJob(directory / "run", SCRIPT, endpoint=f"{networks.address(1)}:29400")
         self._nodes: list[Node] = []
+        self._killed: list[int] = []
 
     def start(self, *, heartbeat_timeout_s: float = TIMEOUT_S, **options: object) -> None:
         conf = f"--rdzv-conf=token_file={self._token},last_call_timeout=30,heartbeat_timeout={heartbeat_timeout_s}"
@@ -82,6 +83,10 @@ class Nodes:
     def records_of(self, workers: set[str], kind: str) -> int:
         return sum(event["worker"] in workers for event in self.job.events(kind))
 
+    def kill(self, node: int) -> None:
+        self._nodes[node - 1].kill()
+        self._killed.append(node)
+
     def wait_for_view(self, size: int, *, after: int = 0) -> None:
         """Wait until so many are in one view, which is newer, and train."""
 
@@ -100,7 +105,8 @@ class Nodes:
 
     def finish(self) -> None:
         (self.job.directory / ENOUGH).touch()
-        assert [node.wait() for node in self._nodes] == [0] * self.number
+        left = [node for number, node in enumerate(self._nodes, 1) if number not in self._killed]
+        assert [node.wait() for node in left] == [0] * len(left)
         self.job.audit()
 
 
@@ -130,7 +136,7 @@ def test_bad_network_changes_no_view(make):
     nodes.finish()
 
 
-@pytest.mark.parametrize(("whose", "directions"), [("coordinator", ("", "out")), ("other", ("in", "out"))])
+@pytest.mark.parametrize(("whose", "directions"), [("coordinator", ("", "out")), ("other", ("in",))])
 def test_node_that_is_cut_off_stops_while_the_others_go_on_and_comes_back(make, whose, directions):
     nodes = make(3)
     nodes.start()
@@ -146,4 +152,50 @@ def test_node_that_is_cut_off_stops_while_the_others_go_on_and_comes_back(make, 
         assert nodes.records_of(cut_off, "step") == before
         nodes.switch.heal()
         nodes.wait_for_view(3, after=generation)
+    nodes.finish()
+
+
+def test_coordinator_that_hears_nobody_does_not_end_most_of_its_workers(make):
+    nodes = make(3)
+    nodes.start()
+    generation, leader = nodes.newest(), nodes.leader()
+    others = set.union(*(nodes.workers(node) for node in (1, 2, 3) if node != leader))
+    nodes.switch.cut(leader, direction="in")
+    time.sleep(2 * TIMEOUT_S + LAST_S)
+    assert nodes.newest() <= generation + 1
+    nodes.switch.heal()
+    nodes.wait_for_view(3, after=generation)
+    assert others & set(nodes.job.events("view")[-1]["members"])
+    nodes.finish()
+
+
+def test_halves_that_are_cut_apart_are_told_who_goes_on_by_their_store(make, tmp_path):
+    nodes = make(2)
+    nodes.start(checkpoint=str(tmp_path / "store"), checkpoint_steps=5, keep_last=1000)
+    nodes.job.wait_for("checkpoint")
+    time.sleep(LAST_S)
+    generation, both = nodes.newest(), [nodes.workers(1), nodes.workers(2)]
+    nodes.switch.cut(1)
+    nodes.wait_for_view(1, after=generation)
+    (first,) = {e["worker"] for e in nodes.job.events("view", world_size=1) if e["generation"] > generation}
+    (cut_off,) = (workers for workers in both if first not in workers)
+    time.sleep(LAST_S)
+    before = nodes.records_of(cut_off, "step"), nodes.records_of(cut_off, "checkpoint")
+    nodes.wait_for_steps(60)
+    assert (nodes.records_of(cut_off, "step"), nodes.records_of(cut_off, "checkpoint")) == before
+    assert nodes.newest() == generation + 1
+    assert len(list((tmp_path / "store" / "claims").iterdir())) == 1
+    nodes.switch.heal()
+    nodes.wait_for_view(2, after=generation)
+    nodes.finish()
+
+
+def test_half_that_is_left_when_the_coordinators_node_is_killed_goes_on(make, tmp_path):
+    nodes = make(2)
+    nodes.start(checkpoint=str(tmp_path / "store"), checkpoint_steps=5)
+    nodes.job.wait_for("checkpoint")
+    generation = nodes.newest()
+    nodes.kill(1)
+    nodes.wait_for_view(1, after=generation)
+    nodes.wait_for_steps(10)
     nodes.finish()

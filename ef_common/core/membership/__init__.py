@@ -29,6 +29,8 @@ The coordinator runs :func:`decide` on every event. Rules:
 11. A coordinator may be a standby. The first member that comes to it from another coordinator makes it *gather*: it
     waits for the members of the newest view, until all are there, known to be dead, or silent for too long. If all are
     there, and have settled, and nobody suspects its group, the view simply goes on; else they get a new one.
+12. Exactly half of the members of a view may be a quorum: :mod:`ef_common.core.quorum` says when. If they need the
+    claim of that view, the coordinator has a member get it. Who has it never changes. Without an answer, it waits.
 """
 
 from ef_common.core.membership.machine import decide, next_deadline
@@ -37,6 +39,8 @@ from ef_common.core.membership.model import (
     Announce,
     Arrived,
     AtBoundary,
+    Claim,
+    Claimed,
     Closed,
     Decision,
     Dismiss,
@@ -57,6 +61,7 @@ from ef_common.core.membership.model import (
     Settings,
     Settled,
     StepDown,
+    Stored,
     Suspected,
     Tick,
     Welcome,
@@ -69,6 +74,8 @@ __all__ = [
     "Announce",
     "Arrived",
     "AtBoundary",
+    "Claim",
+    "Claimed",
     "Closed",
     "Decision",
     "Dismiss",
@@ -89,6 +96,7 @@ __all__ = [
     "Settings",
     "Settled",
     "StepDown",
+    "Stored",
     "Suspected",
     "Tick",
     "Welcome",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.membership import rules, takeover
+from ef_common.core.membership import claims, rules, takeover
 from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
+    Claimed,
     Closed,
     Decision,
     Event,
@@ -21,6 +22,7 @@ from ef_common.core.membership.model import (
     Returned,
     Settings,
     Settled,
+    Stored,
     Suspected,
     Tick,
 )
@@ -50,7 +52,8 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
         followed, further, why = takeover.try_again(state, now, settings)
     else:
         return state, actions, reason
-    return followed, (*actions, *further), why or reason
+    followed, asked = claims.ask(followed, settings)
+    return followed, (*actions, *further, *asked), why or reason
 
 
 def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
@@ -66,6 +69,10 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
         case Proved(worker):
             return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
+        case Stored():
+            return claims.stored(state, event), (), ""
+        case Claimed():
+            return claims.claimed(state, event), (), ""
         case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
             return takeover.told_meanwhile(state, event), (), ""
         case Ready(worker):

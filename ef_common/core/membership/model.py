@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import NO_STORES, Half, Link, Stores
 from ef_common.core.view import Member, View
 
 
@@ -74,6 +74,8 @@ class Membership:
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
     held: str = ""  # why a view is held back
     held_since: float | None = None
+    stores: Stores = NO_STORES
+    asked: Mapping[Half, str] = field(default_factory=lambda: MappingProxyType({}))  # who tries to get a claim
 
 
 # ---------------------------------------------------------------- events
@@ -157,6 +159,7 @@ class Returned:
         at_boundary: It waits at the boundary of the newest of them.
         suspects: The group of the newest of them broke.
         closed: It has trained to the end.
+        store: Its store (see :class:`Stored`), or None if it has not told.
     """
 
     member: Member
@@ -167,6 +170,24 @@ class Returned:
     at_boundary: bool = False
     suspects: bool = False
     closed: bool = False
+    store: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A member tells the store that all members have agreed on: "" for none, else a digest of a marker in it."""
+
+    worker: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A member has tried to get a claim for `half.winner`, and they have it, or others do."""
+
+    worker: str
+    half: Half
+    won: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +210,20 @@ class Tick:
 
 
 Event = (
-    Arrived | Ready | AtBoundary | Settled | Suspected | Leaving | Closed | Gone | Returned | Proved | Outranked | Tick
+    Arrived
+    | Ready
+    | AtBoundary
+    | Settled
+    | Suspected
+    | Leaving
+    | Closed
+    | Gone
+    | Returned
+    | Stored
+    | Claimed
+    | Proved
+    | Outranked
+    | Tick
 )
 
 
@@ -261,5 +295,13 @@ class StepDown:
     """End all connections: nothing more is decided here, until members come anew."""
 
 
-Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Have a worker try to get a claim for these members."""
+
+    worker: str
+    half: Half
+
+
+Action = Claim | Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown
 Decision = tuple[Membership, tuple[Action, ...], str]

@@ -360,7 +360,7 @@ def _install(
 def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> str:
     if settings.on_minority == "continue":
         return ""
-    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based)
+    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based, stores=state.stores)
 
 
 def known(state: Membership) -> tuple[Link, ...]:

@@ -7,11 +7,13 @@ noticed after all that was sent on it. Where the network is cut, messages wait u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ef_common.core import membership
 from ef_common.core.membership import (
     Announce,
+    Claim,
     Dismiss,
     Event,
     Finish,
@@ -26,10 +28,12 @@ from ef_common.core.membership import (
     Welcome,
 )
 from ef_common.core.place import Place
+from ef_common.core.quorum import Half
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import CoordinatorLost, Evicted, JobFinished, Left, ProtocolError
 from ef_common.ports import Bootstrap
+from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import SILENT, Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
@@ -43,6 +47,8 @@ _ATTEMPT_S = 0.3  # to connect, where nothing answers
 _PAUSE_S = 0.05
 _PROBE_S = 0.1
 _SEEK_S = 60.0
+_CLAIM_S, _SLOW_CLAIM_S = 0.05, 3.0
+_SLOW_STORE, _FAILING_STORE = 0.2, 0.2
 
 _SIMPLE: Mapping[str, Callable[[str], Event]] = {
     "ready": membership.Ready,
@@ -95,6 +101,32 @@ class Coordinator:
         self._wires: list[Wire] = []
         self._untold: list[Wire] = []  # of workers that are silent, and may come back as long as nobody goes on
         self._probing = False
+        self._suspended: list[Callable[[], None]] | None = None  # what has come since it stands still
+
+    # ------------------------------------------------------------ standing still
+
+    @property
+    def suspended(self) -> bool:
+        """It stands still."""
+        return self._suspended is not None
+
+    def suspend(self) -> None:
+        """Let it stand still."""
+        self._suspended = []
+
+    def resume(self) -> None:
+        """Let it go on, with what has come meanwhile."""
+        backlog, self._suspended = self._suspended or [], None
+        for act in backlog:
+            act()
+
+    def _later(self, act: Callable[[], None]) -> bool:
+        if self._suspended is None:
+            return False
+        self._suspended.append(act)
+        return True
+
+    # ------------------------------------------------------------ decisions
 
     def handle(self, event: Event) -> None:
         """Something has happened."""
@@ -137,6 +169,8 @@ class Coordinator:
             case Redirect(worker):
                 self._tell(worker, "redirect", self.hint)
                 self.lines.pop(worker, None)
+            case Claim(worker, half):
+                self._tell(worker, "claim", half)
             case Resume(view):
                 for worker in view.ids:
                     self._tell(worker, "resume", None)
@@ -153,7 +187,7 @@ class Coordinator:
 
     def heed(self, other: Coordinator) -> None:
         """Another one says that it leads, or gathers members without a quorum so far."""
-        if other is self or not self.alive:
+        if other is self or not self.alive or self._later(lambda: self.heed(other)):
             return
         self.hint = other.number
         if not other.state.held or other.number < self.number:
@@ -181,6 +215,8 @@ class Coordinator:
             self.scheduler.at(deadline, self._ring, deadline)
 
     def _ring(self, deadline: float) -> None:
+        if self._later(lambda: self._ring(deadline)):
+            return
         if membership.next_deadline(self.state, self.settings) != deadline or not self.alive:
             return
         self.handle(membership.Tick())
@@ -193,6 +229,8 @@ class Coordinator:
             self.scheduler.after(self.scheduler.delay(_PAUSE_S), self._probe)
 
     def _probe(self) -> None:
+        if self._later(self._probe):
+            return
         self._probing = False
         for member in membership.missing(self.state):
             reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
@@ -207,6 +245,8 @@ class Coordinator:
     def receive(self, wire: Wire, kind: str, value: Any) -> None:
         """A message of a worker has arrived."""
         worker = wire.line.member.id
+        if self._later(lambda: self.receive(wire, kind, value)):
+            return
         if not self.alive:
             wire.down("end", False)
         elif kind in ("hello", "return"):
@@ -227,6 +267,10 @@ class Coordinator:
             self.handle(membership.AtBoundary(worker, value))
         elif kind == "settled":
             self.handle(membership.Settled(worker, value))
+        elif kind == "store":
+            self.handle(membership.Stored(worker, value))
+        elif kind == "claimed":
+            self.handle(membership.Claimed(worker, *value))
         elif kind == "suspect":
             self.handle(membership.Suspected(worker, value))
         else:
@@ -235,16 +279,21 @@ class Coordinator:
     def lose(self, wire: Wire) -> None:
         """A worker's process has ended."""
         worker = wire.line.member.id
-        if wire not in self._wires or wire.moved:
+        if wire not in self._wires or wire.moved or self._later(lambda: self._lose_unseen(wire)):
             return
         if self.lines.get(worker) is wire:
             self._drop(wire, "the connection has ended")
         elif worker not in self.lines:  # it was silent before, and evicted
             self.handle(membership.Gone(worker, "the connection has ended"))
 
+    def _lose_unseen(self, wire: Wire) -> None:
+        """It has not listened, so it does not know what the end of a connection means."""
+        if self.lines.get(wire.line.member.id) is wire:
+            self._drop(wire, "the connection has ended", silent=True)
+
     def evict(self, wire: Wire) -> None:
-        """A worker was silent for too long."""
-        if self.lines.get(wire.line.member.id) is wire and self.alive:
+        """A worker was silent for too long, if it was not this coordinator that did not listen."""
+        if not self.suspended and self.lines.get(wire.line.member.id) is wire and self.alive:
             self._untold.append(wire)
             self._drop(wire, SILENT, silent=True)
             if not self.state.held and self.state.gathering_since is None:
@@ -316,6 +365,7 @@ class Line:
         member: This worker.
         mark: Called with the name of a place that the worker passes.
         replaced: Called with the generation of a newer view: a group that is being built is in vain.
+        store: The store of claims, if there is one.
     """
 
     def __init__(
@@ -326,7 +376,9 @@ class Line:
         member: Member,
         mark: Callable[[str], None],
         replaced: Callable[[int], None],
+        store: ClaimStore | None = None,
     ) -> None:
+        self._store = store
         self.member = member
         self.change_pending = False
         self.slow_until = 0.0
@@ -391,8 +443,44 @@ class Line:
         """See the port."""
         return None
 
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """See the port. The claims are those of the simulated store."""
+        if self.standing.store is None:
+            self.standing = replace(self.standing, store=store)
+            if self.wire is not None:
+                self.wire.up(self.wire.coordinator.receive, "store", store)
+
     def stop(self) -> None:
         """See the port."""
+
+    # ------------------------------------------------------------ claims
+
+    def _request(self, half: Half) -> None:
+        """A request sets out to the store; whatever becomes of this worker, it will come there."""
+        cuts = next(iter(self._coordinators.values())).cuts
+        cut = max(cuts.until(self.member.id, PLACE), cuts.until(PLACE, self.member.id))
+        slow = self._scheduler.random.random() < _SLOW_STORE
+        delay_s = self._scheduler.delay(_SLOW_CLAIM_S if slow else _CLAIM_S)
+        self._scheduler.at(max(self._scheduler.now, cut) + delay_s, self._create, half)
+
+    def _create(self, half: Half) -> None:
+        if self._store is None:
+            raise Violation(f"{self.member.id} is asked for a claim, and has no store")
+        won = self._store.get(half)
+        if self._scheduler.random.random() < _FAILING_STORE:  # done, and reported as failed
+            self._fail(half)
+        else:
+            self._scheduler.after(self._scheduler.delay(_CLAIM_S), self._answer, half, won)
+
+    def _fail(self, half: Half) -> None:
+        if self._process.alive:
+            self._scheduler.after(self._scheduler.delay(1.0), self._request, half)
+
+    def _answer(self, half: Half, won: bool) -> None:
+        if self._process.frozen:
+            self._scheduler.after(_ATTEMPT_S, self._answer, half, won)
+        elif self._process.alive and self.wire is not None:
+            self.wire.up(self.wire.coordinator.receive, "claimed", (half, won))
 
     # ------------------------------------------------------------ from one coordinator to another
 
@@ -422,7 +510,11 @@ class Line:
             number, self._hint = self._hint, None
         coordinator = self._coordinators[number]
         cuts = coordinator.cuts
-        if cuts.until(self.member.id, coordinator.name) or cuts.until(coordinator.name, self.member.id):
+        if (
+            cuts.until(self.member.id, coordinator.name)
+            or cuts.until(coordinator.name, self.member.id)
+            or coordinator.suspended
+        ):
             self._scheduler.after(_ATTEMPT_S, self._seek, attempt + 1)
         elif not coordinator.alive:
             self._scheduler.after(self._scheduler.delay(MESSAGE_S), self._seek, attempt + 1)
@@ -494,6 +586,8 @@ class Line:
                 self._part(over=value)
         elif kind == "resume":
             self._taken = True
+        elif kind == "claim":
+            self._request(value)
         elif kind == "redirect":
             self._hint = value
             self._redirected = True

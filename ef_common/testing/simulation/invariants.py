@@ -101,7 +101,9 @@ class Invariants:
             self.goodbyes.add(event.worker)
         incomplete = after.held or after.gathering_since is not None
         present = phases if incomplete else set(members) - self.goodbyes
-        if len(set(members)) != len(members) or phases != present:
+        # One that stood still has not heard of all goodbyes.
+        complete = present <= phases <= set(members) if self.failover and not incomplete else phases == present
+        if len(set(members)) != len(members) or not complete:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
         if isinstance(event, Gone) and event.why == SILENT:
             self.evicted.add(event.worker)
