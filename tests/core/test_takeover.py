@@ -259,6 +259,15 @@ def test_job_does_not_begin_anew_while_a_silent_member_may_go_on():
     assert job(Gone("a", "its connection ended"), Tick(), at=99.0).views[1:] == [(2, "n")]
 
 
+def test_job_does_not_begin_anew_while_the_last_that_left_is_silent_and_no_time_changes_that():
+    job = founded("a")(Leaving("a"), AtBoundary("a", 1))(Arrived(member("n")), Ready("n"))
+    job(Gone("a", "silent", silent=True), Tick(), at=9.0)
+    assert job.views[1:] == [(2, "")]
+    assert "only 0 of 1" in job.state.held
+    assert next_deadline(job.state, job.settings) is None
+    assert job(Gone("a", "its connection ended"), Tick(), at=99.0).views[2:] == [(3, "n")]
+
+
 def test_leavers_go_one_half_after_the_other():
     job = founded("abc")(Leaving("b"), Leaving("c"), *(AtBoundary(name, 1) for name in "abc"))
     assert job.views[1:] == [(2, "abc")]
@@ -324,14 +333,15 @@ def test_claim_that_others_have_is_no_way_out_even_if_they_are_dead():
     assert job.views == []
 
 
-def test_claim_is_tried_by_another_one_of_the_half_if_the_first_is_gone_and_came_back_as_half():
+def test_claim_is_asked_for_again_if_the_one_that_was_asked_has_been_away():
     job = founded("abcd", "d1")
     job(Gone("c", "silent", silent=True), Gone("d", "silent", silent=True))
     assert job.views[1:] == [(2, "abd")]
     (first,) = job.of(Claim)
     assert first.worker == "a"
     job(Gone("a", "silent", silent=True)).returns("a", view(1, "abcd"), view(2, "abd"), store="d1", over=False)
-    assert [claim.half for claim in job.of(Claim)] == [first.half]
+    assert job.of(Claim) == [first, first]
+    assert job(Tick()).of(Claim) == [first, first]
 
 
 def test_claim_is_asked_for_as_soon_as_all_of_the_half_have_told_their_store():

@@ -70,6 +70,12 @@ FAILOVER_RARE = {
     "planned change": 200,
     "replayed": 30,
     "loss": 500,
+    "halve": 500,
+    "suspend": 300,
+    "claim won": 200,
+    "claim lost": 100,
+    "halved, and goes on": 100,  # with nothing else that could keep it from that
+    "store reached by none": 200,
 }
 
 

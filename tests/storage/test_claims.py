@@ -12,7 +12,7 @@ from ef_common.core.lineage import CheckpointId
 from ef_common.errors import Fenced, StorageFailed
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.claims import Claims
-from ef_common.storage.store import Store
+from ef_common.storage.store import Store, Writer
 
 CLAIM = "000000003-" + "0f" * 16
 
@@ -87,6 +87,20 @@ def test_checkpoint_of_a_half_without_the_claim_is_not_published(store: Store) -
             theirs.publish(CheckpointId(run, generation, 10), content)
         mine.publish(CheckpointId(run, generation, 10), content)
     theirs.publish(CheckpointId(run, 4, 11), content)  # it has joined again
+
+
+def test_checkpoint_that_is_being_written_when_the_other_half_gets_the_claim_is_not_published(store: Store) -> None:
+    mine, theirs = (Checkpoints(store, worker=worker) for worker in "ab")
+    run = mine.claim(parent=None)
+    theirs.join(run)
+
+    def write(file: Writer) -> None:
+        file.write(b"1, 2")
+        assert mine.get_claim(CLAIM, ("a",))
+
+    with pytest.raises(Fenced, match="have the claim"):
+        theirs.publish(CheckpointId(run, 3, 10), Content({"weights": write}))
+    assert mine.newest_valid() is None
 
 
 def test_digest_of_another_store_is_another_one(tmp_path: Path) -> None:

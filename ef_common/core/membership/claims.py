@@ -30,13 +30,12 @@ def claimed(state: Membership, event: Claimed) -> Membership:
 
 
 def ask(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
-    """Have members here get the claims that are lacking; another one, if the one that was asked is gone."""
+    """Have a member here get the claims that are lacking; again, if it has been away and may not have heard of it."""
     if not state.held or state.view is None or settings.on_minority == "continue":
         return state, ()
     members = [worker for worker in state.view.ids if worker in state.workers]
-    if not state.based or not members:
-        return state, ()
-    wanted = ties(members, state.chain, gone=state.gone, stores=state.stores)
-    due = {half: members[0] for half in wanted if state.asked.get(half) not in state.workers}
-    asked = MappingProxyType({**state.asked, **due})
-    return replace(state, asked=asked) if due else state, tuple(Claim(worker, half) for half, worker in due.items())
+    wanted = ties(members, state.chain, gone=state.gone, stores=state.stores) if state.based and members else ()
+    under_way = {half: worker for half, worker in state.asked.items() if worker in state.workers}
+    due = {half: members[0] for half in wanted if half not in under_way}
+    state = replace(state, asked=MappingProxyType({**under_way, **due}))
+    return state, tuple(Claim(worker, half) for half, worker in due.items())

@@ -102,6 +102,6 @@ def next_deadline(state: Membership, settings: Settings) -> float | None:
         return state.held_since + settings.patience_s
     if state.suspected_at is not None:
         return state.suspected_at + settings.loss_notice_s
-    if state.view is None and rules.founders(state, settings):
+    if state.view is None and not state.held and rules.founders(state, settings):
         return state.last_arrival + settings.last_call_s
     return None

@@ -293,11 +293,17 @@ class Coordinator:
 
     def evict(self, wire: Wire) -> None:
         """A worker was silent for too long, if it was not this coordinator that did not listen."""
-        if not self.suspended and self.lines.get(wire.line.member.id) is wire and self.alive:
+        if self._later(lambda: self.scheduler.after(self.settings.loss_notice_s, self._evict_if_cut, wire)):
+            return
+        if self.lines.get(wire.line.member.id) is wire and self.alive:
             self._untold.append(wire)
             self._drop(wire, SILENT, silent=True)
             if not self.state.held and self.state.gathering_since is None:
                 self._tell_out()
+
+    def _evict_if_cut(self, wire: Wire) -> None:
+        if self.cuts.until(wire.line.member.id, self.name):
+            self.evict(wire)
 
     def _tell_out(self, view: View | None = None) -> None:
         """Tell those that were silent, and are out of this view, as others go on."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ef_common.core.membership import Event, Gone, Membership, Phase
+from ef_common.core.membership import Event, Gone, Membership, Phase, Returned
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
 
@@ -109,7 +109,8 @@ class Invariants:
             self.evicted.add(event.worker)
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
-        follows = view.generation == before.generation + 1 or before.gathering_since is not None or before.idle
+        learns = isinstance(event, Returned) or before.gathering_since is not None or before.idle
+        follows = view.generation == before.generation + 1 or learns
         if not follows or view.generation <= before.generation or view.generation != after.generation:
             raise Violation(f"generation {view.generation} follows {before.generation}")
         old = set() if before.view is None else set(before.view.ids)
