@@ -136,6 +136,15 @@ class ControlChannel(Protocol):
             CoordinatorLost, Evicted, JobFinished: As their names say.
         """
 
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """Tell the store that all members have agreed on. The first call counts.
+
+        Args:
+            store: A digest of a marker in it; "" for none.
+            claim: Creates a claim there, as the only one: (name, ids of those for whom it is) → whether they have it.
+                Called from another thread. Raises StorageError if the store has not said.
+        """
+
     def stop(self) -> None:
         """Close the line."""
 

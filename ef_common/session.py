@@ -235,6 +235,11 @@ class Session:
         """
         return None if self._channel is None else self._channel.job_place()
 
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """Tell the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""
+        if self._channel is not None:
+            self._channel.use_store(store, claim)
+
     def close(self) -> None:
         """Tell that the training is complete: nobody can join any more."""
         if self._channel is not None and not self.newcomer:

@@ -143,6 +143,7 @@ class Fit:
         self._state = FitState(
             model, lambda: self._callbacks.callbacks, progress=self._progress, load_progress=self._load_progress
         )
+        self._state.session = session
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
@@ -170,7 +171,10 @@ class Fit:
     def _restore(self) -> bool:
         """Go on from a checkpoint, if there is one."""
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
-        if checkpoints is None or not self._state.go_back(checkpoints.find()):
+        if checkpoints is None:
+            self._session.use_store("")
+            return False
+        if not self._state.go_back(checkpoints.find()):
             return False
         complete = checkpoints.is_complete(epochs)
         if complete:

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 
 from ef_common.collectives.codec import ARRAYS
+from ef_common.data.checkpointer import take_over
 from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.rank_zero import OnRankZero, restore, unwrapped
@@ -41,6 +43,7 @@ class FitState:
 
     Attributes:
         checkpoints: Those that are taken of it, if there are any.
+        session: The worker's session.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class FitState:
         self._progress = progress
         self._load_progress = load_progress
         self.checkpoints: FitCheckpoints | None = None
+        self.session: Session | None = None
         self._outgoing: list[np.ndarray] = []
         self._incoming: list[np.ndarray] = []
         self._prepared: list[np.ndarray] = []
@@ -101,11 +105,12 @@ class FitState:
             variable.assign(value)
         self._memories = state["callbacks"]
         self._load_progress(state["progress"], False)
-        if self.checkpoints is not None and state["checkpoints"] is not None:
-            self.checkpoints.job.load_state(state["checkpoints"])
+        take_over(self.session, None if self.checkpoints is None else self.checkpoints.job, state["checkpoints"])
 
     def restore(self) -> bool:
         """All who held a state are lost: take the one that was saved last, if any was."""
+        if self.checkpoints is None:
+            take_over(self.session, None, None)
         return self.checkpoints is not None and self.go_back(self.checkpoints.find_again())
 
     def go_back(self, collected: dict[str, Any] | None) -> bool:

@@ -18,8 +18,10 @@ from torch.optim import Optimizer
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
+from ef_common.data.checkpointer import take_over
 from ef_common.data.compensator import Compensator
 from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
 from ef_lightning.host import Host
@@ -43,6 +45,7 @@ class TrainerState:
         reducer: Reduces the gradients; None in a world that never changes.
         compensator: The ratio of the run; None if there is nothing to compensate.
         checkpoints: Those that are taken of it, if there are any.
+        session: The worker's session.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class TrainerState:
         reducer: GradientReducer | None,
         compensator: Compensator | None,
         checkpoints: TrainerCheckpoints | None = None,
+        session: Session | None = None,
     ) -> None:
+        self._session = session
         self._trainer = trainer
         self._checkpoints = checkpoints
         self._host = host
@@ -115,6 +120,8 @@ class TrainerState:
 
     def restore(self) -> bool:
         """All who had a state are lost: take the one that was saved last, if any was."""
+        if self._checkpoints is None:
+            take_over(self._session, None, None)
         checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
         if checkpoint is None:
             return False
@@ -191,8 +198,8 @@ class TrainerState:
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])
-        if self._checkpoints is not None and state["checkpoints"] is not None:
-            self._checkpoints.job.load_state(state["checkpoints"])
+        job = None if self._checkpoints is None else self._checkpoints.job
+        take_over(self._session, job, state["checkpoints"])
 
     def resume(self, running: Tensor) -> None:
         """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""

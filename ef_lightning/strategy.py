@@ -242,6 +242,8 @@ class ElasticMixin(CollectivesMixin):
                 self._reducer.attach()
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
+        if checkpoints is None and not self.session.newcomer:
+            self.session.use_store("")
         state = TrainerState(
             trainer,
             self.host,
@@ -249,6 +251,7 @@ class ElasticMixin(CollectivesMixin):
             reducer=self._reducer,
             compensator=None if self._compensation is None else self._compensation.compensator,
             checkpoints=checkpoints,
+            session=self.session,
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)

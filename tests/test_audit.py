@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,14 @@ def test_run_with_a_loss_and_a_join_holds(run: Run) -> None:
     run.log("c", "epoch_end", epoch=0, exact=True, length=8)
     report = run.audit()
     assert report.ok, report
+
+
+@pytest.mark.parametrize("jump_s", [-7200.0, 3600.0])
+def test_run_with_a_loss_and_a_join_holds_whatever_the_clocks_say(run: Run, jump_s: float, monkeypatch) -> None:
+    """Each record is stamped with a clock that has jumped since the one before."""
+    stamps = itertools.count(1e9, jump_s)
+    monkeypatch.setattr("ef_common.events.time.time", lambda: next(stamps))
+    test_run_with_a_loss_and_a_join_holds(run)
 
 
 def test_run_without_events_is_an_error(run: Run) -> None:

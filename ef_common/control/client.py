@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ef_common.control import wire
 from ef_common.control.auth import Token
+from ef_common.control.claimant import Claimant
 from ef_common.control.inbox import Inbox
 from ef_common.control.line import HELP, Answer, Line, attempt_line, open_line
 from ef_common.control.sockets import (
@@ -27,6 +28,7 @@ from ef_common.control.sockets import (
 )
 from ef_common.core.membership import Phase, Returned
 from ef_common.core.place import Place
+from ef_common.core.quorum import Half
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import (
@@ -117,9 +119,11 @@ class CoordinatorClient:
         self._standing = Standing()
         self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
         self._hint: Address | None = None  # where the coordinator is, as a standby has said
+        self._sent_away = False  # the coordinator that it has no longer wants it
         self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
         self._timeout_s = 0.0
         self._door: socket.socket | None = None
+        self._claimant: Claimant | None = None
 
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect and introduce this worker; `on_view(generation)` is called when a newer view is known.
@@ -243,6 +247,18 @@ class CoordinatorClient:
         if len(place.returned) <= wire.MAX_RETURNED:
             self._place = place
 
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """See the port."""
+        with self._lock:
+            if self._standing.store is None:
+                self._claimant = None if claim is None else Claimant(claim, self._tell_claim, stopped=self._stopped)
+                self._standing = replace(self._standing, store=store)
+                self._send(wire.Store(store))
+
+    def _tell_claim(self, half: Half, won: bool) -> None:
+        with self._lock:
+            self._send(wire.Claimed(half, won))
+
     def job_place(self) -> Place | None:
         """In a newcomer: where the members are, as far as is known.
 
@@ -324,7 +340,8 @@ class CoordinatorClient:
             old, self._line = self._line, None
             self._standing = self._standing.parted(over=old is not None and old.closed_by_peer)
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
-        line = self._try_to_return(self._address)  # it may be the connection alone that broke
+        sent_away, self._sent_away = self._sent_away, False
+        line = None if sent_away else self._try_to_return(self._address)  # it may be the connection alone that broke
         if old is not None:
             old.leave()
         if line is not None:
@@ -332,6 +349,8 @@ class CoordinatorClient:
         deadline = time.monotonic() + self._connect_timeout_s
         skip = 0 if self._taken else random.randrange(8)  # who knows different standbys meets by chance
         self._taken = False
+        if sent_away and skip % len(self._candidates()) == 0:
+            skip += 1  # the first one is the one that has sent it away
         for attempt in itertools.count(skip):
             candidates = self._candidates()
             address = candidates[attempt % len(candidates)]
@@ -412,7 +431,11 @@ class CoordinatorClient:
                     self._inbox.put_warm_up()
             case wire.Resumed():
                 self._taken = True
+            case wire.Claim(half):
+                if self._claimant is not None:
+                    self._claimant.get(half)
             case wire.Redirect():
+                self._sent_away = True
                 self._redirected(self._address, message)
             case wire.Alive():
                 pass
@@ -498,4 +521,5 @@ def _return_of(report: Returned) -> wire.Return:
         suspects=report.suspects,
         closed=report.closed,
         failed=report.failed,
+        store=report.store,
     )

@@ -23,7 +23,7 @@ from ef_common.core.membership import Membership, Phase, Settings, decide, next_
 from ef_common.core.place import Place
 from ef_common.core.progress import Heard, Limits, Longest, Progress, judge
 from ef_common.core.stragglers import Pacing, Track, judge_pace, noted, slowest
-from ef_common.core.view import Member
+from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
     wire.AtBoundary: lambda worker, message: membership.AtBoundary(worker, message.generation),
     wire.Suspect: lambda worker, message: membership.Suspected(worker, message.generation),
     wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
+    wire.Store: lambda worker, message: membership.Stored(worker, message.store),
+    wire.Claimed: lambda worker, message: membership.Claimed(worker, message.half, message.won),
     wire.Leave: lambda worker, message: membership.Leaving(worker),
     wire.Close: lambda worker, message: membership.Closed(worker),
     wire.Fail: lambda worker, message: membership.Failed(worker, message.why, fatal=message.fatal),
@@ -89,6 +91,7 @@ class Switchboard:
         self._leader = ""  # address of the coordinator that leads, as far as it has told
         self.standbys: dict[Address, None] = {}  # of all nodes that were heard of; other threads look
         self._out: set[Connection] = set()  # of workers that are evicted, kept to notice their end
+        self._untold: dict[Connection, str] = {}  # those of them that are not told so far, and why they are out
         self._knocking: set[asyncio.Task[None]] = set()
         self._knocks_soon = False
         self._workers: dict[str, Connection] = {}
@@ -176,7 +179,7 @@ class Switchboard:
     def on_end(self, connection: Connection, how: End) -> None:
         """A connection has ended: a worker is gone at once. Whether its process is, too, depends on how."""
         if connection in self._out:
-            self._out.discard(connection)
+            self._discard(connection)
             connection.drop()
             if how is End.CLOSED and connection.worker not in self._workers and not connection.moved:
                 self._submit(membership.Gone(str(connection.worker), "its process ended"), None)
@@ -191,7 +194,7 @@ class Switchboard:
 
     def on_closed(self, connection: Connection) -> None:
         """Forget a connection whose socket is closed."""
-        self._out.discard(connection)
+        self._discard(connection)
         self._forget(connection)
         self._open.discard(connection)
 
@@ -332,6 +335,34 @@ class Switchboard:
             self._forget(connection)
             connection.drop(last_words)
 
+    def _suspend(self, connection: Connection, why: str) -> None:
+        """A worker is silent: it is told that it is out as soon as others go on without it, and not before.
+
+        If it is we who are cut off, nobody goes on with us: it must live, to go on with the others.
+        """
+        worker = connection.worker
+        if not connection.standby or worker is None:
+            self._evict(connection, why)
+        else:
+            self._forget(connection)
+            self._out.add(connection)
+            self._untold[connection] = why
+        if worker is not None:
+            self._submit(membership.Gone(worker, why, silent=True), None)
+        if not self._state.held and self._state.gathering_since is None:
+            self._tell_out()
+
+    def _tell_out(self, view: View | None = None) -> None:
+        """Tell those that are out of this view, and were not told so far."""
+        untold, self._untold = self._untold, {}
+        for connection, why in untold.items():
+            if view is None or view.rank_of(str(connection.worker)) is None:
+                self._evict(connection, why)
+
+    def _discard(self, connection: Connection) -> None:
+        self._out.discard(connection)
+        self._untold.pop(connection, None)
+
     def _forget(self, connection: Connection) -> bool:
         """Take a connection off the books; whether it was a worker's."""
         self._strangers.pop(connection, None)
@@ -398,6 +429,7 @@ class Switchboard:
                     self._tell_place(worker)
             case membership.Install(view, dropped):
                 line = wire.encode(wire.NewView(view))
+                self._tell_out(view)
                 for worker in dropped:  # before all others: were we to die in between, they must not go on
                     if worker in self._workers:
                         self._workers[worker].write_for_good(line)
@@ -408,6 +440,8 @@ class Switchboard:
                 self._send(wire.encode(wire.Finish(self._proof_to(worker))), worker)
             case membership.Hand(worker, view):
                 self._send(wire.encode(wire.NewView(view)), worker)
+            case membership.Claim(worker, half):
+                self._send(wire.encode(wire.Claim(half)), worker)
             case membership.Resume(view):
                 self._send(wire.encode(wire.Resumed(view.generation)), *view.ids)
             case membership.Dismiss(worker, why):
@@ -503,7 +537,7 @@ class Switchboard:
         return self._timeout_s / _SWEEPS_PER_TIMEOUT
 
     def _sweep(self) -> None:
-        """Evict silent workers, and drop strangers that do not introduce themselves."""
+        """Suspend silent workers, and drop strangers that do not introduce themselves."""
         now = self._loop.time()
         if now - self._swept_at > 2 * self._sweep_s:
             # It was us who did not listen (a stopped or starved process): what came is still unread.
@@ -512,11 +546,7 @@ class Switchboard:
         for connection in list(self._workers.values()):
             silent_s = now - max(connection.heard, self._attentive_since)
             if silent_s > self._timeout_s:
-                why = f"silent for {silent_s:.1f} s"
-                worker = connection.worker
-                self._evict(connection, why)
-                if worker is not None:
-                    self._submit(membership.Gone(worker, why, silent=True), None)
+                self._suspend(connection, f"silent for {silent_s:.1f} s")
         self._look_for_hung(now)
         self._look_for_stragglers(now)
         for connection in list(self._strangers):
@@ -585,6 +615,7 @@ def _returned(member: Member, message: wire.Return) -> membership.Returned:
         suspects=message.suspects,
         closed=message.closed,
         failed=message.failed,
+        store=message.store,
     )
 
 

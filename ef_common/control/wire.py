@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 from ef_common.core.place import Place
 from ef_common.core.progress import KINDS, SETTLING, Progress
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import Half, Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -122,6 +122,7 @@ def _one_of(*choices: str) -> _Codec:
 
 
 _NAME = _text(MAX_NAME_CHARS)
+_STORE = _hex(32, or_empty=True)
 _ADDRESS = _text(255, min_chars=0)
 _COUNT = _integer(0)
 _PORT = _integer(0, 65535)
@@ -231,6 +232,23 @@ def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
     return tuple((_ADDRESS.load(host), _PORT.load(port)) for host, port in value)
 
 
+def _load_store(value: Any) -> str | None:
+    return None if value is None else _STORE.load(value)
+
+
+def _load_half(value: Any) -> Half:
+    if type(value) is not list or len(value) != 2 or type(value[1]) is not list:
+        raise ValueError("expected [claim, ids]")
+    claim = _text(42, min_chars=42).load(value[0])
+    if not (claim[:9].isdecimal() and claim.isascii() and claim[9] == "-"):
+        raise ValueError("expected a generation of 9 digits and a digest")
+    _hex(32).load(claim[10:])
+    winner = tuple(_NAME.load(worker) for worker in value[1])
+    if list(winner) != sorted(set(winner)):
+        raise ValueError("expected sorted ids")
+    return Half(claim, winner)
+
+
 Count = Annotated[int, _COUNT]
 Flag = Annotated[bool, _Codec(_load_flag)]
 Duration = Annotated[float, _Codec(_load_duration)]
@@ -238,6 +256,7 @@ Nonce = Annotated[str, _hex(32)]
 Proof = Annotated[str, _hex(64)]
 Reason = Annotated[str, _REASON]
 Failure = Annotated[str, _Codec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)]
+AHalf = Annotated[Half, _Codec(_load_half, lambda half: [half.claim, list(half.winner)])]
 
 # ---------------------------------------------------------------- messages of a worker
 
@@ -267,6 +286,7 @@ class Return:
     suspects: Flag
     closed: Flag
     failed: Failure
+    store: Annotated[str | None, _Codec(_load_store)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +334,21 @@ class Settled:
     """This member has built the group of this view."""
 
     generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The store of this member, on which all have agreed: a digest of a marker in it, or "" for none."""
+
+    store: Annotated[str, _STORE]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An answer to `claim`: these members have it, or others do."""
+
+    half: AHalf
+    won: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +447,13 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Try to get this claim in the store."""
+
+    half: AHalf
+
+
+@dataclass(frozen=True, slots=True)
 class Redirect:
     """This is a standby. The coordinator is at this address, or ("") not known here. It may stand for the welcome."""
 
@@ -462,6 +504,8 @@ FromWorker = (
     | AtBoundary
     | Suspect
     | Settled
+    | Store
+    | Claimed
     | Leave
     | Close
     | Fail
@@ -477,6 +521,7 @@ FromCoordinator = (
     | Finish
     | Alive
     | Resumed
+    | Claim
     | Redirect
     | Evicted
     | Failed
@@ -495,6 +540,8 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "at_boundary": AtBoundary,
     "suspect": Suspect,
     "settled": Settled,
+    "store": Store,
+    "claimed": Claimed,
     "leave": Leave,
     "close": Close,
     "fail": Fail,
@@ -510,6 +557,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "finish": Finish,
     "alive": Alive,
     "resumed": Resumed,
+    "claim": Claim,
     "redirect": Redirect,
     "evicted": Evicted,
     "failed": Failed,

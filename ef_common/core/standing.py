@@ -25,6 +25,7 @@ class Standing:
         suspected: Generation of the view whose group broke.
         closed: It has trained to the end.
         failed: Its own code has raised this.
+        store: Its store, as it has told it; None before that.
         seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
     """
 
@@ -37,6 +38,7 @@ class Standing:
     suspected: int = 0
     closed: bool = False
     failed: str = ""
+    store: str | None = None
     seen: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -106,6 +108,7 @@ class Standing:
             suspects=bool(newest) and self.suspected == newest,
             closed=self.closed,
             failed=self.failed,
+            store=self.store,
         )
 
 

@@ -238,6 +238,10 @@ class WatchedChannel:
         """Have newcomers learn where this member is."""
         self._channel.tell_place(place)
 
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """See the port."""
+        self._channel.use_store(store, claim)
+
     def job_place(self) -> Place | None:
         """In a newcomer: where the members are."""
         return self._channel.job_place()

@@ -91,8 +91,8 @@ class Store:
 
     # ------------------------------------------------------------ operations
 
-    def create(self, name: str, data: bytes) -> None:
-        """Write a small file, unless one of this name exists.
+    def create(self, name: str, data: bytes, *, keep: bool = False) -> None:
+        """Write a small file, unless one of this name exists. If that fails, what is there is removed, or kept.
 
         A store may have done what it then reports as failed, and be asked again. So one that exists counts as ours if
         it holds the same bytes: they should contain something that nobody else writes.
@@ -102,7 +102,7 @@ class Store:
             StorageFailed: It may exist now, or not.
         """
         try:
-            with self._opened(name, "xb", f"create {name}") as file:
+            with self._opened(name, "xb", f"create {name}", keep=keep) as file:
                 file.write(data)
         except AlreadyExists:
             if self.read(name) != data:
@@ -267,7 +267,7 @@ class Store:
         self._run(what, lambda _: write_back.check())
 
     @contextlib.contextmanager
-    def _opened(self, name: str, mode: str, what: str) -> Iterator[Any]:
+    def _opened(self, name: str, mode: str, what: str, *, keep: bool = False) -> Iterator[Any]:
         """A file to write, which is completed at the end of the block, or given up."""
         exclusive = "x" in mode
         file = self._run(what, lambda fs: self._open(fs, name, mode), exclusive=exclusive)
@@ -278,7 +278,7 @@ class Store:
             # Another one's file, or what a store has received in full, must not be removed.
             if not isinstance(error, AlreadyExists):
                 _give_up(file)
-                if not hasattr(file, "_upload_chunk"):
+                if not keep and not hasattr(file, "_upload_chunk"):
                     with contextlib.suppress(StorageFailed):
                         self.delete(name)
             raise

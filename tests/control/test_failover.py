@@ -13,6 +13,8 @@ import pytest
 from ef_common.control.connection import End
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
+from ef_common.control.sockets import format_address
+from ef_common.control.wire import Redirect
 from ef_common.errors import Evicted
 
 GUARD_S = 20.0
@@ -29,7 +31,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 def job(serve, join):
     """So many workers in view 1, each with a standby of its own; the first one's is the coordinator itself."""
 
-    def make(number: int, **kwargs):
+    def make(number: int, *, claim=None, **kwargs):
         coordinators = [serve(number, **kwargs)]
         coordinators += [serve(standby=True, **kwargs) for _ in range(number - 1)]
         workers = [
@@ -41,6 +43,7 @@ def job(serve, join):
         for worker in workers:
             view = worker.client.next_view(0)
             worker.client.send("settled", 1)
+            worker.client.use_store("" if claim is None else "0f" * 16, claim)
         order = [view.ids.index(f"w{index}") for index in range(number)]
         wait_until(lambda: len(coordinators[0]._switchboard.state.settled) == number)
         return coordinators, workers, order
@@ -118,6 +121,24 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     assert workers[1].client.next_view(1).ids == ("w1",)
 
 
+@pytest.mark.parametrize("has_it", [True, False])
+def test_failover_to_one_of_two_goes_on_with_the_claim_when_the_other_only_is_silent(job, has_it):
+    winners = {}
+
+    def claim(name, winner):
+        return winners.setdefault(name, winner if has_it else ("w0",)) == winner
+
+    coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5, claim=claim)
+    workers[0].client._stopped.set()  # its door stays open, and it goes nowhere
+    coordinators[0].stop()
+    if has_it:
+        assert workers[1].client.next_view(1).ids == ("w1",)
+    else:
+        wait_until(lambda: "the others have it" in coordinators[1]._switchboard.state.held)
+        assert workers[1].views_noticed == [1]
+    assert list(winners.values()) == [("w1",) if has_it else ("w0",)]
+
+
 def test_failover_while_a_newcomer_warms_up_keeps_it(job, join, serve):
     coordinators, workers, _ = job(3)
     own = serve(3, standby=True)  # it has heard of nobody
@@ -177,6 +198,44 @@ def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     for worker in (workers[0], workers[2]):
         worker.client.send("suspect", 1)
     assert {worker.client.next_view(1).generation for worker in workers} == {2}
+
+
+def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_first(job):
+    coordinators, workers, _ = job(2)
+    first, client = coordinators[0]._switchboard, workers[1].client
+    first._leader = format_address(coordinators[1].address)
+    coordinators[0]._loop.call_soon_threadsafe(first._redirect, "w1")
+    wait_until(lambda: "w1" in coordinators[1]._switchboard.state.workers)
+    assert client._address == coordinators[1].address
+
+
+def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_take_it_again(job):
+    """Where that one's node was cut off, it stays a minority for good."""
+    coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
+    client = workers[2].client
+    client._address = coordinators[2].address  # it has gone there while it could reach nobody else
+    asked = []
+    client._try_to_return = lambda address: asked.append(address)
+    client._receive(Redirect("", "0" * 64))
+    client._line.give_up()
+    wait_until(lambda: len(set(asked)) > 1)
+    assert asked[0] != client._address
+
+
+def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_without_it(job):
+    """It may be the coordinator that hears nobody: those whom it would end are most of the members."""
+    coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
+    for worker in workers[1:]:
+        worker.client._stopped.set()  # it says nothing more, and goes nowhere
+    wait_until(lambda: coordinators[0]._switchboard.state.held)
+    wait_until(lambda: any(worker.client._inbox.ended for worker in workers))
+    (out,) = (worker for worker in workers if worker.client._inbox.ended)
+    (silent,) = (worker for worker in workers[1:] if worker is not out)
+    assert silent.client.next_view(1).ids == workers[0].client.next_view(1).ids
+    out.client._line.hang_up()  # its process ends
+    assert workers[0].client.next_view(2).ids == ("w0",)
+    with pytest.raises(Evicted):
+        silent.client.next_view(2)
 
 
 def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ef_common.control import wire
 from ef_common.core.place import Place
 from ef_common.core.progress import Progress
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import Half, Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -21,10 +21,11 @@ MEMBERS = (
     Member("ü-1", "nö", "fe80::1"),
 )
 LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
+HALF = Half("000000007-" + "0f" * 16, ("a", "ü-1"))
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, PROOF, returning=True),
-    wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed=""),
-    wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m"),
+    wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
+    wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
     wire.Moved(),
     wire.Follow(29400, leads=True),
     wire.Heartbeat(None),
@@ -35,6 +36,9 @@ FROM_WORKER = [
     wire.AtBoundary(3),
     wire.Suspect(3),
     wire.Settled(3),
+    wire.Store(""),
+    wire.Store("0f" * 16),
+    wire.Claimed(HALF, won=True),
     wire.Leave(),
     wire.Close(),
     wire.Fail("w raised E: m", fatal=True),
@@ -51,6 +55,7 @@ FROM_COORDINATOR = [
     wire.Finish(PROOF),
     wire.Alive(),
     wire.Resumed(7),
+    wire.Claim(HALF),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
@@ -68,6 +73,13 @@ def test_message_of_a_worker_comes_back_as_it_was(message):
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert wire.decode_from_worker(line[:-1]) == message
+
+
+@pytest.mark.parametrize("claim", ["000000007-" + "0f" * 15 + "..", "../000007-" + "0f" * 16, "000000007-", "x" * 42])
+def test_claim_with_a_name_of_another_form_raises_a_protocol_error(claim):
+    line = wire.encode(wire.Claim(HALF))[:-1].replace(HALF.claim.encode(), claim.encode())
+    with pytest.raises(ProtocolError, match="claim"):
+        wire.decode_from_coordinator(line)
 
 
 def test_number_that_no_float_can_hold_raises_a_protocol_error():

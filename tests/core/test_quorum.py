@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.core.quorum import Link, merge, shortfall
+from ef_common.core.quorum import Half, Link, Stores, merge, shortfall, ties
 from ef_common.core.view import Member, View
 
 
@@ -14,8 +14,15 @@ def view(generation: int, names: str, *, standby: int = 1, base: int = 0) -> Vie
     return View(generation, tuple(Member(name, name, "", standby=standby) for name in names), base=base)
 
 
-def lacking(names: str, *links: Link, gone: str = "", dead: str = "", based: bool = True) -> bool:
-    return bool(shortfall(names, links, gone=gone, dead=dead, based=based))
+def lacking(
+    names: str, *links: Link, gone: str = "", dead: str = "", based: bool = True, stores: Stores | None = None
+) -> bool:
+    stores = told(names) if stores is None else stores
+    return bool(shortfall(names, links, gone=gone, dead=dead, based=based, stores=stores))
+
+
+def told(names: str, store: str = "", *, won: tuple[Half, ...] = (), lost: tuple[Half, ...] = ()) -> Stores:
+    return Stores(dict.fromkeys(names, store), frozenset(won), frozenset(lost))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +44,34 @@ def test_quorum_of_half_is_enough_for_a_successor_if_the_others_are_dead_and_the
     assert lacking("ab", Link(view(1, "abcd"), over=True), dead="c")
     assert lacking("ab", Link(view(1, "abcd")), dead="cd")
     assert lacking("a", Link(view(1, "abcd"), over=True), dead="bcd")
+
+
+def test_quorum_of_half_with_a_store_needs_the_claim_whoever_issued_the_view():
+    link = Link(view(1, "abcd"), own=True, over=True)
+    (half,) = ties("ab", [link], gone="", stores=told("ab", "d1"))
+    assert half.winner == ("a", "b")
+    assert lacking("ab", link, dead="cd", stores=told("ab", "d1"))
+    assert not lacking("ab", link, stores=told("ab", "d1", won=(half,)))
+    assert lacking("cd", link, stores=told("cd", "d1", won=(half,)))
+    assert lacking("ab", Link(view(2, "abcd"), own=True), stores=told("ab", "d1", won=(half,)))
+
+
+def test_quorum_of_half_is_never_enough_as_long_as_a_store_is_not_known_or_differs():
+    link = Link(view(1, "abcd"), own=True, over=True)
+    for stores in (Stores(), told("a"), Stores({"a": "", "b": "d1"}), Stores({"a": "d1", "b": "d2"})):
+        assert lacking("ab", link, dead="cd", stores=stores)
+        assert ties("ab", [link], gone="", stores=stores) == ()
+    assert not lacking("abc", link)
+
+
+def test_ties_are_the_claims_that_alone_are_lacking():
+    links = [Link(view(1, "abcd")), Link(view(2, "ab", base=1))]
+    assert [half.winner for half in ties("ab", links, gone="", stores=told("ab", "d"))] == [("a", "b")]
+    assert [half.winner for half in ties("a", links, gone="bc", stores=told("a", "d"))] == [("a",)]
+    assert ties("a", links, gone="", stores=told("a", "d")) == ()
+    (half,) = ties("ab", links, gone="", stores=told("ab", "d"))
+    assert ties("ab", links, gone="", stores=told("ab", "d", lost=(half,))) == ()
+    assert ties("ab", links, gone="", stores=told("ab", "d", won=(half,))) == ()
 
 
 def test_quorum_dead_members_are_not_left_out_by_a_successor():
@@ -100,3 +135,25 @@ def test_quorum_is_never_found_twice(fates):
     successor = Link(view(1, names), over=not first and not had)
     other = not lacking(second, successor, gone=those("gone from second"), dead=those("dead", "gone from first"))
     assert not (first and second and (own or had) and other)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(FATES, min_size=1, max_size=7), st.booleans())
+def test_quorum_with_claims_is_never_found_twice(fates, first_is_faster):
+    """The same, if all have one store: each side has the claims that it asks for, unless the other one has them."""
+    names = MEMBERS[: len(fates)]
+
+    def those(*which: str) -> str:
+        return "".join(name for name, fate in zip(names, fates, strict=True) if fate in which)
+
+    link, winners = Link(view(1, names), own=True, over=True), {}
+
+    def goes_on(side: str) -> bool:
+        stores = told(those(side), "d1")
+        halves = ties(those(side), [link], gone=those(f"gone from {side}"), stores=stores)
+        won = tuple(half for half in halves if winners.setdefault(half.claim, half.winner) == half.winner)
+        stores = told(those(side), "d1", won=won)
+        return not lacking(those(side), link, gone=those(f"gone from {side}"), dead=those("dead"), stores=stores)
+
+    sides = ("first", "second") if first_is_faster else ("second", "first")
+    assert sum(bool(those(side)) and goes_on(side) for side in sides) <= 1

@@ -10,6 +10,8 @@ from ef_common.core.membership import (
     Announce,
     Arrived,
     AtBoundary,
+    Claim,
+    Claimed,
     Dismiss,
     Finish,
     Gone,
@@ -26,6 +28,7 @@ from ef_common.core.membership import (
     Settings,
     Settled,
     StepDown,
+    Stored,
     Suspected,
     Tick,
     decide,
@@ -34,6 +37,7 @@ from ef_common.core.membership import (
 )
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
+from ef_common.errors import ProtocolError
 
 SETTINGS = Settings(loss_notice_s=2.0)
 
@@ -69,7 +73,7 @@ class Coordinator:
             report = Returned(
                 member(name), Phase.MEMBER, promised=views[-1].generation, settled=generation, received=links
             )
-            self(replace(report, **fields), at=at)
+            self(replace(report, **{"store": "", **fields}), at=at)
         return self
 
     def of(self, kind: type) -> list[object]:
@@ -80,10 +84,10 @@ class Coordinator:
         return [(action.view.generation, "".join(action.view.ids)) for action in self.of(Install)]
 
 
-def founded(names: str) -> Coordinator:
+def founded(names: str, store: str = "") -> Coordinator:
     job = Coordinator(idle=False, max_nodes=len(names))
     job(*(Arrived(member(name)) for name in names))
-    return job(*(Settled(name, 1) for name in names))
+    return job(*(Settled(name, 1) for name in names), *(Stored(name, store) for name in names))
 
 
 # ---------------------------------------------------------------- taking over
@@ -255,6 +259,15 @@ def test_job_does_not_begin_anew_while_a_silent_member_may_go_on():
     assert job(Gone("a", "its connection ended"), Tick(), at=99.0).views[1:] == [(2, "n")]
 
 
+def test_job_does_not_begin_anew_while_the_last_that_left_is_silent_and_no_time_changes_that():
+    job = founded("a")(Leaving("a"), AtBoundary("a", 1))(Arrived(member("n")), Ready("n"))
+    job(Gone("a", "silent", silent=True), Tick(), at=9.0)
+    assert job.views[1:] == [(2, "")]
+    assert "only 0 of 1" in job.state.held
+    assert next_deadline(job.state, job.settings) is None
+    assert job(Gone("a", "its connection ended"), Tick(), at=99.0).views[2:] == [(3, "n")]
+
+
 def test_leavers_go_one_half_after_the_other():
     job = founded("abc")(Leaving("b"), Leaving("c"), *(AtBoundary(name, 1) for name in "abc"))
     assert job.views[1:] == [(2, "abc")]
@@ -289,3 +302,58 @@ def test_views_name_who_is_gone_until_they_have_come_about() -> None:
     assert coordinator.state.view.gone == ("c",)
     coordinator(Settled("a", 2), Gone("b", "it died"))
     assert coordinator.state.view.gone == ("b",)
+
+
+# ---------------------------------------------------------------- halves, and their claims
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_half_with_a_store_goes_on_once_it_has_the_claim(won):
+    job = founded("ab", "d1")(Gone("b", "silent", silent=True))
+    assert job.views[1:] == []
+    (claim,) = job.of(Claim)
+    assert (claim.worker, claim.half.winner) == ("a", ("a",))
+    job(Claimed("a", claim.half, won), Tick())
+    assert job.views[1:] == ([(2, "a")] if won else [])
+    assert job.of(Claim) == [claim]
+    assert won or "the others have it" in job.state.held
+
+
+def test_half_of_a_successor_goes_on_once_it_has_the_claim_whether_the_others_are_dead_or_silent():
+    for proof in ((Proved("b"),), ()):
+        job = Coordinator().returns("a", view(5, "ab"), store="d1")(*proof)(Tick(), at=2.0)
+        (claim,) = job.of(Claim)
+        assert job.views == []
+        assert job(Claimed("a", claim.half, True), at=2.0).views == [(6, "a")]
+
+
+def test_claim_that_others_have_is_no_way_out_even_if_they_are_dead():
+    job = Coordinator().returns("a", view(5, "ab"), store="d1")(Proved("b"))
+    job(Claimed("a", job.of(Claim)[0].half, False))
+    assert job.views == []
+
+
+def test_claim_is_asked_for_again_if_the_one_that_was_asked_has_been_away():
+    job = founded("abcd", "d1")
+    job(Gone("c", "silent", silent=True), Gone("d", "silent", silent=True))
+    assert job.views[1:] == [(2, "abd")]
+    (first,) = job.of(Claim)
+    assert first.worker == "a"
+    job(Gone("a", "silent", silent=True)).returns("a", view(1, "abcd"), view(2, "abd"), store="d1", over=False)
+    assert job.of(Claim) == [first, first]
+    assert job(Tick()).of(Claim) == [first, first]
+
+
+def test_claim_is_asked_for_as_soon_as_all_of_the_half_have_told_their_store():
+    job = founded("ab", "d1")
+    job.state = replace(job.state, stores=replace(job.state.stores, told={}))
+    job(Gone("b", "silent", silent=True))
+    assert job.of(Claim) == []
+    assert "not known that they have one store" in job.state.held
+    job(Stored("a", "d1"))
+    assert len(job.of(Claim)) == 1
+
+
+def test_member_that_tells_another_store_is_refused():
+    with pytest.raises(ProtocolError, match="another store"):
+        founded("ab", "d1")(Stored("a", "d2"))

@@ -1,16 +1,34 @@
-"""Network namespaces as nodes: each with its own interfaces, host name file and address, on one bridge."""
+"""Network namespaces as nodes: each with its own interface, host name file and address, on one switch.
+
+The switch is a thread of ours, so it can lose, delay and slow down what goes from one node to another, with any kernel.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import heapq
+import itertools
 import os
+import random
+import selectors
 import shutil
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "eftest"
 NETWORK = "10.207.42"
+TUN = Path("/dev/net/tun")
+_FILES = Path("/etc/netns")  # `ip netns exec` puts these over /etc
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+_MAX_FRAME_BYTES = 2048
+_MAX_QUEUED_S = 0.2
+_LONG_S = 3600.0
 
 
 def why_not() -> str | None:
@@ -19,7 +37,7 @@ def why_not() -> str | None:
         return "making network namespaces needs root"
     if shutil.which("ip") is None:
         return "making network namespaces needs the package iproute2"
-    return None
+    return None if TUN.exists() else f"the switch between network namespaces needs {TUN}"
 
 
 def address(node: int) -> str:
@@ -28,46 +46,173 @@ def address(node: int) -> str:
 
 def inside(node: int) -> tuple[str, ...]:
     """Prefix of a command that is to run on a node."""
-    return ("ip", "netns", "exec", f"{PREFIX}{node}")
+    return ("ip", "netns", "exec", _name(os.getpid(), node))
+
+
+def set_link(node: int, state: str) -> None:
+    """Take a node's interface "down", as if its cable was pulled out, or "up" again."""
+    _run("ip", "-n", _name(os.getpid(), node), "link", "set", "eth0", state)
+
+
+@dataclass(frozen=True)
+class Way:
+    """What happens to frames on their way from one node to another.
+
+    Attributes:
+        loss: Probability that one is lost.
+        delay_s: How much longer they take.
+        bytes_per_s: How many get through; 0 for no limit.
+    """
+
+    loss: float = 0.0
+    delay_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+class Switch:
+    """Carries frames between nodes. It can be told how at any time, from any thread."""
+
+    def __init__(self) -> None:
+        self._ports: dict[int, int] = {}
+        self._ways: dict[tuple[int, int], Way] = {}
+        self._free_at: dict[tuple[int, int], float] = {}
+        self._late: list[tuple[float, int, int, bytes]] = []
+        self._numbers = itertools.count()
+        self._random = random.Random(0)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._carry, name="switch")
+        self.carried = self.lost = 0
+
+    def set_all(self, way: Way) -> None:
+        """This is how frames go between any two nodes."""
+        self._ways = {(one, other): way for one in self._ports for other in self._ports}
+
+    def cut(self, *some: int, direction: str = "") -> None:
+        """Cut these nodes off from all others: what goes "in" to them is lost, what comes "out", or both ways."""
+        lost = Way(loss=1.0)
+        pairs = [(one, other) for one in some for other in self._ports if other not in some]
+        ways = dict(self._ways)
+        if direction != "in":
+            ways.update(dict.fromkeys(pairs, lost))
+        if direction != "out":
+            ways.update({(other, one): lost for one, other in pairs})
+        self._ways = ways
+
+    def heal(self) -> None:
+        """Nothing is lost or late any more."""
+        self._ways = {}
+
+    # ------------------------------------------------------------ life
+
+    def plug(self, node: int) -> None:
+        """Make the interface of a node."""
+        port = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+        self._ports[node] = port
+        name, namespace = f"eft{os.getpid() % 10**6}n{node}", _name(os.getpid(), node)
+        fcntl.ioctl(port, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+        _run("ip", "link", "set", name, "address", f"02:00:00:00:00:{node:02x}", "netns", namespace, "name", "eth0")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the interfaces go with it."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for port in self._ports.values():
+            os.close(port)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _carry(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for node, port in self._ports.items():
+                selector.register(port, selectors.EVENT_READ, node)
+            while not self._stopped.is_set():
+                wait_s = self._late[0][0] - time.monotonic() if self._late else _LONG_S
+                for key, _ in selector.select(min(max(wait_s, 0.0), 0.1)):
+                    self._take(key.data, key.fd)
+                while self._late and self._late[0][0] <= time.monotonic():
+                    _, _, node, frame = heapq.heappop(self._late)
+                    self._hand(node, frame)
+
+    def _take(self, source: int, port: int) -> None:
+        with contextlib.suppress(OSError):  # no more frames, or the interface is down
+            while frame := os.read(port, _MAX_FRAME_BYTES):
+                everybody = frame[0] & 1
+                for target in self._ports:
+                    if target != source and (everybody or frame[5] == target):
+                        self._send(source, target, frame)
+
+    def _send(self, source: int, target: int, frame: bytes) -> None:
+        way = self._ways.get((source, target))
+        if way is None:
+            self._hand(target, frame)
+            return
+        now = due = time.monotonic()
+        if way.bytes_per_s:
+            due = max(now, self._free_at.get((source, target), 0.0)) + len(frame) / way.bytes_per_s
+        if self._random.random() < way.loss or due > now + _MAX_QUEUED_S:
+            self.lost += 1
+            return
+        self._free_at[source, target] = due
+        heapq.heappush(self._late, (due + way.delay_s, next(self._numbers), target, frame))
+
+    def _hand(self, node: int, frame: bytes) -> None:
+        self.carried += 1
+        with contextlib.suppress(OSError):  # its interface is down, or its queue is full
+            os.write(self._ports[node], frame)
 
 
 @contextlib.contextmanager
-def nodes(number: int) -> Iterator[None]:
+def nodes(number: int) -> Iterator[Switch]:
     """Make so many nodes, 1 … number, and take them away again."""
-    _remove(number)  # leftovers of a run that was killed
+    _remove_leftovers()
+    switch = Switch()
     try:
-        _run("ip", "link", "add", PREFIX, "type", "bridge")
-        _run("ip", "link", "set", PREFIX, "up")
         for node in range(1, number + 1):
-            _add(node)
-        yield
+            _add(node, switch)
+        switch.start()
+        yield switch
     finally:
-        _remove(number)
+        switch.stop()
+        for node in range(1, number + 1):
+            _remove(_name(os.getpid(), node))
 
 
-def _add(node: int) -> None:
-    name, outer = f"{PREFIX}{node}", f"{PREFIX}v{node}"
-    # `ip netns exec` puts these over /etc: without DNS, a look-up would wait for a server that never answers.
-    files = Path("/etc/netns") / name
+def _name(process: int, node: int) -> str:
+    return f"{PREFIX}-{process}-{node}"
+
+
+def _add(node: int, switch: Switch) -> None:
+    name = _name(os.getpid(), node)
+    # Without DNS, a look-up would wait for a server that never answers.
+    files = _FILES / name
     files.mkdir(parents=True, exist_ok=True)
     (files / "hosts").write_text("127.0.0.1 localhost\n")
-    switch = Path("/etc/nsswitch.conf").read_text() if Path("/etc/nsswitch.conf").exists() else ""
-    lines = [line for line in switch.splitlines() if not line.startswith("hosts:")]
-    (files / "nsswitch.conf").write_text("\n".join([*lines, "hosts: files"]) + "\n")
+    switch_file = Path("/etc/nsswitch.conf")
+    lines = switch_file.read_text().splitlines() if switch_file.exists() else []
+    kept = [line for line in lines if not line.startswith("hosts:")]
+    (files / "nsswitch.conf").write_text("\n".join([*kept, "hosts: files"]) + "\n")
     _run("ip", "netns", "add", name)
-    _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
-    _run("ip", "link", "set", outer, "master", PREFIX, "up")
+    switch.plug(node)
     _run("ip", "-n", name, "addr", "add", f"{address(node)}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _run("ip", "-n", name, "link", "set", device, "up")
 
 
-def _remove(number: int) -> None:
-    for node in range(1, number + 1):
-        _run("ip", "netns", "del", f"{PREFIX}{node}", check=False)
-        _run("ip", "link", "del", f"{PREFIX}v{node}", check=False)
-        shutil.rmtree(Path("/etc/netns") / f"{PREFIX}{node}", ignore_errors=True)
-    _run("ip", "link", "del", PREFIX, check=False)
+def _remove(name: str) -> None:
+    _run("ip", "netns", "del", name, check=False)
+    shutil.rmtree(_FILES / name, ignore_errors=True)
+
+
+def _remove_leftovers() -> None:
+    """Of runs that were killed; others may be under way at the same time."""
+    for path in _FILES.glob(f"{PREFIX}-*-*"):
+        process = path.name.split("-")[1]
+        if not Path("/proc", process).exists() or process == str(os.getpid()):
+            _remove(path.name)
 
 
 def _run(*command: str, check: bool = True) -> None:

@@ -166,3 +166,19 @@ def test_job_is_started_again_from_an_object_store_by_more_workers(
     assert {result["world_size"] for result in results} == {3}
     (resumed,) = {event["resumed"] for event in again.events("run", run=2)}
     assert int(resumed.rpartition("-")[2]) >= 4
+
+
+@hosted("lightning", "keras-tensorflow", "keras-torch")
+@pytest.mark.parametrize("has_store", [True, False])
+def test_members_and_newcomers_tell_which_store_they_have(job: TrainingJob, tmp_path: Path, has_store: bool) -> None:
+    options = {**job.patient, "checkpoint": str(tmp_path / "store")} if has_store else job.patient
+    workers = job.start_world(2, job.train, options)
+    job.wait_for_step(2)
+    workers.append(job.start(job.train, options))
+    job.view(3)
+    switchboard = job.coordinator._switchboard
+    assert switchboard is not None
+    job.wait_until(lambda events: len(switchboard.state.stores.told) == 3, "what all three have")
+    (store,) = set(switchboard.state.stores.told.values())
+    assert len(store) == (32 if has_store else 0)
+    check_run(job, workers)

@@ -14,12 +14,13 @@ import pytest
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
-from ef_common.core.membership import Phase, failure, rules, takeover
+from ef_common.core.membership import Phase, claims, failure, rules, takeover
 from ef_common.core.replay import FRESH
 from ef_common.core.standing import Standing
 from ef_common.errors import Left
 from ef_common.session import Session
 from ef_common.testing.simulation import hangs, operations, trainer
+from ef_common.testing.simulation.control import Line
 
 Patch = pytest.MonkeyPatch
 
@@ -336,8 +337,8 @@ def count_without_the_dead(patch: Patch) -> None:
     """A successor leaves out whoever is dead, whatever it had been part of before."""
     shortfall = quorum.shortfall
 
-    def wrong(members: Any, chain: Any, *, gone: Any, dead: Any, based: bool) -> str:
-        return shortfall(members, chain, gone=gone | dead, dead=dead, based=based)
+    def wrong(members: Any, chain: Any, *, gone: Any, dead: Any, **rest: Any) -> str:
+        return shortfall(members, chain, gone=gone | dead, dead=dead, **rest)
 
     patch.setattr(rules, "shortfall", wrong)
 
@@ -452,6 +453,31 @@ HANG_MUTATIONS = {
     )
 }
 
+
+# ---------------------------------------------------------------- of claims
+
+
+def claim_without_exclusivity(patch: Patch) -> None:
+    """Whoever asks has the claim."""
+    patch.setattr("ef_common.testing.simulation.claims.ClaimStore.get", lambda self, half: True)
+
+
+def take_an_error_for_a_win(patch: Patch) -> None:
+    """A store that fails counts as one that has said yes."""
+    patch.setattr(Line, "_fail", lambda self, half: self._answer(half, True))
+
+
+def half_of_the_issuer_needs_no_claim(patch: Patch) -> None:
+    """Who has issued the view goes on with half of it, while the other half gets the claim."""
+    enough = quorum._half_is_enough
+    patch.setattr(quorum, "_half_is_enough", lambda link, *args, **rest: link.own or enough(link, *args, **rest))
+
+
+def nobody_claims(patch: Patch) -> None:
+    """Half of the members waits, though it could have the claim."""
+    patch.setattr(claims, "ask", lambda state, settings: (state, ()))
+
+
 FAILOVER_MUTATIONS = {
     mutation.__name__: mutation
     for mutation in (
@@ -465,6 +491,10 @@ FAILOVER_MUTATIONS = {
         keep_what_was_promised_to_oneself,
         keep_the_exception_from_a_successor,
         tell_the_one_that_raised_first,
+        claim_without_exclusivity,
+        take_an_error_for_a_win,
+        half_of_the_issuer_needs_no_claim,
+        nobody_claims,
     )
 }
 

@@ -82,6 +82,12 @@ FAILOVER_RARE = {
     "replayed": 30,
     "loss": 500,
     "failed": 300,  # by an exception of the user's code
+    "halve": 500,
+    "suspend": 300,
+    "claim won": 200,
+    "claim lost": 100,
+    "halved, and goes on": 100,  # with nothing else that could keep it from that
+    "store reached by none": 200,
 }
 
 

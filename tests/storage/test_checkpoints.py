@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -47,6 +48,20 @@ def path_of(folder: Path, id: CheckpointId, name: str = "") -> Path:
 
 
 # ---------------------------------------------------------------- on each kind of store
+
+
+def test_newest_checkpoint_is_the_same_whatever_the_clocks_say(local: Store) -> None:
+    stamps = itertools.cycle([2e9, 1.0, 1e9])
+    for run in (1, 2):
+        checkpoints = Checkpoints(local, clock=lambda: next(stamps))
+        found = checkpoints.newest_valid()
+        assert checkpoints.claim(None if found is None else found.id) == run
+        for step in (10 * run, 10 * run + 1):
+            checkpoints.publish(CheckpointId(run, 1, step), content(step))
+            checkpoints.clean(Retention(keep_last=2))
+    found = Checkpoints(local).newest_valid()
+    assert found is not None
+    assert found.id == CheckpointId(2, 1, 21)
 
 
 def test_publish_then_newest_valid_gives_all_of_it(make: Callable[[], Store], tmp_path: Path) -> None:

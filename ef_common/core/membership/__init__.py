@@ -33,6 +33,8 @@ The coordinator runs :func:`decide` on every event. Rules:
 12. An exception of the user's own code, in a member or before the first view, ends the job: all that are connected are
     told, the one that raised it last, and whoever comes later. It looks for another coordinator until it has heard so
     itself, and then it can end. In a newcomer it ends this newcomer alone.
+13. Exactly half of the members of a view may be a quorum: :mod:`ef_common.core.quorum` says when. If they need the
+    claim of that view, the coordinator has a member get it. Who has it never changes. Without an answer, it waits.
 """
 
 from ef_common.core.membership.machine import decide, next_deadline
@@ -42,6 +44,8 @@ from ef_common.core.membership.model import (
     Announce,
     Arrived,
     AtBoundary,
+    Claim,
+    Claimed,
     Closed,
     Decision,
     Dismiss,
@@ -64,6 +68,7 @@ from ef_common.core.membership.model import (
     Settings,
     Settled,
     StepDown,
+    Stored,
     Suspected,
     Tick,
     Welcome,
@@ -77,6 +82,8 @@ __all__ = [
     "Announce",
     "Arrived",
     "AtBoundary",
+    "Claim",
+    "Claimed",
     "Closed",
     "Decision",
     "Dismiss",
@@ -99,6 +106,7 @@ __all__ = [
     "Settings",
     "Settled",
     "StepDown",
+    "Stored",
     "Suspected",
     "Tick",
     "Welcome",

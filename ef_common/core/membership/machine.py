@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.membership import failure, rules, takeover
+from ef_common.core.membership import claims, failure, rules, takeover
 from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
+    Claimed,
     Closed,
     Decision,
     Event,
@@ -22,6 +23,7 @@ from ef_common.core.membership.model import (
     Returned,
     Settings,
     Settled,
+    Stored,
     Suspected,
     Tick,
 )
@@ -53,7 +55,8 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
         followed, further, why = takeover.try_again(state, now, settings)
     else:
         return state, actions, reason
-    return followed, (*actions, *further), why or reason
+    followed, asked = claims.ask(followed, settings)
+    return followed, (*actions, *further, *asked), why or reason
 
 
 def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
@@ -69,6 +72,10 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
         case Proved(worker):
             return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
+        case Stored():
+            return claims.stored(state, event), (), ""
+        case Claimed():
+            return claims.claimed(state, event), (), ""
         case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
             return takeover.told_meanwhile(state, event), (), ""
         case Ready(worker):
@@ -100,6 +107,6 @@ def next_deadline(state: Membership, settings: Settings) -> float | None:
         return state.held_since + settings.patience_s
     if state.suspected_at is not None:
         return state.suspected_at + settings.loss_notice_s
-    if state.view is None and rules.founders(state, settings):
+    if state.view is None and not state.held and rules.founders(state, settings):
         return state.last_arrival + settings.last_call_s
     return None

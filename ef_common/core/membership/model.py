@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import NO_STORES, Half, Link, Stores
 from ef_common.core.view import Member, View
 
 
@@ -77,6 +77,8 @@ class Membership:
     held: str = ""  # why a view is held back
     held_since: float | None = None
     failed: str = ""  # whose exception has ended the job, and which
+    stores: Stores = NO_STORES
+    asked: Mapping[Half, str] = field(default_factory=lambda: MappingProxyType({}))  # who tries to get a claim
 
 
 # ---------------------------------------------------------------- events
@@ -168,6 +170,7 @@ class Returned:
         suspects: The group of the newest of them broke.
         closed: It has trained to the end.
         failed: Its own code has raised this.
+        store: Its store (see :class:`Stored`), or None if it has not told.
     """
 
     member: Member
@@ -179,6 +182,24 @@ class Returned:
     suspects: bool = False
     closed: bool = False
     failed: str = ""
+    store: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A member tells the store that all members have agreed on: "" for none, else a digest of a marker in it."""
+
+    worker: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A member has tried to get a claim for `half.winner`, and they have it, or others do."""
+
+    worker: str
+    half: Half
+    won: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +247,8 @@ Event = (
     | Closed
     | Gone
     | Returned
+    | Stored
+    | Claimed
     | Proved
     | Outranked
     | Tick
@@ -309,5 +332,13 @@ class Abort:
     why: str
 
 
-Action = Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown | Abort
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Have a worker try to get a claim for these members."""
+
+    worker: str
+    half: Half
+
+
+Action = Claim | Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown | Abort
 Decision = tuple[Membership, tuple[Action, ...], str]

@@ -250,7 +250,15 @@ def _without_view(state: Membership) -> Membership:
     """No member is left."""
     nobody: frozenset[str] = frozenset()
     return replace(
-        state, view=None, at_boundary=nobody, settled=nobody, suspects=nobody, suspected_at=None, announced=False
+        state,
+        view=None,
+        at_boundary=nobody,
+        settled=nobody,
+        suspects=nobody,
+        suspected_at=None,
+        announced=False,
+        held="",
+        held_since=None,
     )
 
 
@@ -350,7 +358,7 @@ def _install(
 def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> str:
     if settings.on_minority == "continue":
         return ""
-    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based)
+    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based, stores=state.stores)
 
 
 def known(state: Membership) -> tuple[Link, ...]:

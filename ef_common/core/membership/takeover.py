@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership import roster, rules
+from ef_common.core.membership import claims, roster, rules
 from ef_common.core.membership.model import (
     Action,
     Announce,
@@ -22,6 +22,7 @@ from ef_common.core.membership.model import (
     Settings,
     Settled,
     StepDown,
+    Stored,
     Suspected,
     Welcome,
 )
@@ -42,6 +43,13 @@ def missing(state: Membership) -> tuple[Member, ...]:
 
 def returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
     """A worker has come from another coordinator, or comes back."""
+    after, actions, reason = _returned(state, event, now, settings)
+    if event.store is not None:
+        after = claims.stored(after, Stored(event.member.id, event.store))
+    return after, actions, reason
+
+
+def _returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
     worker = event.member.id
     admitted = state.view is not None and state.view.rank_of(worker) is not None
     if event.phase in (Phase.WARMING, Phase.READY) and not admitted:

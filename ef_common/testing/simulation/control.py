@@ -14,6 +14,7 @@ from ef_common.core import membership
 from ef_common.core.membership import (
     Abort,
     Announce,
+    Claim,
     Dismiss,
     Event,
     Finish,
@@ -29,10 +30,12 @@ from ef_common.core.membership import (
 )
 from ef_common.core.place import Place
 from ef_common.core.progress import Limits, Progress
+from ef_common.core.quorum import Half
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, ProtocolError
 from ef_common.ports import Bootstrap
+from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.hangs import Watch
 from ef_common.testing.simulation.invariants import SILENT, Violation
@@ -48,6 +51,8 @@ _PAUSE_S = 0.05
 _PROBE_S = 0.1
 _SEEK_S = 60.0
 _FAIL_S = 2.0
+_CLAIM_S, _SLOW_CLAIM_S = 0.05, 3.0
+_SLOW_STORE, _FAILING_STORE = 0.2, 0.2
 
 _SIMPLE: Mapping[str, Callable[[str], Event]] = {
     "ready": membership.Ready,
@@ -103,8 +108,35 @@ class Coordinator:
         self._count = count
         self._alarm: float | None = None
         self._wires: list[Wire] = []
+        self._untold: list[Wire] = []  # of workers that are silent, and may come back as long as nobody goes on
         self._probing = False
         self.watch = None if limits is None else Watch(scheduler, limits, self._evict_hung, self._renew)
+        self._suspended: list[Callable[[], None]] | None = None  # what has come since it stands still
+
+    # ------------------------------------------------------------ standing still
+
+    @property
+    def suspended(self) -> bool:
+        """It stands still."""
+        return self._suspended is not None
+
+    def suspend(self) -> None:
+        """Let it stand still."""
+        self._suspended = []
+
+    def resume(self) -> None:
+        """Let it go on, with what has come meanwhile."""
+        backlog, self._suspended = self._suspended or [], None
+        for act in backlog:
+            act()
+
+    def _later(self, act: Callable[[], None]) -> bool:
+        if self._suspended is None:
+            return False
+        self._suspended.append(act)
+        return True
+
+    # ------------------------------------------------------------ decisions
 
     def handle(self, event: Event) -> None:
         """Something has happened."""
@@ -132,6 +164,7 @@ class Coordinator:
                 self._tell(worker, "welcome", warm_up)
             case Install(view, dropped):
                 self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; hold={view.hold}")
+                self._tell_out(view)
                 # Whoever is dropped is told first: were this one to die in between, it must not look for another.
                 for worker in (*dropped, *view.ids):
                     self._tell(worker, "view", view)
@@ -148,6 +181,8 @@ class Coordinator:
             case Redirect(worker):
                 self._tell(worker, "redirect", self.hint)
                 self.lines.pop(worker, None)
+            case Claim(worker, half):
+                self._tell(worker, "claim", half)
             case Resume(view):
                 for worker in view.ids:
                     self._tell(worker, "resume", None)
@@ -166,7 +201,7 @@ class Coordinator:
 
     def heed(self, other: Coordinator) -> None:
         """Another one says that it leads, or gathers members without a quorum so far."""
-        if other is self or not self.alive:
+        if other is self or not self.alive or self._later(lambda: self.heed(other)):
             return
         self.hint = other.number
         if not other.state.held or other.number < self.number:
@@ -194,6 +229,8 @@ class Coordinator:
             self.scheduler.at(deadline, self._ring, deadline)
 
     def _ring(self, deadline: float) -> None:
+        if self._later(lambda: self._ring(deadline)):
+            return
         if membership.next_deadline(self.state, self.settings) != deadline or not self.alive:
             return
         self.handle(membership.Tick())
@@ -206,6 +243,8 @@ class Coordinator:
             self.scheduler.after(self.scheduler.delay(_PAUSE_S), self._probe)
 
     def _probe(self) -> None:
+        if self._later(self._probe):
+            return
         self._probing = False
         for member in membership.missing(self.state):
             reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
@@ -220,6 +259,8 @@ class Coordinator:
     def receive(self, wire: Wire, kind: str, value: Any) -> None:
         """A message of a worker has arrived."""
         worker = wire.line.member.id
+        if self._later(lambda: self.receive(wire, kind, value)):
+            return
         if not self.alive:
             wire.down("end", False)
         elif kind in ("hello", "return"):
@@ -243,6 +284,10 @@ class Coordinator:
             self.handle(membership.AtBoundary(worker, value))
         elif kind == "settled":
             self.handle(membership.Settled(worker, value))
+        elif kind == "store":
+            self.handle(membership.Stored(worker, value))
+        elif kind == "claimed":
+            self.handle(membership.Claimed(worker, *value))
         elif kind == "suspect":
             self.handle(membership.Suspected(worker, value))
         elif kind == "fail":
@@ -253,22 +298,18 @@ class Coordinator:
     def lose(self, wire: Wire) -> None:
         """A worker's process has ended."""
         worker = wire.line.member.id
-        if wire not in self._wires or wire.moved:
+        if wire not in self._wires or wire.moved or self._later(lambda: self._lose_unseen(wire)):
             return
         if self.lines.get(worker) is wire:
             self._drop(wire, "the connection has ended")
         elif worker not in self.lines:  # it was silent before, and evicted
             self.handle(membership.Gone(worker, "the connection has ended"))
 
-    def evict(self, wire: Wire, why: str = SILENT, *, hung: bool = False) -> None:
-        """A worker was silent for too long, or hangs."""
-        if self.lines.get(wire.line.member.id) is wire and self.alive:
-            wire.down("evicted", hung)
-            self._drop(wire, why, silent=True)
-
     def _evict_hung(self, worker: str, why: str) -> None:
-        if worker in self.lines:
-            self.evict(self.lines[worker], why, hung=True)
+        if worker in self.lines and self.alive:
+            wire = self.lines[worker]
+            wire.down("evicted", True)  # so that it ends
+            self._drop(wire, why, silent=True)
 
     def _renew(self, why: str) -> None:
         self._note(self.name, why)
@@ -277,6 +318,32 @@ class Coordinator:
         if view is not None:
             for worker in view.ids:
                 self.handle(membership.Suspected(worker, view.generation))
+
+    def _lose_unseen(self, wire: Wire) -> None:
+        """It has not listened, so it does not know what the end of a connection means."""
+        if self.lines.get(wire.line.member.id) is wire:
+            self._drop(wire, "the connection has ended", silent=True)
+
+    def evict(self, wire: Wire) -> None:
+        """A worker was silent for too long, if it was not this coordinator that did not listen."""
+        if self._later(lambda: self.scheduler.after(self.settings.loss_notice_s, self._evict_if_cut, wire)):
+            return
+        if self.lines.get(wire.line.member.id) is wire and self.alive:
+            self._untold.append(wire)
+            self._drop(wire, SILENT, silent=True)
+            if not self.state.held and self.state.gathering_since is None:
+                self._tell_out()
+
+    def _evict_if_cut(self, wire: Wire) -> None:
+        if self.cuts.until(wire.line.member.id, self.name):
+            self.evict(wire)
+
+    def _tell_out(self, view: View | None = None) -> None:
+        """Tell those that were silent, and are out of this view, as others go on."""
+        untold, self._untold = self._untold, []
+        for wire in untold:
+            if self.alive and (view is None or view.rank_of(wire.line.member.id) is None):
+                wire.down("evicted", False)
 
     def _drop(self, wire: Wire, why: str, *, goodbye: bool = False, silent: bool = False) -> None:
         worker = wire.line.member.id
@@ -337,6 +404,7 @@ class Line:
         member: This worker.
         mark: Called with the name of a place that the worker passes.
         replaced: Called with the generation of a newer view: a group that is being built is in vain.
+        store: The store of claims, if there is one.
     """
 
     def __init__(
@@ -347,7 +415,9 @@ class Line:
         member: Member,
         mark: Callable[[str], None],
         replaced: Callable[[int], None],
+        store: ClaimStore | None = None,
     ) -> None:
+        self._store = store
         self.member = member
         self.change_pending = False
         self.slow_until = 0.0
@@ -433,8 +503,44 @@ class Line:
         """See the port."""
         return None
 
+    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+        """See the port. The claims are those of the simulated store."""
+        if self.standing.store is None:
+            self.standing = replace(self.standing, store=store)
+            if self.wire is not None:
+                self.wire.up(self.wire.coordinator.receive, "store", store)
+
     def stop(self) -> None:
         """See the port."""
+
+    # ------------------------------------------------------------ claims
+
+    def _request(self, half: Half) -> None:
+        """A request sets out to the store; whatever becomes of this worker, it will come there."""
+        cuts = next(iter(self._coordinators.values())).cuts
+        cut = max(cuts.until(self.member.id, PLACE), cuts.until(PLACE, self.member.id))
+        slow = self._scheduler.random.random() < _SLOW_STORE
+        delay_s = self._scheduler.delay(_SLOW_CLAIM_S if slow else _CLAIM_S)
+        self._scheduler.at(max(self._scheduler.now, cut) + delay_s, self._create, half)
+
+    def _create(self, half: Half) -> None:
+        if self._store is None:
+            raise Violation(f"{self.member.id} is asked for a claim, and has no store")
+        won = self._store.get(half)
+        if self._scheduler.random.random() < _FAILING_STORE:  # done, and reported as failed
+            self._fail(half)
+        else:
+            self._scheduler.after(self._scheduler.delay(_CLAIM_S), self._answer, half, won)
+
+    def _fail(self, half: Half) -> None:
+        if self._process.alive:
+            self._scheduler.after(self._scheduler.delay(1.0), self._request, half)
+
+    def _answer(self, half: Half, won: bool) -> None:
+        if self._process.frozen:
+            self._scheduler.after(_ATTEMPT_S, self._answer, half, won)
+        elif self._process.alive and self.wire is not None:
+            self.wire.up(self.wire.coordinator.receive, "claimed", (half, won))
 
     # ------------------------------------------------------------ from one coordinator to another
 
@@ -464,7 +570,11 @@ class Line:
             number, self._hint = self._hint, None
         coordinator = self._coordinators[number]
         cuts = coordinator.cuts
-        if cuts.until(self.member.id, coordinator.name) or cuts.until(coordinator.name, self.member.id):
+        if (
+            cuts.until(self.member.id, coordinator.name)
+            or cuts.until(coordinator.name, self.member.id)
+            or coordinator.suspended
+        ):
             self._scheduler.after(_ATTEMPT_S, self._seek, attempt + 1)
         elif not coordinator.alive:
             self._scheduler.after(self._scheduler.delay(MESSAGE_S), self._seek, attempt + 1)
@@ -539,6 +649,8 @@ class Line:
                 self._part(over=value)
         elif kind == "resume":
             self._taken = True
+        elif kind == "claim":
+            self._request(value)
         elif kind == "redirect":
             self._hint = value
             self._redirected = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ef_common.core.membership import Event, Gone, Membership, Phase
+from ef_common.core.membership import Event, Gone, Membership, Phase, Returned
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
 from ef_common.testing.simulation.hangs import HUNG
@@ -104,13 +104,16 @@ class Invariants:
             self.goodbyes.add(event.worker)
         incomplete = after.held or after.gathering_since is not None
         present = phases if incomplete else set(members) - self.goodbyes
-        if len(set(members)) != len(members) or phases != present:
+        # One that stood still has not heard of all goodbyes.
+        complete = present <= phases <= set(members) if self.failover and not incomplete else phases == present
+        if len(set(members)) != len(members) or not complete:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
         if isinstance(event, Gone) and event.why.startswith((SILENT, HUNG)):
             self.evicted.add(event.worker)
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
-        follows = view.generation == before.generation + 1 or before.gathering_since is not None or before.idle
+        learns = isinstance(event, Returned) or before.gathering_since is not None or before.idle
+        follows = view.generation == before.generation + 1 or learns
         if not follows or view.generation <= before.generation or view.generation != after.generation:
             raise Violation(f"generation {view.generation} follows {before.generation}")
         old = set() if before.view is None else set(before.view.ids)

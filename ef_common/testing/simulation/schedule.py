@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from ef_common.testing.simulation.claims import ONE
+
 PLACES = (
     "forward",
     "bucket0",
@@ -30,6 +32,8 @@ USERS_PLACES = ("warm_up", "forward", "make_up", "reduced", "boundary", "metrics
 """Where the user's code runs."""
 
 _IN_A_STEP = ("forward", "forward", "bucket0", "bucket1", "reduced", "metrics", "boundary", "evaluate")
+_CLEAN = 0.1
+"""So many schedules of a lost coordinator have an exact halving, and nothing else."""
 _RECOVERY = ("next_view", "build", "exchange", "send_result", "receive_result", "send_state", "receive_state")
 
 
@@ -56,6 +60,7 @@ class Job:
         heartbeat_timeout_s: A worker that is silent for so long is evicted.
         standbys: Each node keeps a coordinator ready.
         hang_timeout_s: A worker that keeps the others waiting for so long in a step is evicted; 0: nobody looks.
+        store: Of claims: "" for none, "one" for all, or one "apart" for each worker.
     """
 
     num_workers: int
@@ -76,6 +81,13 @@ class Job:
     heartbeat_timeout_s: float = 2.0
     standbys: bool = False
     hang_timeout_s: float = 0.0
+    store: str = ""
+
+    def store_of(self, worker: str) -> str:
+        """What a worker reads in its store; "" if it has none."""
+        if self.store == "one":
+            return ONE
+        return worker.encode().hex().ljust(32, "0") if self.store else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,9 @@ class Fault:
             `USERS_PLACES`), "drain" (it is told to go, wherever it is), "outpaced" (it is found to be slow), "arrive"
             (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
             "node" (and the worker of its node), "cut" (of the network, for `duration_s`: around some nodes, or with
-            the victim "coordinator" around the leading one).
+            the victim "coordinator" around the leading one), "halve" (a cut through the members of the view, and maybe
+            between some of them and the store), "suspend" (the node of the leading coordinator, or of "any" one: all
+            that is on it stands still for `duration_s`).
         victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
             members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
             not), or a worker's name.
@@ -136,8 +150,12 @@ def schedule_of(seed: int) -> Schedule:
 def failover_of(seed: int) -> Schedule:
     """Draw the schedule of a seed for a job whose nodes keep coordinators ready, and whose coordinators are lost."""
     draw = random.Random(f"elasticflow/failover/{seed}")
-    job = replace(_job(draw), num_workers=draw.choice((1, 2, 3, 3, 3, 4, 5)), min_nodes=1, standbys=True)
+    job = replace(_job(draw), num_workers=draw.choice((1, 2, 2, 3, 3, 3, 4, 5)), min_nodes=1, standbys=True)
+    job = replace(job, store=draw.choice(("", "one", "one", "apart")))
     job = replace(job, length=2 * job.length, step_s=draw.choice((0.02, 0.05)), max_nodes=1_000_000)
+    if draw.random() < _CLEAN:
+        job = replace(job, num_workers=draw.choice((2, 2, 4)), store="one")
+        return Schedule(seed, job, (Fault("halve", at=_sometime(draw), duration_s=1000.0),))
     themes = draw.choices(_FAILOVERS, k=draw.choice((1, 1, 1, 2, 2)))
     themes += draw.choices(
         (
@@ -208,6 +226,37 @@ def _cut_at_place(draw: random.Random, job: Job) -> list[Fault]:
     place, nth = draw.choice(_RECOVERY), draw.randint(1, 3 * job.num_workers)
     strike = Fault("cut", place=place, nth=nth, delay_s=draw.random() * 0.02, duration_s=draw.choice((2.5, 5.0, 12.0)))
     return [*draw.choice((_coordinator_lost, _crash_anywhere))(draw, job), strike]
+
+
+def _halve(draw: random.Random, job: Job) -> list[Fault]:
+    direction, duration_s = draw.choice(("", "", "in", "out")), draw.choice((4.0, 12.0, 1000.0))
+    return [Fault("halve", at=_sometime(draw), duration_s=duration_s, direction=direction)]
+
+
+def _halve_and_lose(draw: random.Random, job: Job) -> list[Fault]:
+    """A coordinator or a worker is lost, or stopped, while claims are under way."""
+    duration_s = draw.choice((6.0, 12.0, 1000.0))
+    begin = _sometime(draw)
+    at = begin + draw.random() * 8.0
+    harm = draw.choice(
+        (
+            Fault("coordinator", at=at, count=draw.choice((1, 2, 3))),
+            Fault("node", at=at),
+            Fault("crash", "any", at=at),
+            Fault("freeze", "any", at=at, duration_s=draw.choice((1.0, 4.0))),
+            Fault("suspend", at=at, duration_s=draw.choice((1.0, 4.0, 12.0))),
+        )
+    )
+    return [Fault("halve", at=begin, duration_s=duration_s), harm]
+
+
+def _suspend(draw: random.Random, job: Job) -> list[Fault]:
+    """To a node that is suspended, all other clocks have jumped when it goes on."""
+    faults = [
+        Fault("suspend", draw.choice(("", "any")), at=_sometime(draw), duration_s=draw.choice((1.0, 2.6, 4.0, 12.0)))
+        for _ in range(draw.choice((1, 1, 2)))
+    ]
+    return [*faults, *draw.choice((lambda draw: [], _arrivals, lambda draw: _crash_anywhere(draw, job)))(draw)]
 
 
 def _job(draw: random.Random) -> Job:
@@ -441,6 +490,9 @@ _FAILOVERS = (
     _coordinator_lost_at_place,
     _cut_network,
     _cut_at_place,
+    _halve,
+    _halve_and_lose,
+    _suspend,
     _exception_and_coordinator_lost,
 )
 

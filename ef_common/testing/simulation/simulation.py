@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ef_common.core.membership import Arrived, Event, Gone, Membership, Outpaced, Phase, Settings
+from ef_common.core.membership import Arrived, Claimed, Event, Gone, Membership, Outpaced, Phase, Settings
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
 from ef_common.pace import Pace
 from ef_common.session import Session
+from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.control import FIRST, MESSAGE_S, Coordinator, Line
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.hangs import BEAT_S, GRACE_S, HUNG
@@ -33,7 +34,7 @@ _FOREVER_S = 900.0
 _UNKNOWN_S = 8.0
 _DETECTION_S = 2.5
 """From the limit to the eviction, at most: what a step takes, heartbeats, messages."""
-_SUSPICIOUS = ("break", "freeze", "slow", "hang")
+_SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
@@ -89,7 +90,7 @@ class Worker:
         self.factory = Factory(simulation.network, self.process, self.mark)
         endpoint = next((number for number, c in simulation.coordinators.items() if c.alive), FIRST)
         replaced = self.factory.replaced
-        self.line = Line(simulation.coordinators, endpoint, self.process, member, self.mark, replaced)
+        self.line = Line(simulation.coordinators, endpoint, self.process, member, self.mark, replaced, simulation.store)
         self.pace = Pace(lambda: scheduler.now)
         self.line.on_hung = lambda: scheduler.after(GRACE_S, simulation.end_if_hung, self)
         self.session = Session(
@@ -110,6 +111,7 @@ class Worker:
             delay=scheduler.delay,
             mark=self.mark,
             note=simulation.count,
+            store=simulation.schedule.job.store_of(name),
         )
 
         self.session.on_last_leave = self.trainer.save
@@ -183,6 +185,8 @@ class Simulation:
         gentle = all(fault.kind in _GENTLE for fault in schedule.faults)
         self.invariants = Invariants(job.length, job.epochs, gentle, job.standbys)
         self.cuts = Cuts()
+        self.store = ClaimStore()
+        self._must_go_on = False
         self.network = Network(self.scheduler, self.cuts)
         self.seen: Counter[str] = Counter()
         self.trace: list[str] | None = [] if trace else None
@@ -300,7 +304,8 @@ class Simulation:
         """Nobody has ended for long: as it should be only where no majority is left that could go on."""
         self.count("halted")
         self.halted = True
-        if not self.invariants.formed:
+        cut_for_good = any(end > self.scheduler.now for *_, end in self.cuts.cuts)
+        if not self.invariants.formed or cut_for_good:
             return
         updates = [record for history in self.invariants.history.values() for record in history.values()]
         if any(record.made_at > self.scheduler.now - STANDSTILL_S for record in updates):
@@ -334,6 +339,10 @@ class Simulation:
         if self.invariants.failed_at is not None:
             self._judge_failure(self.invariants.failed_at)
             return
+        if self._must_go_on:
+            self.count("halved, and goes on")
+            if not self.invariants.results:
+                raise Violation("the members were halved, a half could have had the claim, and none has gone on")
         if self.halted:
             return
         for worker in self.workers.values():
@@ -391,6 +400,8 @@ class Simulation:
             self.count("evicted as hung")
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
+        if isinstance(event, Claimed):
+            self.count("claim won" if event.won else "claim lost")
         if isinstance(event, Gone) and before.view is not None and event.worker in before.view.ids:
             self.count("loss" if not after.closed else "goodbye")
             if before.at_boundary:
@@ -450,7 +461,7 @@ class Simulation:
             for _ in range(fault.count):
                 self.scheduler.after(self.scheduler.delay(0.005), self._arrive)
             return
-        if fault.kind in ("coordinator", "node", "cut"):
+        if fault.kind in ("coordinator", "node", "cut", "halve", "suspend"):
             self._strike_control(fault)
             return
         victims = self._victims(fault.victim, marking)
@@ -513,8 +524,10 @@ class Simulation:
     def _strike_control(self, fault: Fault) -> None:
         self.count(fault.kind)
         coordinator = self.coordinator
-        if fault.kind == "cut":
+        if fault.kind in ("cut", "halve"):
             self._cut(fault)
+        elif fault.kind == "suspend":
+            self._suspend(fault)
         elif fault.count > 1:
             coordinator.tells_left = fault.count - 1
         else:
@@ -532,11 +545,21 @@ class Simulation:
             node.add(name)
         everything = set().union(*nodes)
         some = {self.coordinator.name}
-        if fault.victim != "coordinator":
-            random = self.scheduler.random
+        random = self.scheduler.random
+        if fault.kind == "halve":
+            some = self._half_of(nodes)
+        elif fault.victim != "coordinator":
             some = set().union(*(node for node in nodes if random.random() < 0.5))
+        store = random.choice(("both", "both", "one", "other", "none")) if self.schedule.job.store == "one" else "both"
         end = self.scheduler.now + fault.duration_s
         one, other = frozenset(some), frozenset(everything - some)
+        if store != "both":
+            cut_off = {"one": other, "other": one, "none": one | other}[store]
+            self.cuts.cuts.append((cut_off, frozenset({PLACE}), end))
+            self.count(f"store reached by {store}")
+        alone = len(self.schedule.faults) == 1 and fault.kind == "halve" and not fault.direction
+        if alone and store != "none" and one and other:
+            self._must_go_on = self._all_have_one_store()
         self.note("network", f"*** cut {fault.direction or 'both'}: {sorted(one)} | {sorted(other)} until {end:.2f}")
         if fault.direction != "in":
             self.cuts.cuts.append((one, other, end))
@@ -555,6 +578,41 @@ class Simulation:
                 self.scheduler.after(silent_s, wire.coordinator.evict, wire)
             if max(up, down) > self.scheduler.now + 1.5 * timeout:
                 self.scheduler.after(1.5 * timeout, worker.line.silent, wire)
+
+    def _suspend(self, fault: Fault) -> None:
+        """A node stands still, with its coordinator and its worker."""
+        coordinator = self.coordinator
+        if fault.victim == "any":
+            coordinator = self.scheduler.random.choice(list(self.coordinators.values()))
+        if coordinator.suspended or not coordinator.alive:
+            return
+        self.note(coordinator.name, "*** suspended")
+        coordinator.suspend()
+        self.scheduler.after(fault.duration_s, coordinator.resume)
+        index, names = coordinator.number - FIRST, list(self.workers)
+        if index < len(names) and self.workers[names[index]].running:
+            self._freeze(self.workers[names[index]], fault.duration_s)
+        patience_s = 1.5 * self.schedule.job.heartbeat_timeout_s
+        if fault.duration_s <= patience_s:
+            return
+        for worker in self.workers.values():
+            wire = worker.line.wire
+            if wire is not None and wire.coordinator is coordinator and not worker.process.frozen:
+                self.scheduler.after(patience_s, worker.line.silent, wire)
+
+    def _half_of(self, nodes: list[set[str]]) -> set[str]:
+        """Half of the members, with their nodes; the others keep theirs."""
+        view = self.coordinator.state.view
+        ids = [] if view is None else list(view.ids)
+        half = set(self.scheduler.random.sample(ids, len(ids) // 2))
+        return set().union(*(node for node in nodes if node & half))
+
+    def _all_have_one_store(self) -> bool:
+        """Nothing but an exact halving can keep the members from going on, and a claim is possible."""
+        state = self.coordinator.state
+        if state.view is None or state.closed or not state.view.ids or state.view.world_size % 2:
+            return False
+        return bool(state.stores.of(state.view.ids)) and state.settled.issuperset(state.view.ids)
 
     def _heal(self) -> None:
         self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
@@ -606,7 +664,10 @@ class Simulation:
     def _silent(self, victim: Worker, freeze: int) -> None:
         wire = victim.line.wire
         if victim.running and victim.process.frozen and victim.num_freezes == freeze and wire is not None:
-            wire.coordinator.evict(wire)
+            if wire.coordinator.suspended:
+                self.scheduler.after(self.schedule.job.heartbeat_timeout_s, self._silent, victim, freeze)
+            else:
+                wire.coordinator.evict(wire)
 
     def _thaw(self, victim: Worker, freeze: int) -> None:
         if not victim.running or victim.num_freezes != freeze:
@@ -616,6 +677,9 @@ class Simulation:
         victim.line.thaw()
         victim.factory.thaw()
         victim.process.thaw()
+        wire = victim.line.wire
+        if wire is not None and wire.coordinator.lines.get(victim.name) is not wire:  # it gets no answers
+            self.scheduler.after(1.5 * self.schedule.job.heartbeat_timeout_s, victim.line.silent, wire)
 
     def _leave(self, victim: Worker) -> None:
         phase = self.coordinator.state.workers.get(victim.name, (None, None))[1]

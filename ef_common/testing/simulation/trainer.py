@@ -66,6 +66,7 @@ class Trainer:
         delay: Draws a random time around a typical one.
         mark: Called with the places that are passed.
         note: Counts what is worth it.
+        store: What this worker reads in its store; "" if it has none.
     """
 
     def __init__(
@@ -79,7 +80,10 @@ class Trainer:
         delay: Callable[[float], float],
         mark: Note,
         note: Note,
+        store: str = "",
     ) -> None:
+        self._store = store
+        self._agreed: str | None = None
         self.job = job
         self.session = session
         self.worker = session.worker.id
@@ -115,6 +119,7 @@ class Trainer:
             self._mark("warm_up")
             self._sleep(self._delay(0.3))
         self._broadcast()
+        self._agree_on_store()
         session.state = self
         while self.epoch < job.epochs:
             while self.progress.remaining:
@@ -152,6 +157,17 @@ class Trainer:
         _, values = self._gather("broadcast", [self.life, self.base])
         self.life, self.base = values[0]
         self.weights = self.base
+
+    def _agree_on_store(self) -> None:
+        if self.session.newcomer:
+            return
+        stores = self._gather("store", self._store)[1] if self._store else [""]
+        if len(set(stores)) == 1:
+            self._use_store(self._store)
+
+    def _use_store(self, store: str) -> None:
+        self._agreed = store
+        self.session.use_store(store)
 
     def _boundary(self) -> None:
         self._mark("boundary")
@@ -310,6 +326,7 @@ class Trainer:
         self._mark("send_state")
         state = {
             "life": self.life,
+            "store": self._agreed,
             "base": self.base,
             "epoch": self.epoch,
             "updates": self.updates,
@@ -327,12 +344,15 @@ class Trainer:
         return [self._room]
 
     def restore(self) -> bool:
-        """There are no checkpoints."""
+        """There are no checkpoints; but the store is there."""
+        self._use_store(self._store)
         return False
 
     def adopt(self, header: bytes) -> None:
         """See the port."""
         state = json.loads(header)
+        if state["store"] is not None and state["store"] == self._store:
+            self._use_store(self._store)
         self.weights, self.fingerprint = self._room
         self.life, self.base = state["life"], state["base"]
         self.epoch, self.updates, self.done = state["epoch"], state["updates"], state["done"]

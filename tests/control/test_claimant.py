@@ -1,0 +1,76 @@
+"""Claims are tried until the store has said who has them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ef_common.control import claimant
+from ef_common.control.claimant import Claimant
+from ef_common.core.quorum import Half
+from ef_common.errors import StorageFailed
+
+HALF = Half("000000003-" + "0f" * 16, ("a",))
+GUARD_S = 20.0
+
+
+class Store:
+    """Answers when it is let, and fails as often as it is told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.num_asked = 0
+        self.open = threading.Event()
+        self.told: list[tuple[Half, bool]] = []
+        self.answered = threading.Event()
+
+    def claim(self, name: str, winner: tuple[str, ...]) -> bool:
+        self.num_asked += 1
+        self.open.wait(GUARD_S)
+        if self.num_asked <= self.failures:
+            raise StorageFailed("it is out of reach")
+        return True
+
+    def tell(self, half: Half, won: bool) -> None:
+        self.told.append((half, won))
+        self.answered.set()
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claimant, "_AGAIN_S", 0.01)
+
+
+def start(store: Store) -> tuple[Callable[[Half], None], threading.Event]:
+    stopped = threading.Event()
+    return Claimant(store.claim, store.tell, stopped=stopped).get, stopped
+
+
+def test_claimant_takes_no_error_for_an_answer() -> None:
+    store = Store(failures=3)
+    store.open.set()
+    start(store)[0](HALF)
+    assert store.answered.wait(GUARD_S)
+    assert (store.told, store.num_asked) == ([(HALF, True)], 4)
+
+
+def test_claimant_that_is_asked_again_meanwhile_asks_once() -> None:
+    store = Store()
+    get, _ = start(store)
+    get(HALF)
+    get(HALF)
+    store.open.set()
+    assert store.answered.wait(GUARD_S)
+    assert store.num_asked == 1
+
+
+def test_claimant_that_is_stopped_gives_up() -> None:
+    store = Store(failures=1)
+    get, stopped = start(store)
+    get(HALF)
+    stopped.set()
+    store.open.set()
+    assert not store.answered.wait(0.2)
+    assert store.told == []
