@@ -176,8 +176,9 @@ def judge(
     waiting = [one.progress.position for one in told.values() if one.progress.waits]
     if not waiting:
         return Verdict()
+    foremost = max(waiting)
     lagging = {
-        member: one for member, one in told.items() if not one.progress.waits or one.progress.position < max(waiting)
+        member: one for member, one in told.items() if not one.progress.waits or one.progress.position < foremost
     }
     waited_s = now - max(one.since(earliest) for member, one in told.items() if member not in lagging)
     if not lagging:

@@ -117,6 +117,8 @@ def judge_pace(
         is_slow = ratio < (pacing.well if track.is_straggler else pacing.slow)
         since = None if not is_slow else now if track.slow_since is None else track.slow_since
         is_straggler = since is not None and (track.is_straggler or now - since >= pacing.after_s)
+        if (since, is_straggler) == (track.slow_since, track.is_straggler):
+            continue
         after[member] = replace(track, slow_since=since, is_straggler=is_straggler)
         if is_straggler != track.is_straggler:
             others_wait_s = waiting_s - track.waiting_s

@@ -49,6 +49,10 @@ class World:
         self.completed_in = view(*names)
         self.next: View | None = None
         self.newcomer = False
+        self.begun: list[int] = []
+
+    def begin_step(self, num_samples: int) -> None:
+        self.begun.append(num_samples)
 
     def boundary(self) -> bool:
         changed = self.next is not None
@@ -85,6 +89,17 @@ def test_batch_that_was_made_ready_is_used_once_and_only_if_it_is_the_one_dealt(
     assert take(next(steps)) == [10, 11]
     data.dealer.commit(world.completed_in, None)
     assert take(next(steps)) == [16, 17]
+
+
+def test_steps_with_another_share_do_not_tell_how_fast_the_worker_is() -> None:
+    world = World("a", "b")
+    data = training(world)
+    dealt = []
+    for step in data.batches():
+        dealt.append(len(take(step)))
+        data.dealer.commit(world.completed_in, None)
+    assert dealt == [2] * 5 + [3]
+    assert world.begun == [2] * 5 + [0]
 
 
 def test_what_a_lost_worker_was_dealt_comes_back_after_a_batch_was_made_ready() -> None:
@@ -181,7 +196,8 @@ def test_epoch_of_a_state_goes_on_where_it_stood() -> None:
     steps = data.batches()
     take(next(steps))
     data.dealer.commit(world.completed_in, None)
-    newcomer = training(SimpleNamespace(**vars(world), boundary=world.boundary, when_confirmed=world.when_confirmed))
+    methods = {name: getattr(world, name) for name in ("boundary", "when_confirmed", "begin_step")}
+    newcomer = training(SimpleNamespace(**vars(world), **methods))
     newcomer._session.view = world.completed_in
     newcomer.load_state(data.state())
     assert take(next(newcomer.batches())) == take(next(steps)) == [4, 5]

@@ -409,12 +409,6 @@ def be_impatient(patch: Patch) -> None:
     patch.setattr(progress, "limit_of", lambda *args, **rest: limit_of(*args, **rest) / 2)
 
 
-def take_every_span_for_a_step(patch: Patch) -> None:
-    """First steps, evaluations and checkpoints have the limit of a step."""
-    limit_of = progress.limit_of
-    patch.setattr(progress, "limit_of", lambda kind, *args, **rest: limit_of(progress.STEP, *args, **rest))
-
-
 def blame_who_waits(patch: Patch) -> None:
     """The members are evicted that wait."""
 
@@ -446,7 +440,6 @@ HANG_MUTATIONS = {
     mutation.__name__: mutation
     for mutation in (
         be_impatient,
-        take_every_span_for_a_step,
         blame_who_waits,
         look_at_who_computes_alone,
         let_all_wait_for_ever,
