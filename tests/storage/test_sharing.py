@@ -38,6 +38,9 @@ class Session:
         self.wish = self.busy = False
         self.heard = False
 
+    def use_store(self, store: str, claim: Any) -> None:
+        """It breaks no ties here."""
+
     def take_wish(self) -> bool:
         heard, self.heard = self.heard, False
         return heard
