@@ -558,7 +558,7 @@ class Switchboard:
     def _look_for_hung(self, now: float) -> None:
         """Evict whoever keeps the others waiting."""
         view = self._state.view
-        if view is None or self._state.held or self._state.gathering_since is not None:
+        if view is None or not membership.is_at_work(self._state):
             return
         verdict = judge(
             [worker for worker in view.ids if worker in self._workers],

@@ -204,12 +204,16 @@ def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Li
     """
     known = list(chains)
     settled = max((generation for generation, _ in known), default=0)
+    # Of the views of that generation, one at most has come about: the one in which somebody has settled.
+    named = (link.view for generation, chain in known if generation == settled for link in chain)
+    first = next((view for view in named if view.generation == settled), None)
     links: dict[tuple[int, int, tuple[str, ...]], Link] = {}
     for _, chain in known:
         for link in chain:
             view = link.view
-            if view.generation == settled or (view.generation > settled and view.base >= settled):
-                key = (0 if view.generation == settled else view.base, view.generation, view.ids)
+            is_first = first is not None and (view.generation, view.ids) == (settled, first.ids)
+            if is_first or (view.generation > settled and view.base >= settled):
+                key = (0 if is_first else view.base, view.generation, view.ids)
                 before = links.get(key, link)
                 links[key] = replace(before, own=before.own or link.own, over=before.over or link.over)
     return settled, tuple(links[key] for key in sorted(links))

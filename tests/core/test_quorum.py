@@ -110,6 +110,12 @@ def test_merge_keeps_what_came_since_the_newest_view_that_was_settled():
     assert chain == (Link(two, over=True), Link(three))
 
 
+def test_merge_of_two_views_of_one_generation_begins_with_the_one_that_was_settled():
+    one, two, other = view(1, "abcd"), view(2, "abc", base=1), view(2, "bcd", base=1)
+    chains = [(2, (Link(two),)), (1, (Link(one), Link(other)))]
+    assert merge(chains) == merge(chains[::-1]) == (2, (Link(two),))
+
+
 def test_merge_leaves_out_what_was_issued_without_knowledge_of_a_view_that_came_about():
     one, two, other = view(1, "abcde"), view(2, "abc", base=1), view(3, "cde", base=1)
     assert merge([(1, (Link(one), Link(other))), (2, (Link(two),))]) == (2, (Link(two),))

@@ -165,6 +165,11 @@ def test_takeover_dismisses_whoever_is_not_in_the_newest_view():
     assert job.state.view == view(6, "ab")
 
 
+def test_takeover_refuses_who_does_not_name_the_view_in_which_it_has_settled():
+    with pytest.raises(ProtocolError, match="does not name its members"):
+        Coordinator().returns("a", view(5, "ab"), settled=6)
+
+
 def test_takeover_goes_on_from_the_newest_view_that_came_about():
     # {c, d, e} was issued elsewhere, and never came about; d and e lag behind.
     job = Coordinator().returns("de", view(5, "abcde"), view(7, "cde", base=5))

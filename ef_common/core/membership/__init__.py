@@ -73,7 +73,7 @@ from ef_common.core.membership.model import (
     Tick,
     Welcome,
 )
-from ef_common.core.membership.rules import phase_of
+from ef_common.core.membership.rules import is_at_work, phase_of
 from ef_common.core.membership.takeover import missing
 
 __all__ = [
@@ -111,6 +111,7 @@ __all__ = [
     "Tick",
     "Welcome",
     "decide",
+    "is_at_work",
     "missing",
     "next_deadline",
     "phase_of",

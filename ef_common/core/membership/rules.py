@@ -275,6 +275,11 @@ def founders(state: Membership, settings: Settings) -> list[Member]:
     return members if complete and len(nodes) >= settings.min_nodes else []
 
 
+def is_at_work(state: Membership) -> bool:
+    """Whether all members of the view have what they need of the coordinator, and nobody waits for a new one."""
+    return not state.held and state.gathering_since is None and not state.suspects
+
+
 def form_or(state: Membership, actions: tuple[Action, ...], reason: str, now: float, settings: Settings) -> Decision:
     """Without a view, issue one if it is time; else what was decided stands."""
     if state.view is None and (formed := _form(state, now, settings)):

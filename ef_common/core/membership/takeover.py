@@ -56,6 +56,8 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         return _newcomer_returned(state, event, now, settings)
     if not event.received and not admitted:
         raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
+    if event.settled and all(link.view.generation != event.settled for link in event.received):
+        raise ProtocolError(f"worker {worker} has settled in view {event.settled}, but does not name its members")
     newest = event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
     if state.gathering_since is None and not state.idle and _is_news(state, event.received):
         after, actions, _ = step_down(state)

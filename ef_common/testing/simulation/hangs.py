@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ef_common.core.membership import Membership
+from ef_common.core.membership import Membership, is_at_work
 from ef_common.core.progress import Heard, Limits, Longest, Progress, judge
 from ef_common.core.view import View
 from ef_common.testing.simulation.scheduler import Scheduler
@@ -62,7 +62,7 @@ class Watch:
     def _look(self) -> None:
         self._scheduler.after(LOOK_S, self._look)
         state, now = self._state, self._scheduler.now
-        if state.view is None or state.held or state.gathering_since is not None:
+        if state.view is None or not is_at_work(state):
             return
         verdict = judge(
             [worker for worker in state.view.ids if worker in state.workers],
