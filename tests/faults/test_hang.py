@@ -63,7 +63,7 @@ def test_hung_worker_is_started_anew_by_its_agent_and_joins(torchrun: TorchrunJo
     after = torchrun.wait_until(
         lambda events: [e for e in events if e["kind"] == "step" and e["world_size"] == 2], "a step without it"
     )[0]
-    assert HANG_TIMEOUT_S * 0.8 < after["time"] - hung["time"] < HANG_TIMEOUT_S * 4
+    assert after["time"] - hung["time"] > HANG_TIMEOUT_S * 0.8
     # The same agents, and the same processes of the others.
     (grown,) = torchrun.wait_until(
         lambda events: [e for e in events if e["kind"] == "view" and set(e["members"]) > others][3:][:1], "its return"
