@@ -48,6 +48,7 @@ def train(
     deterministic: bool = False,
     compensation: Compensation | Rule = "auto",
     backend: str | None = None,
+    evict_stragglers: bool = False,
     **others: Any,
 ) -> Result:
     """Train a model, with one worker (`python train.py`) or with as many as there are (`torchrun … train.py`).
@@ -70,6 +71,7 @@ def train(
         deterministic: The weights have the same bits for every number of workers.
         compensation: How the learning rate follows the number of workers.
         backend: Data plane: "gloo", "nccl" or "horovod"; by default what fits.
+        evict_stragglers: Replace a worker that is much slower than the others, once a spare waits.
         **others: For Lightning's Trainer, or for Keras's `fit`.
 
     Returns:
@@ -88,6 +90,7 @@ def train(
         "global_batch_size": global_batch_size,
         "deterministic": deterministic,
         "checkpoint": checkpoint,
+        "evict_stragglers": evict_stragglers,
     }
     run = Run(forward, data, evaluate, predict, validation, epochs, batch_size, allow_unused, elastic, others)
     if framework_of(parts) == "torch":
