@@ -1,4 +1,4 @@
-"""Rule 12: exactly half of a view's members go on if they have its claim, which the coordinator has one of them get."""
+"""Rule 13: exactly half of a view's members go on if they have its claim, which the coordinator has one of them get."""
 
 from __future__ import annotations
 
