@@ -21,7 +21,7 @@ help:
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    all tests"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
-	@echo "make chaos   each fault in each worker at each moment, and 200,000 simulated schedules (takes hours)"
+	@echo "make chaos   each fault in each worker at each moment, after 310,000 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
@@ -69,8 +69,8 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 chaos: $(HOROVOD)
 	@status=0; \
 	export OMP_NUM_THREADS=1; \
-	for kind in "" --failover; do \
-		$(BIN)/python -m ef_common.testing.simulation $$kind --schedules 100000 || status=$$?; \
+	for what in "--schedules 100000" "--failover --schedules 200000" "--hangs --schedules 10000"; do \
+		$(BIN)/python -m ef_common.testing.simulation $$what --jobs $$(nproc) || status=$$?; \
 	done; \
 	$(BIN)/python -m tests.chaos grid --table docs/grid.md || status=$$?; \
 	exit $$status
