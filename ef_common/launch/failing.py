@@ -1,14 +1,16 @@
 """What a worker tells when an exception ends it.
 
 An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
-told, by way of the coordinator. What has failed for good in a peer, the network or a store is no fault of the code:
-that costs this worker alone, and its launcher may start it again.
+told, by way of the coordinator. What has failed for good in a peer, the network, a store or this machine (its GPU, its
+disks) is no fault of the code: that costs this worker alone, and its launcher may start it again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,6 +31,14 @@ from ef_common.session import Session
 logger = logging.getLogger(__name__)
 
 _NO_FAULT_OF_THE_CODE = (MembershipError, StorageError, DataWorkersLost, ProtocolError, JobFinished, Left)
+_OF_A_DISK = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
+# What CUDA says of a GPU that is broken or gone. Its other errors (out of memory, an assertion or an illegal access in
+# a kernel) come from the code.
+_OF_A_GPU = re.compile(
+    r"CUDA.*(uncorrectable (ECC|NVLink) error|hardware (stack )?error|unspecified launch failure|unknown error"
+    r"|no CUDA-capable device|busy or unavailable|fallen off the bus)",
+    re.IGNORECASE | re.DOTALL,
+)
 _NO_ERROR = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -87,11 +97,17 @@ def is_users(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, _NO_FAULT_OF_THE_CODE):
+        if isinstance(cause, _NO_FAULT_OF_THE_CODE) or _is_the_machines(cause):
             return False
         seen.add(id(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return True
+
+
+def _is_the_machines(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _OF_A_DISK
+    return isinstance(error, RuntimeError) and _OF_A_GPU.search(str(error)) is not None
 
 
 def describe(error: BaseException) -> str:

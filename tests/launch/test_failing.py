@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import pytest
@@ -75,6 +76,39 @@ def test_fault_and_what_follows_from_it_are_not_the_users(fault):
     assert not is_users(raised(fault))
     assert not is_users(raised(ValueError("x"), within=fault))
     assert not is_users(raised(ValueError("x"), cause=fault))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.ESTALE, "Stale file handle"),
+        RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously …"),
+        RuntimeError("CUDA error: unspecified launch failure"),
+        RuntimeError("CUDA error: no CUDA-capable device is detected"),
+        RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    ],
+    ids=str,
+)
+def test_broken_machine_is_not_the_users(fault):
+    assert not is_users(raised(fault))
+    assert not is_users(raised(ValueError("x"), cause=fault))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("unknown error"),
+    ],
+    ids=str,
+)
+def test_what_the_code_can_be_the_cause_of_is_the_users(error):
+    assert is_users(raised(error))
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GroupBroken("x")])
