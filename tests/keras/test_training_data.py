@@ -11,6 +11,7 @@ from ef_common.core.sharding import EpochProgress, GlobalBatch, Window
 from ef_common.core.view import Member, View
 from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
+from ef_common.note import Note
 
 keras = pytest.importorskip("keras")
 
@@ -50,6 +51,7 @@ class World:
         self.next: View | None = None
         self.newcomer = False
         self.begun: list[int] = []
+        self.note = Note()
 
     def begin_step(self, num_samples: int) -> None:
         self.begun.append(num_samples)
