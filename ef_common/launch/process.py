@@ -64,11 +64,12 @@ class Worker:
 _this: Worker | None = None
 
 
-def this_worker(engine: str = "gloo") -> Worker:
+def this_worker(engine: str | None = None) -> Worker:
     """The worker that this process is; the first call connects it to the job.
 
     Args:
-        engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one.
+        engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one; None for that
+            one, at first Gloo.
 
     Raises:
         JobFailed, JobFinished: The job is over.
@@ -78,8 +79,8 @@ def this_worker(engine: str = "gloo") -> Worker:
     """
     global _this
     if _this is None:
-        _this = _start(read_environment(), engine)
-    if _this.engine != engine:
+        _this = _start(read_environment(), engine or "gloo")
+    if engine not in (None, _this.engine):
         raise UsageError(
             f"this process is a worker with another data plane already. Expected: engine={_this.engine!r}. "
             f"Received: engine={engine!r}"

@@ -323,5 +323,8 @@ def _work(
     try:
         value = target(*args)
         Path(result).write_text(json.dumps(value))
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # multiprocessing's children leave without
+        sys.exit(1)
     finally:
-        atexit._run_exitfuncs()  # multiprocessing's children leave without
+        atexit._run_exitfuncs()  # so they do here

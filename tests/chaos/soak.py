@@ -197,10 +197,11 @@ def _shared_memory() -> list[str]:
 
 @contextlib.contextmanager
 def _no_more_children() -> Iterator[list[str]]:
-    """Names of the processes that are left in the end, beside multiprocessing's own."""
+    """Names of the processes that are there in the end, and were not before; beside multiprocessing's own."""
+    before = psutil.Process().children(recursive=True)
     found: list[str] = []
     yield found
-    for process in psutil.Process().children(recursive=True):
+    for process in set(psutil.Process().children(recursive=True)).difference(before):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE and not _is_multiprocessings(process):
                 found.append(f"left behind: process {process.pid}: {' '.join(process.cmdline())}")

@@ -61,7 +61,8 @@ def run(cell: Cell, directory: Path, expected: Weights | None) -> None:
         if expected is not None:
             found = weights(job)
             common = found.keys() & expected.keys()
-            assert len(common) > cells.STEP, f"too few updates to compare: {sorted(common)}"
+            if cell.fate is not cells.ENDS_THE_JOB:
+                assert len(common) > cells.STEP, f"too few updates to compare: {sorted(common)}"
             wrong = [step for step in sorted(common) if found[step] != expected[step]]
             assert not wrong, f"other weights than in an undisturbed run from update {wrong[0]} on"
 
