@@ -90,30 +90,17 @@ def _table(outcomes: list[Outcome]) -> str:
         for fault, fate in cells.FATES.items():
             texts = [_entry(outcomes, host, fault, moment) for moment in cells.MOMENTS]
             lines.append(f"| {fault}: {fate} | {' | '.join(texts)} |")
-    return "\n".join([*lines, "", *_absent()]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _entry(outcomes: list[Outcome], host: str, fault: str, moment: str) -> str:
     here = [bool(error) for cell, error, _ in outcomes if (cell.host, cell.fault, cell.moment) == (host, fault, moment)]
     if not here:
-        return "–"
+        return "–" if cells.why_not(host, fault, moment) else "not run"
     return str(len(here)) if not any(here) else f"**{sum(here)} of {len(here)} failed**"
 
 
-def _absent() -> list[str]:
-    found: dict[str, list[str]] = {}
-    for fault in cells.FATES:
-        for moment in cells.MOMENTS:
-            if reason := cells.why_not("keras-tensorflow", fault, moment) or cells.why_not("lightning", fault, moment):
-                found[f"{fault}: {reason}"].append(moment)
-    return [
-        "Where there is no trial:",
-        "",
-        *(f"* {reason} ({', '.join(moments)})" for reason, moments in found.items()),
-    ]
-
-
-_HEAD = """
+_HEAD = """\
 # The grid
 
 Written by `make chaos`. {number} trials with real processes, {failed} failed.
@@ -126,5 +113,6 @@ carried out twice, plainly and in the deterministic mode. What must be true of e
 * in the deterministic mode, the weights after each update are those of an undisturbed run, bit for bit;
 * with the victim happens what stands behind the fault.
 
-An exception of the user's is no fault of a machine: it ends the job, with status 1 everywhere.
+An exception of the user's is no fault of a machine: it ends the job, with status 1 everywhere. There is no trial (–) of
+one where no code of the user's runs, nor where it cannot raise: in the graph of an optimizer, in data workers of Keras.
 """
