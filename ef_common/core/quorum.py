@@ -211,9 +211,27 @@ def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Li
     for _, chain in known:
         for link in chain:
             view = link.view
-            is_first = first is not None and (view.generation, view.ids) == (settled, first.ids)
-            if is_first or (view.generation > settled and view.base >= settled):
-                key = (0 if is_first else view.base, view.generation, view.ids)
+            is_first = first is not None and is_same(view, first)
+            if is_first or first is None or follows(view, first, chain):
+                key = (0 if is_first else max(view.base, settled), view.generation, view.ids)
                 before = links.get(key, link)
                 links[key] = replace(before, own=before.own or link.own, over=before.over or link.over)
     return settled, tuple(links[key] for key in sorted(links))
+
+
+def is_same(one: View, other: View) -> bool:
+    """Whether these are the same view: two coordinators may issue different ones of one generation."""
+    return (one.generation, one.ids) == (other.generation, other.ids)
+
+
+def follows(view: View, first: View, chain: Iterable[Link]) -> bool:
+    """Whether a view was issued with knowledge of another one, which has come about.
+
+    Args:
+        view: The view.
+        first: The other one.
+        chain: Views that a worker has received, with `view` among them. Whoever sends a view to it has heard of those
+            before; maybe not that `first` has come about.
+    """
+    knew = view.base >= first.generation or any(is_same(link.view, first) for link in chain)
+    return view.generation > first.generation and knew

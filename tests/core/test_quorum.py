@@ -121,6 +121,19 @@ def test_merge_leaves_out_what_was_issued_without_knowledge_of_a_view_that_came_
     assert merge([(1, (Link(one), Link(other))), (2, (Link(two),))]) == (2, (Link(two),))
 
 
+def test_merge_keeps_what_was_issued_by_one_who_had_issued_the_view_that_came_about_but_not_heard_that_it_did():
+    """Else the rest of the third view, {a, b}, and {c, d, e} could go on, each of them without the other."""
+    one, two, three = view(4, "abcdef"), view(5, "abcde", base=4), view(6, "abc", base=4)
+    settled, chain = merge([(5, (Link(two), Link(three))), (4, (Link(one), Link(two)))])
+    assert (settled, chain) == (5, (Link(two), Link(three)))
+    assert lacking("cde", *chain)
+
+
+def test_merge_keeps_the_newest_view_last_whatever_its_issuer_had_heard():
+    two, three, four = view(5, "abcde"), view(6, "abcd", base=5), view(7, "abc", base=4)
+    assert merge([(5, (Link(two), Link(three))), (5, (Link(two), Link(four)))])[1][-1] == Link(four)
+
+
 MEMBERS = "abcdefg"
 FATES = st.sampled_from(["first", "gone from first", "second", "gone from second", "cut off", "dead"])
 

@@ -26,7 +26,7 @@ from ef_common.core.membership.model import (
     Suspected,
     Welcome,
 )
-from ef_common.core.quorum import Link, merge
+from ef_common.core.quorum import Link, follows, is_same, merge
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -90,10 +90,8 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
 
 def _is_news(state: Membership, received: tuple[Link, ...]) -> bool:
     """Another coordinator has issued a view since."""
-    known = {(link.view.generation, link.view.ids) for link in state.chain}
-    base = state.chain[0].view.generation if state.chain else 0
-    news = (link.view for link in received if (link.view.generation, link.view.ids) not in known)
-    return any(view.generation >= base and view.base >= base for view in news)
+    news = (link.view for link in received if not any(is_same(link.view, known.view) for known in state.chain))
+    return any(not state.chain or follows(view, state.chain[0].view, received) for view in news)
 
 
 def told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -> Membership:

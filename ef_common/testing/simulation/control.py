@@ -642,7 +642,7 @@ class Line:
             self._end = self._end or out
             self.change_pending = True
             self._tell(NEVER)
-            if value:
+            if kind == "evicted" and value:
                 self.on_hung()
         elif kind == "end":
             if self._end is None and self.member.standby:

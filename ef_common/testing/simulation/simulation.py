@@ -323,7 +323,7 @@ class Simulation:
 
     def _judge_failure(self, failed_at: float) -> None:
         """Nobody trains on; only where the network is cut, some may never hear of it."""
-        if any(fault.kind == "cut" for fault in self.schedule.faults):
+        if any(fault.kind in ("cut", "halve") for fault in self.schedule.faults):
             return
         for worker in self.workers.values():
             # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.
