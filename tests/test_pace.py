@@ -38,6 +38,13 @@ def step(clock: Clock, pace: Pace, number: int, *, computing_s: float, waiting_s
     pace.end_step()
 
 
+def past_the_first_steps() -> tuple[Clock, Pace]:
+    clock, pace = started()
+    for number in range(NUM_FIRST):
+        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    return clock, pace
+
+
 def test_pace_before_the_first_view_tells_nothing() -> None:
     pace = Pace(Clock())
     pace.begin_step(8)
@@ -94,9 +101,7 @@ def test_pace_learns_the_longest_spans_of_each_kind_without_waiting() -> None:
 
 
 def test_pace_adds_up_a_step_that_waits_more_than_once() -> None:
-    clock, pace = started()
-    for number in range(NUM_FIRST):
-        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    clock, pace = past_the_first_steps()
     pace.begin_step(8)
     assert read(pace).kind == STEP
     clock.tick(2.0)
@@ -124,9 +129,7 @@ def test_pace_does_not_count_a_span_that_has_not_ended() -> None:
 
 
 def test_pace_leaves_out_steps_that_do_not_tell_how_fast_it_is() -> None:
-    clock, pace = started()
-    for number in range(NUM_FIRST):
-        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    clock, pace = past_the_first_steps()
     pace.begin_step(0)
     clock.tick(2.0)
     pace.end_step()
@@ -135,9 +138,7 @@ def test_pace_leaves_out_steps_that_do_not_tell_how_fast_it_is() -> None:
 
 
 def test_pace_adds_up_the_samples_of_an_accumulation() -> None:
-    clock, pace = started()
-    for number in range(NUM_FIRST):
-        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
+    clock, pace = past_the_first_steps()
     pace.begin_step(8)
     pace.begin_step(8)
     clock.tick(2.0)

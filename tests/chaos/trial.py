@@ -99,7 +99,7 @@ class _Trial:
         fault: dict[str, Any] = {**cells.MOMENTS[cell.moment], "harm": cell.fault}
         if cell.fault == "data exception":
             fault["step"] = -1  # the data worker knows of no step
-        environ = {} if self._disk is None else {"FAULT_FILL": str(self._disk)}
+        environ = {} if self._disk is None else {harms.FILL: str(self._disk)}
         early = cell.moment == "start-up"
         number = 4 if cell.moment == "recovery" else 3
         for index in range(number):

@@ -13,7 +13,7 @@ from pathlib import Path
 GIL_S = 10
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _ROOM_BYTES = 96 << 20
-_FILL = "FAULT_FILL"
+FILL = "FAULT_FILL"
 """Variable that names a directory: its disk becomes full."""
 FILLER = "filler"
 
@@ -57,7 +57,7 @@ def can_limit_memory() -> bool:
 
 def fill_the_disk() -> None:
     """Not a byte is left in the file system of the directory that a variable names."""
-    path = Path(os.environ[_FILL], FILLER)
+    path = Path(os.environ[FILL], FILLER)
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 12))

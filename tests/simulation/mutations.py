@@ -436,7 +436,7 @@ def let_all_wait_for_ever(patch: Patch) -> None:
     patch.setattr(progress, "_stuck", lambda *args: progress.Verdict())
 
 
-HANG_MUTATIONS = {
+_OF_HANGS = {
     mutation.__name__: mutation
     for mutation in (
         be_impatient,
@@ -471,7 +471,7 @@ def nobody_claims(patch: Patch) -> None:
     patch.setattr(claims, "ask", lambda state, settings: (state, ()))
 
 
-FAILOVER_MUTATIONS = {
+_OF_FAILOVER = {
     mutation.__name__: mutation
     for mutation in (
         need_no_quorum,
@@ -491,7 +491,7 @@ FAILOVER_MUTATIONS = {
     )
 }
 
-MUTATIONS = {
+_OF_THE_SESSION = {
     mutation.__name__: mutation
     for mutation in (
         forget_the_replay,
@@ -524,3 +524,6 @@ MUTATIONS = {
         take_an_exception_for_a_loss,
     )
 }
+
+MUTATIONS = {"": _OF_THE_SESSION, "failover": _OF_FAILOVER, "hangs": _OF_HANGS}
+"""By the family of schedules that must show them, and by name."""

@@ -91,14 +91,6 @@ FAILOVER_RARE = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_simulation_of_lost_coordinators_keeps_every_invariant() -> None:
-    summary = run_campaign(NUM_SCHEDULES // 4, jobs=2, family="failover")
-
-    check(summary, FAILOVER_RARE)
-
-
 HANG_RARE = {
     "hang": 500,  # for long, or for less than the limit
     "evicted as hung": 250,
@@ -113,10 +105,16 @@ HANG_RARE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_simulation_of_hung_workers_keeps_every_invariant() -> None:
-    summary = run_campaign(NUM_SCHEDULES // 16, jobs=2, family="hangs")
+@pytest.mark.parametrize(
+    ("family", "number", "rare"),
+    [("failover", NUM_SCHEDULES // 4, FAILOVER_RARE), ("hangs", NUM_SCHEDULES // 16, HANG_RARE)],
+    ids=["failover", "hangs"],
+)
+def test_simulation_of_a_family_keeps_every_invariant(family: str, number: int, rare: dict[str, int]) -> None:
+    summary = run_campaign(number, jobs=2, family=family)
 
-    check(summary, HANG_RARE)
+    assert summary.num_schedules == number
+    check(summary, rare)
 
 
 @pytest.mark.parametrize("seed", [3, 14, 159, 2653])
