@@ -18,6 +18,9 @@ from typing import Any, Protocol
 from ef_common.core.place import Place
 from ef_common.core.view import View
 
+GetClaim = Callable[[str, tuple[str, ...]], tuple[str, ...]]
+"""Creates a claim in a store: (its name, ids of those for whom it is) → ids of those whom it names."""
+
 
 class Pending(Protocol):
     """A collective in flight."""
@@ -136,13 +139,12 @@ class ControlChannel(Protocol):
             CoordinatorLost, Evicted, JobFinished: As their names say.
         """
 
-    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+    def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """Tell the store that all members have agreed on. The first call counts.
 
         Args:
             store: A digest of a marker in it; "" for none.
-            claim: Creates a claim there, as the only one: (name, ids of those for whom it is) → whether they have it.
-                Called from another thread. Raises StorageError if the store has not said.
+            claim: Creates a claim there. Called from another thread. Raises StorageError if the store has not said.
         """
 
     def stop(self) -> None:

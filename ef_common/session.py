@@ -36,7 +36,7 @@ from ef_common.core.view import SOLO, Member, View
 from ef_common.errors import CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
 from ef_common.note import Note
 from ef_common.pace import Pace
-from ef_common.ports import Bootstrap, ControlChannel, Group, GroupFactory, Operation, State
+from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class Session:
         """
         return None if self._channel is None else self._channel.job_place()
 
-    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+    def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """Tell the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""
         if self._channel is not None:
             self._channel.use_store(store, claim)

@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ef_common.core.quorum import Half
+from ef_common.core.quorum import Bid
 from ef_common.errors import StorageError
+from ef_common.ports import GetClaim
 
 logger = logging.getLogger(__name__)
 
@@ -18,16 +19,15 @@ class Claimant:
     """Tries to get claims, each in a thread of its own, until the store has said who has them.
 
     Args:
-        claim: Asks the store: (name of the claim, sorted ids of those for whom it is) → whether they have it. Blocks.
-            Raises StorageError if the store has not said.
-        tell: Called with the claim and the answer.
+        claim: Asks the store. Blocks. Raises StorageError if the store has not said.
+        tell: Called with the name of the claim and the answer.
         stopped: Set when nobody waits for answers any more.
     """
 
     def __init__(
         self,
-        claim: Callable[[str, tuple[str, ...]], bool],
-        tell: Callable[[Half, bool], None],
+        claim: GetClaim,
+        tell: Callable[[str, tuple[str, ...]], None],
         *,
         stopped: threading.Event,
     ) -> None:
@@ -35,34 +35,34 @@ class Claimant:
         self._tell = tell
         self._stopped = stopped
         self._lock = threading.Lock()
-        self._under_way: set[Half] = set()
+        self._under_way: set[Bid] = set()
 
-    def get(self, half: Half) -> None:
+    def get(self, bid: Bid) -> None:
         """Begin to try, unless that is under way: a coordinator that is asked for the answer anew gets it, too."""
         with self._lock:
-            if half in self._under_way:
+            if bid in self._under_way:
                 return
-            self._under_way.add(half)
-        threading.Thread(target=self._get, args=(half,), name="elasticflow-claim", daemon=True).start()
+            self._under_way.add(bid)
+        threading.Thread(target=self._get, args=(bid,), name="elasticflow-claim", daemon=True).start()
 
-    def _get(self, half: Half) -> None:
+    def _get(self, bid: Bid) -> None:
         try:
-            won = self._ask(half)
+            named = self._ask(bid)
         finally:
             with self._lock:
-                self._under_way.discard(half)
-        if won is not None:
-            logger.warning("the claim of %s is %s", half.claim, "won: its half goes on" if won else "another one's")
-            self._tell(half, won)
+                self._under_way.discard(bid)
+        if named:
+            logger.warning("the claim %s is of %s", bid.claim, ", ".join(named))
+            self._tell(bid.claim, named)
 
-    def _ask(self, half: Half) -> bool | None:
+    def _ask(self, bid: Bid) -> tuple[str, ...]:
         told = ""
         while not self._stopped.is_set():
             try:
-                return self._claim(half.claim, half.winner)
+                return self._claim(bid.claim, bid.members)
             except StorageError as error:
                 if str(error) != told:
-                    logger.warning("the claim of %s is not decided, and is tried again: %s", half.claim, error)
+                    logger.warning("the claim %s is not decided, and is tried again: %s", bid.claim, error)
                 told = str(error)
             self._stopped.wait(_AGAIN_S)
-        return None
+        return ()

@@ -28,7 +28,7 @@ from ef_common.control.sockets import (
 )
 from ef_common.core.membership import Phase, Returned
 from ef_common.core.place import Place
-from ef_common.core.quorum import Half
+from ef_common.core.quorum import Bid
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import (
@@ -41,6 +41,7 @@ from ef_common.errors import (
     ProtocolError,
 )
 from ef_common.pace import Pace
+from ef_common.ports import GetClaim
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +248,7 @@ class CoordinatorClient:
         if len(place.returned) <= wire.MAX_RETURNED:
             self._place = place
 
-    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+    def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""
         with self._lock:
             if self._standing.store is None:
@@ -255,9 +256,9 @@ class CoordinatorClient:
                 self._standing = replace(self._standing, store=store)
                 self._send(wire.Store(store))
 
-    def _tell_claim(self, half: Half, won: bool) -> None:
+    def _tell_claim(self, claim: str, named: tuple[str, ...]) -> None:
         with self._lock:
-            self._send(wire.Claimed(half, won))
+            self._send(wire.Claimed(claim, named))
 
     def job_place(self) -> Place | None:
         """In a newcomer: where the members are, as far as is known.
@@ -431,9 +432,14 @@ class CoordinatorClient:
                     self._inbox.put_warm_up()
             case wire.Resumed():
                 self._taken = True
-            case wire.Claim(half):
+            case wire.Claim(claim, members):
                 if self._claimant is not None:
-                    self._claimant.get(half)
+                    self._claimant.get(Bid(claim, members))
+            case wire.Agreed(generation):
+                with self._lock:
+                    self._standing = self._standing.agreed(generation)
+            case wire.Resign():
+                self.send("leave")
             case wire.Redirect():
                 self._sent_away = True
                 self._redirected(self._address, message)

@@ -47,7 +47,7 @@ _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
     wire.Suspect: lambda worker, message: membership.Suspected(worker, message.generation),
     wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
     wire.Store: lambda worker, message: membership.Stored(worker, message.store),
-    wire.Claimed: lambda worker, message: membership.Claimed(worker, message.half, message.won),
+    wire.Claimed: lambda worker, message: membership.Claimed(worker, message.claim, message.named),
     wire.Leave: lambda worker, message: membership.Leaving(worker),
     wire.Close: lambda worker, message: membership.Closed(worker),
     wire.Fail: lambda worker, message: membership.Failed(worker, message.why, fatal=message.fatal),
@@ -440,8 +440,12 @@ class Switchboard:
                 self._send(wire.encode(wire.Finish(self._proof_to(worker))), worker)
             case membership.Hand(worker, view):
                 self._send(wire.encode(wire.NewView(view)), worker)
-            case membership.Claim(worker, half):
-                self._send(wire.encode(wire.Claim(half)), worker)
+            case membership.Claim(worker, bid):
+                self._send(wire.encode(wire.Claim(bid.claim, bid.members)), worker)
+            case membership.Agree(view):
+                self._send(wire.encode(wire.Agreed(view.generation)), *view.ids)
+            case membership.Resign(worker):
+                self._send(wire.encode(wire.Resign()), worker)
             case membership.Resume(view):
                 self._send(wire.encode(wire.Resumed(view.generation)), *view.ids)
             case membership.Dismiss(worker, why):

@@ -30,11 +30,11 @@ from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 from ef_common.core.place import Place
 from ef_common.core.progress import KINDS, SETTLING, Progress
-from ef_common.core.quorum import Half, Link
+from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-VERSION = 3
+VERSION = 4
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 1024 * 1024
@@ -170,16 +170,16 @@ def _dump_view(view: View) -> list[Any]:
 
 
 def _load_links(value: Any) -> tuple[Link, ...]:
-    if type(value) is not list or any(type(link) is not list or len(link) != 2 for link in value):
-        raise ValueError("expected a list of [view, over]")
-    links = tuple(Link(_load_view(view), over=_load_flag(over)) for view, over in value)
+    if type(value) is not list or any(type(link) is not list or len(link) != 3 for link in value):
+        raise ValueError("expected a list of [view, over, agreed]")
+    links = tuple(Link(_load_view(view), over=_load_flag(o), agreed=_load_flag(a)) for view, o, a in value)
     if any(one.view.generation >= next_.view.generation for one, next_ in pairwise(links)):
         raise ValueError("expected growing generations")
     return links
 
 
 def _dump_links(links: tuple[Link, ...]) -> list[Any]:
-    return [[_dump_view(link.view), link.over] for link in links]
+    return [[_dump_view(link.view), link.over, link.agreed] for link in links]
 
 
 def _load_place(value: Any) -> Place:
@@ -236,17 +236,21 @@ def _load_store(value: Any) -> str | None:
     return None if value is None else _STORE.load(value)
 
 
-def _load_half(value: Any) -> Half:
-    if type(value) is not list or len(value) != 2 or type(value[1]) is not list:
-        raise ValueError("expected [claim, ids]")
-    claim = _text(42, min_chars=42).load(value[0])
+def _load_claim(value: Any) -> str:
+    claim: str = _text(42, min_chars=42).load(value)
     if not (claim[:9].isdecimal() and claim.isascii() and claim[9] == "-"):
         raise ValueError("expected a generation of 9 digits and a digest")
     _hex(32).load(claim[10:])
-    winner = tuple(_NAME.load(worker) for worker in value[1])
-    if list(winner) != sorted(set(winner)):
+    return claim
+
+
+def _load_ids(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or not value:
+        raise ValueError("expected a list of ids")
+    ids = tuple(_NAME.load(worker) for worker in value)
+    if list(ids) != sorted(set(ids)):
         raise ValueError("expected sorted ids")
-    return Half(claim, winner)
+    return ids
 
 
 Count = Annotated[int, _COUNT]
@@ -256,7 +260,8 @@ Nonce = Annotated[str, _hex(32)]
 Proof = Annotated[str, _hex(64)]
 Reason = Annotated[str, _REASON]
 Failure = Annotated[str, _Codec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)]
-AHalf = Annotated[Half, _Codec(_load_half, lambda half: [half.claim, list(half.winner)])]
+ClaimName = Annotated[str, _Codec(_load_claim)]
+Ids = Annotated[tuple[str, ...], _Codec(_load_ids, list)]
 
 # ---------------------------------------------------------------- messages of a worker
 
@@ -345,10 +350,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An answer to `claim`: these members have it, or others do."""
+    """An answer to `claim`: it names these members."""
 
-    half: AHalf
-    won: Flag
+    claim: ClaimName
+    named: Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,9 +453,22 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Try to get this claim in the store."""
+    """Try to get this claim in the store for these members."""
 
-    half: AHalf
+    claim: ClaimName
+    members: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """All members of this view have told that they have one store."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """Leave, as somebody else has come in the place of this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +540,8 @@ FromCoordinator = (
     | Alive
     | Resumed
     | Claim
+    | Agreed
+    | Resign
     | Redirect
     | Evicted
     | Failed
@@ -558,6 +578,8 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "alive": Alive,
     "resumed": Resumed,
     "claim": Claim,
+    "agreed": Agreed,
+    "resign": Resign,
     "redirect": Redirect,
     "evicted": Evicted,
     "failed": Failed,

@@ -87,6 +87,11 @@ class Standing:
             return replace(self, links=links, settled=generation)
         return self
 
+    def agreed(self, generation: int) -> Standing:
+        """All members of a view have told that they have one store."""
+        links = tuple(replace(link, agreed=True) if link.view.generation == generation else link for link in self.links)
+        return replace(self, links=links)
+
     def parted(self, *, over: bool) -> Standing:
         """The line has ended. `over`: the coordinator has ended it, without a word that this worker is out."""
         links = tuple(

@@ -17,7 +17,7 @@ from ef_common.core.view import View
 from ef_common.launch import horovod_rounds as rounds
 from ef_common.launch.horovod_rounds import Action
 from ef_common.launch.horovod_store import Store, StoreLost
-from ef_common.ports import Bootstrap, ControlChannel
+from ef_common.ports import Bootstrap, ControlChannel, GetClaim
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class WatchedChannel:
         """Have newcomers learn where this member is."""
         self._channel.tell_place(place)
 
-    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+    def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""
         self._channel.use_store(store, claim)
 

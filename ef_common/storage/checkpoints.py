@@ -3,7 +3,7 @@
 ::
 
     runs/000002.json                                            who started for the second time, and from where
-    claims/…                                                    which half of the workers goes on; see `claims`
+    claims/…                                                    which of the workers go on; see `claims`
     checkpoints/run-000002-generation-000005-step-000000123/    one checkpoint
         lightning.ckpt …                                        data, written once
         manifest.json                                           last, created exclusively
@@ -160,9 +160,9 @@ class Checkpoints:
         except NotFound:
             return None
 
-    def get_claim(self, claim: str, winner: tuple[str, ...]) -> bool:
-        """Whether these members of a view have its claim; see :class:`~ef_common.storage.claims.Claims`."""
-        return Claims(self.store, self.run or 0).get(claim, winner)
+    def get_claim(self, claim: str, members: tuple[str, ...]) -> tuple[str, ...]:
+        """Whom a claim names; see :class:`~ef_common.storage.claims.Claims`."""
+        return Claims(self.store, self.run or 0).get(claim, members)
 
     # ------------------------------------------------------------ write
 

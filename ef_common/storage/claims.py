@@ -1,4 +1,4 @@
-"""Claims in a store: files that can be created but once, by which half of a view's members goes on, or the other one.
+"""Claims in a store: files that can be created but once, by which some of a view's members go on without the others.
 
 ::
 
@@ -36,8 +36,8 @@ class Claims:
 
     Example:
         >>> claims = Claims(Store("memory://doctest-claims"), run=1)
-        >>> claims.get("000000003-9f", ("a",)), claims.get("000000003-9f", ("b",)), claims.get("000000003-9f", ("a",))
-        (True, False, True)
+        >>> claims.get("000000003-9f", ("a",)), claims.get("000000003-9f", ("b",))
+        (('a',), ('a',))
         >>> claims.excludes("b", generation=3), claims.excludes("a", generation=3), claims.excludes("b", generation=4)
         (True, False, False)
     """
@@ -46,16 +46,16 @@ class Claims:
         self._store = store
         self._prefix = f"run-{run:06d}-"
 
-    def get(self, claim: str, winner: tuple[str, ...]) -> bool:
-        """Whether these members have a claim; they get it if nobody has it."""
+    def get(self, claim: str, members: tuple[str, ...]) -> tuple[str, ...]:
+        """Ids of those whom a claim names: these members, if nobody had it."""
         name = f"{self._prefix}{claim}.json"
-        data = manifests.sealed({"winner": list(winner)}, _KIND)
+        data = manifests.sealed({"winner": list(members)}, _KIND)
         try:
-            # Never removed again: another one of the same half may have seen it.
+            # Never removed again: another one of the same members may have seen it.
             self._store.create(f"{FOLDER}/{name}", data, keep=True)
         except AlreadyExists:
-            return self._winner(name) == winner
-        return True
+            return self._winner(name)
+        return members
 
     def excludes(self, worker: str, *, generation: int) -> bool:
         """Whether a claim of a view with this generation, or a newer one, is of others than this worker."""

@@ -9,10 +9,10 @@ import pytest
 
 from ef_common.control import claimant
 from ef_common.control.claimant import Claimant
-from ef_common.core.quorum import Half
+from ef_common.core.quorum import Bid
 from ef_common.errors import StorageFailed
 
-HALF = Half("000000003-" + "0f" * 16, ("a",))
+BID = Bid("000000003-" + "0f" * 16, ("a",))
 GUARD_S = 20.0
 
 
@@ -23,18 +23,18 @@ class Store:
         self.failures = failures
         self.num_asked = 0
         self.open = threading.Event()
-        self.told: list[tuple[Half, bool]] = []
+        self.told: list[tuple[str, tuple[str, ...]]] = []
         self.answered = threading.Event()
 
-    def claim(self, name: str, winner: tuple[str, ...]) -> bool:
+    def claim(self, name: str, members: tuple[str, ...]) -> tuple[str, ...]:
         self.num_asked += 1
         self.open.wait(GUARD_S)
         if self.num_asked <= self.failures:
             raise StorageFailed("it is out of reach")
-        return True
+        return members
 
-    def tell(self, half: Half, won: bool) -> None:
-        self.told.append((half, won))
+    def tell(self, claim: str, named: tuple[str, ...]) -> None:
+        self.told.append((claim, named))
         self.answered.set()
 
 
@@ -43,7 +43,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claimant, "_AGAIN_S", 0.01)
 
 
-def start(store: Store) -> tuple[Callable[[Half], None], threading.Event]:
+def start(store: Store) -> tuple[Callable[[Bid], None], threading.Event]:
     stopped = threading.Event()
     return Claimant(store.claim, store.tell, stopped=stopped).get, stopped
 
@@ -51,16 +51,16 @@ def start(store: Store) -> tuple[Callable[[Half], None], threading.Event]:
 def test_claimant_takes_no_error_for_an_answer() -> None:
     store = Store(failures=3)
     store.open.set()
-    start(store)[0](HALF)
+    start(store)[0](BID)
     assert store.answered.wait(GUARD_S)
-    assert (store.told, store.num_asked) == ([(HALF, True)], 4)
+    assert (store.told, store.num_asked) == ([(BID.claim, BID.members)], 4)
 
 
 def test_claimant_that_is_asked_again_meanwhile_asks_once() -> None:
     store = Store()
     get, _ = start(store)
-    get(HALF)
-    get(HALF)
+    get(BID)
+    get(BID)
     store.open.set()
     assert store.answered.wait(GUARD_S)
     assert store.num_asked == 1
@@ -69,7 +69,7 @@ def test_claimant_that_is_asked_again_meanwhile_asks_once() -> None:
 def test_claimant_that_is_stopped_gives_up() -> None:
     store = Store(failures=1)
     get, stopped = start(store)
-    get(HALF)
+    get(BID)
     stopped.set()
     store.open.set()
     assert not store.answered.wait(0.2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ef_common.control import wire
 from ef_common.core.place import Place
 from ef_common.core.progress import Progress
-from ef_common.core.quorum import Half, Link
+from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -21,7 +21,7 @@ MEMBERS = (
     Member("ü-1", "nö", "fe80::1"),
 )
 LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
-HALF = Half("000000007-" + "0f" * 16, ("a", "ü-1"))
+CLAIM = "000000007-" + "0f" * 16
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, PROOF, returning=True),
     wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
@@ -38,7 +38,7 @@ FROM_WORKER = [
     wire.Settled(3),
     wire.Store(""),
     wire.Store("0f" * 16),
-    wire.Claimed(HALF, won=True),
+    wire.Claimed(CLAIM, ("a", "ü-1")),
     wire.Leave(),
     wire.Close(),
     wire.Fail("w raised E: m", fatal=True),
@@ -55,7 +55,9 @@ FROM_COORDINATOR = [
     wire.Finish(PROOF),
     wire.Alive(),
     wire.Resumed(7),
-    wire.Claim(HALF),
+    wire.Claim(CLAIM, ("a", "ü-1")),
+    wire.Agreed(7),
+    wire.Resign(),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
@@ -77,7 +79,7 @@ def test_message_of_a_worker_comes_back_as_it_was(message):
 
 @pytest.mark.parametrize("claim", ["000000007-" + "0f" * 15 + "..", "../000007-" + "0f" * 16, "000000007-", "x" * 42])
 def test_claim_with_a_name_of_another_form_raises_a_protocol_error(claim):
-    line = wire.encode(wire.Claim(HALF))[:-1].replace(HALF.claim.encode(), claim.encode())
+    line = wire.encode(wire.Claim(CLAIM, ("a",)))[:-1].replace(CLAIM.encode(), claim.encode())
     with pytest.raises(ProtocolError, match="claim"):
         wire.decode_from_coordinator(line)
 
@@ -103,40 +105,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":3,"t":"ready"}x',
-        b'{"v":4,"t":"ready"}',
+        b'{"v":4,"t":"ready"}x',
+        b'{"v":5,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":3}',
-        b'{"v":3,"t":["ready"]}',
-        b'{"v":3,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":3,"t":"ready","more":1}',
-        b'{"v":3,"t":"ready","v":3}',
-        b'{"v":3,"t":"heartbeat"}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":[],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,null],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":3,"t":"place","place":[1,2,[]]}',
-        b'{"v":3,"t":"suspect"}',
-        b'{"v":3,"t":"suspect","generation":-1}',
-        b'{"v":3,"t":"suspect","generation":true}',
-        b'{"v":3,"t":"suspect","generation":1.0}',
-        b'{"v":3,"t":"suspect","generation":NaN}',
-        b'{"v":3,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":3,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":3,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":3,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":4}',
+        b'{"v":4,"t":["ready"]}',
+        b'{"v":4,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":4,"t":"ready","more":1}',
+        b'{"v":4,"t":"ready","v":4}',
+        b'{"v":4,"t":"heartbeat"}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":4,"t":"place","place":[1,2,[]]}',
+        b'{"v":4,"t":"suspect"}',
+        b'{"v":4,"t":"suspect","generation":-1}',
+        b'{"v":4,"t":"suspect","generation":true}',
+        b'{"v":4,"t":"suspect","generation":1.0}',
+        b'{"v":4,"t":"suspect","generation":NaN}',
+        b'{"v":4,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":4,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":4,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":4,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":4,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":4,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -162,7 +164,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 3, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
+    record = {"v": 4, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -183,7 +185,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 3, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 4, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -200,7 +202,7 @@ def test_decode_long_line_raises_protocol_error():
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":3,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":4,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():

@@ -19,6 +19,7 @@ from ef_common.core.membership import (
     Outpaced,
     Phase,
     Ready,
+    Resign,
     Settings,
     Settled,
     Suspected,
@@ -574,10 +575,11 @@ def test_rule_9_spare_comes_in_before_the_outpaced_member_goes() -> None:
     assert job(Outpaced("b")).actions == (Announce(job.view),)
 
     job.at_boundary("a", "b", "c")
-    assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "b", "c", "d"), (), True)
-    assert phase_of(job.state, "b") is Phase.LEAVING
+    assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "b", "c", "d"), (), False)
+    job(Settled("a", 2), Settled("b", 2), Settled("c", 2))
+    assert job(Settled("d", 2)).actions == (Resign("b"),)
 
-    job.at_boundary("a", "b", "c", "d")
+    job(Leaving("b")).at_boundary("a", "b", "c", "d")
     assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "c", "d"), ("b",), False)
     assert (job.state.outpaced, job.state.replacement) == ("", "")
 
@@ -614,7 +616,8 @@ def test_rule_9_outpaced_member_stays_if_its_replacement_is_lost() -> None:
     # The next one has another try.
     job.join("e").at_boundary("a", "b", "c")
     assert job.view.ids == ("a", "b", "c", "e")
-    assert job.at_boundary("a", "b", "c", "e").view.ids == ("a", "c", "e")
+    assert job(*(Settled(name, 5) for name in "abce")).actions == (Resign("b"),)
+    assert job(Leaving("b")).at_boundary("a", "b", "c", "e").view.ids == ("a", "c", "e")
 
 
 def test_rule_9_outpaced_member_that_is_lost_makes_room_as_any_other() -> None:

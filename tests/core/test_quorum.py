@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.core.quorum import Half, Link, Stores, merge, shortfall, ties
+from ef_common.core.quorum import Bid, Link, Stores, bids, merge, shortfall
 from ef_common.core.view import Member, View
 
 
@@ -21,8 +21,13 @@ def lacking(
     return bool(shortfall(names, links, gone=gone, dead=dead, based=based, stores=stores))
 
 
-def told(names: str, store: str = "", *, won: tuple[Half, ...] = (), lost: tuple[Half, ...] = ()) -> Stores:
-    return Stores(dict.fromkeys(names, store), frozenset(won), frozenset(lost))
+def told(names: str, store: str = "", *claims: tuple[Bid, str]) -> Stores:
+    return Stores(dict.fromkeys(names, store), {bid.claim: tuple(named) for bid, named in claims})
+
+
+def asks(names: str, *links: Link, gone: str = "", dead: str = "", stores: Stores | None = None) -> list[str]:
+    stores = told(names, "d1") if stores is None else stores
+    return ["".join(bid.members) for bid in bids(names, links, gone=gone, dead=dead, stores=stores)[0]]
 
 
 @pytest.mark.parametrize(
@@ -46,32 +51,65 @@ def test_quorum_of_half_is_enough_for_a_successor_if_the_others_are_dead_and_the
     assert lacking("a", Link(view(1, "abcd"), over=True), dead="bcd")
 
 
-def test_quorum_of_half_with_a_store_needs_the_claim_whoever_issued_the_view():
+@pytest.mark.parametrize("here", ["ab", "abc"])
+def test_quorum_with_a_store_needs_the_claim_whoever_issued_the_view_and_however_many_are_here(here):
     link = Link(view(1, "abcd"), own=True, over=True)
-    (half,) = ties("ab", [link], gone="", stores=told("ab", "d1"))
-    assert half.winner == ("a", "b")
-    assert lacking("ab", link, dead="cd", stores=told("ab", "d1"))
-    assert not lacking("ab", link, stores=told("ab", "d1", won=(half,)))
-    assert lacking("cd", link, stores=told("cd", "d1", won=(half,)))
-    assert lacking("ab", Link(view(2, "abcd"), own=True), stores=told("ab", "d1", won=(half,)))
+    ((bid,), few) = bids(here, [link], gone="", dead="", stores=told(here, "d1"))
+    assert ("".join(bid.members), few) == (here, False)
+    assert lacking(here, link, dead="cd", stores=told(here, "d1"))
+    assert not lacking(here, link, stores=told(here, "d1", (bid, here)))
+    assert lacking("cd", link, stores=told("cd", "d1", (bid, "ab")))
+    assert lacking(here, Link(view(2, "abcd"), own=True), stores=told(here, "d1", (bid, here)))
+    assert not lacking("abcd", link, stores=told("abcd", "d1"))
 
 
-def test_quorum_of_half_is_never_enough_as_long_as_a_store_is_not_known_or_differs():
+def test_quorum_of_half_is_never_enough_as_long_as_a_store_is_not_known():
     link = Link(view(1, "abcd"), own=True, over=True)
-    for stores in (Stores(), told("a"), Stores({"a": "", "b": "d1"}), Stores({"a": "d1", "b": "d2"})):
+    for stores in (Stores(), told("a")):
         assert lacking("ab", link, dead="cd", stores=stores)
-        assert ties("ab", [link], gone="", stores=stores) == ()
+        assert asks("ab", link, stores=stores) == []
     assert not lacking("abc", link)
+    assert asks("ab", link, stores=told("a", "d1")) == ["ab"]
 
 
-def test_ties_are_the_claims_that_alone_are_lacking():
+def test_quorum_of_few_may_ask_for_the_claim_if_all_members_were_known_to_have_the_store():
+    for dead, few in (("", True), ("b", True), ("bc", False)):
+        found = bids("a", [Link(view(1, "abc"), agreed=True)], gone="", dead=dead, stores=told("a", "d1"))
+        assert ([bid.members for bid in found[0]], found[1]) == ([("a",)], few)
+    assert asks("a", Link(view(1, "abc"))) == []
+    assert asks("a", Link(view(1, "abc")), gone="b") == ["a"]
+
+
+def test_quorum_of_those_whom_a_claim_names_and_of_what_is_left_of_them():
+    link = Link(view(1, "abcde"), agreed=True)
+    (first,), _ = bids("abc", [link], gone="", dead="", stores=told("abc", "d"))
+    assert lacking("ab", link, stores=told("ab", "d", (first, "abc")))
+    assert not lacking("ab", link, gone="c", stores=told("ab", "d", (first, "abc")))
+    (second,), few = bids("ab", [link], gone="", dead="", stores=told("ab", "d", (first, "abc")))
+    assert (second.members, few) == (("a", "b"), True)
+    assert second.claim != first.claim
+    both = ((first, "abc"), (second, "ab"))
+    assert not lacking("abd", link, stores=told("abd", "d", *both))
+    assert lacking("cde", link, stores=told("cde", "d", *both))
+    assert asks("cde", link, stores=told("cde", "d", *both)) == []
+
+
+def test_quorum_is_not_those_that_are_left_when_all_whom_a_claim_names_are_gone():
+    """They may have been left out by others, who do not know of the claim."""
+    link = Link(view(1, "abc"), agreed=True)
+    (bid,), _ = bids("a", [link], gone="", dead="", stores=told("a", "d"))
+    assert lacking("b", link, gone="a", stores=told("b", "d", (bid, "a")))
+    assert not lacking("bc", link, gone="a", stores=told("bc", "d", (bid, "a")))
+
+
+def test_bids_are_the_claims_that_alone_are_lacking():
     links = [Link(view(1, "abcd")), Link(view(2, "ab", base=1))]
-    assert [half.winner for half in ties("ab", links, gone="", stores=told("ab", "d"))] == [("a", "b")]
-    assert [half.winner for half in ties("a", links, gone="bc", stores=told("a", "d"))] == [("a",)]
-    assert ties("a", links, gone="", stores=told("a", "d")) == ()
-    (half,) = ties("ab", links, gone="", stores=told("ab", "d"))
-    assert ties("ab", links, gone="", stores=told("ab", "d", lost=(half,))) == ()
-    assert ties("ab", links, gone="", stores=told("ab", "d", won=(half,))) == ()
+    assert asks("ab", *links) == ["ab"]
+    assert asks("a", *links, gone="bc") == ["a"]
+    assert asks("a", *links) == []
+    (bid,), _ = bids("ab", links, gone="", dead="", stores=told("ab", "d"))
+    assert asks("ab", *links, stores=told("ab", "d", (bid, "cd"))) == []
+    assert asks("ab", *links, stores=told("ab", "d", (bid, "ab"))) == []
 
 
 def test_quorum_dead_members_are_not_left_out_by_a_successor():
@@ -156,23 +194,66 @@ def test_quorum_is_never_found_twice(fates):
     assert not (first and second and (own or had) and other)
 
 
-@settings(max_examples=1000, deadline=None)
-@given(st.lists(FATES, min_size=1, max_size=7), st.booleans())
-def test_quorum_with_claims_is_never_found_twice(fates, first_is_faster):
-    """The same, if all have one store: each side has the claims that it asks for, unless the other one has them."""
-    names = MEMBERS[: len(fates)]
+ACTS = st.sampled_from(["come", "come", "end", "leave", "lose", "issue", "issue", "issue without leavers"])
+STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.integers(0, 2), st.booleans()), min_size=8, max_size=24)
+STORES = st.sampled_from(["none", "not told", "told by some", "told by all", "agreed"])
 
-    def those(*which: str) -> str:
-        return "".join(name for name, fate in zip(names, fates, strict=True) if fate in which)
 
-    link, winners = Link(view(1, names), own=True, over=True), {}
+@settings(max_examples=4000, deadline=None)
+@given(STEPS, st.integers(2, 6), STORES, st.integers(1, 62))
+def test_quorum_is_never_found_twice_whatever_comes_between(steps, size, stores, some):
+    """Three coordinators, the first of which has issued the view; its members come to one and to another."""
+    names = "abcdef"[:size]
+    tellers = {"not told": "", "told by some": [name for i, name in enumerate(names) if some >> i & 1]}.get(
+        stores, names
+    )
+    world = World(names, dict.fromkeys(tellers, "" if stores == "none" else "d1"), agreed=stores == "agreed")
+    for act, index, number, flag in steps:
+        world.take(act, names[index % size], number, flag)
 
-    def goes_on(side: str) -> bool:
-        stores = told(those(side), "d1")
-        halves = ties(those(side), [link], gone=those(f"gone from {side}"), stores=stores)
-        won = tuple(half for half in halves if winners.setdefault(half.claim, half.winner) == half.winner)
-        stores = told(those(side), "d1", won=won)
-        return not lacking(those(side), link, gone=those(f"gone from {side}"), dead=those("dead"), stores=stores)
 
-    sides = ("first", "second") if first_is_faster else ("second", "first")
-    assert sum(bool(those(side)) and goes_on(side) for side in sides) <= 1
+class World:
+    """Who has come to whom. Whoever has received a view stays; a view is void if a member has not."""
+
+    def __init__(self, names: str, told: dict[str, str], *, agreed: bool) -> None:
+        self.told = told
+        self.chains = [[Link(view(1, names), own=number == 0, agreed=agreed)] for number in range(3)]
+        self.at = dict.fromkeys(names, 0)
+        self.leaving: set[str] = set()
+        self.gone: list[set[str]] = [set(), set(), set()]
+        self.claims: dict[str, tuple[str, ...]] = {}
+        self.alive: list[set[str]] = []
+        self.settled: set[str] = set()
+
+    def take(self, act: str, name: str, number: int, flag: bool) -> None:
+        here = {one for one, where in self.at.items() if where == number}
+        if act.startswith("issue"):
+            self.issue(here - self.leaving if "without" in act else here, here, number, received=flag)
+        elif name in self.settled or name not in self.at:
+            return
+        elif act == "come":
+            self.at[name] = number
+        elif act == "lose":
+            self.at[name] = -1
+        elif act == "leave":
+            self.leaving.add(name)
+        else:
+            where = self.at.pop(name)
+            if where >= 0:
+                self.gone[where].add(name)
+
+    def issue(self, chosen: set[str], here: set[str], number: int, *, received: bool) -> None:
+        chain, gone = self.chains[number], self.gone[number] | (self.leaving & here)
+        if not chosen or chosen & self.settled:
+            return
+        stores = Stores({name: self.told[name] for name in here if name in self.told}, self.claims)
+        for bid in bids(chosen, chain, gone=gone, dead="", stores=stores)[0]:
+            self.claims.setdefault(bid.claim, bid.members)
+        stores = Stores(stores.told, self.claims)
+        if shortfall(chosen, chain, gone=gone, dead="", stores=stores):
+            return
+        chain.append(Link(view(chain[-1].view.generation + 1, "".join(sorted(chosen))), own=True))
+        if received:
+            assert not self.alive, f"{self.alive} and {chosen}"
+            self.alive.append(chosen)
+            self.settled |= chosen

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.membership import (
+    Agree,
     Announce,
     Arrived,
     AtBoundary,
@@ -68,7 +69,8 @@ class Coordinator:
     def returns(self, names: str, *views: View, at: float = 0.0, settled: int | None = None, **fields) -> Coordinator:
         over = bool(fields.pop("over", True))
         generation = views[0].generation if settled is None else settled
-        links = tuple(Link(v, over=over) for v in views)
+        links = tuple(Link(v, over=over, agreed=bool(fields.get("agreed"))) for v in views)
+        fields.pop("agreed", None)
         for name in names:
             report = Returned(
                 member(name), Phase.MEMBER, promised=views[-1].generation, settled=generation, received=links
@@ -154,9 +156,7 @@ def test_takeover_announces_newcomers_and_leavers():
     leaver = Coordinator().returns("a", view(5, "ab"), phase=Phase.LEAVING).returns("b", view(5, "ab"))
     assert leaver.of(Announce)
     leaver(AtBoundary("a", 5), AtBoundary("b", 5))
-    assert leaver.views == [(6, "ab")]  # b alone is no majority of a view that another coordinator has issued
-    leaver(Settled("a", 6), AtBoundary("a", 6), AtBoundary("b", 6))
-    assert leaver.views[1:] == [(7, "b")]
+    assert leaver.views == [(6, "b")]
 
 
 def test_takeover_dismisses_whoever_is_not_in_the_newest_view():
@@ -273,9 +273,17 @@ def test_job_does_not_begin_anew_while_the_last_that_left_is_silent_and_no_time_
     assert job(Gone("a", "its connection ended"), Tick(), at=99.0).views[2:] == [(3, "n")]
 
 
-def test_leavers_go_one_half_after_the_other():
-    job = founded("abc")(Leaving("b"), Leaving("c"), *(AtBoundary(name, 1) for name in "abc"))
-    assert job.views[1:] == [(2, "abc")]
+@pytest.mark.parametrize("store", ["", "d1"])
+def test_leavers_go_at_once_however_many_they_are(store):
+    job = founded("abc", store)(Leaving("b"), Leaving("c"), *(AtBoundary(name, 1) for name in "abc"))
+    assert job.views[1:] == [(2, "a")]
+
+
+def test_leavers_are_nobodys_quorum():
+    """The others may have let them go."""
+    job = Coordinator().returns("bc", view(5, "abc"), phase=Phase.LEAVING)(Proved("a"))
+    assert job.views == []
+    assert job.returns("a", view(5, "abc")).views == [(6, "abc")]
 
 
 @pytest.mark.parametrize("newest", [1, 2])
@@ -313,50 +321,99 @@ def test_views_name_who_is_gone_until_they_have_come_about() -> None:
 
 
 @pytest.mark.parametrize("won", [True, False])
-def test_half_with_a_store_goes_on_once_it_has_the_claim(won):
-    job = founded("ab", "d1")(Gone("b", "silent", silent=True))
+@pytest.mark.parametrize("lost", ["b", "bc"])
+def test_members_with_a_store_go_on_once_they_have_the_claim(won, lost):
+    names = "abcd"[: len(lost) + 2]
+    job = founded(names, "d1")(*(Gone(name, "silent", silent=True) for name in lost))
     assert job.views[1:] == []
+    here = "".join(name for name in names if name not in lost)
+    claims = [claim for claim in job.of(Claim) if "".join(claim.bid.members) == here]
+    assert {claim.worker for claim in claims} == set(here[:3])
+    job(Claimed(here[0], claims[0].bid.claim, tuple(here if won else lost)), Tick())
+    assert job.views[1:] == ([(2, here)] if won else [])
+    assert won or "others go on" in job.state.held
+
+
+def test_few_members_go_on_if_the_others_do_not_take_the_claim_first():
+    job = founded("abc", "d1")(Gone("b", "silent", silent=True), Gone("c", "silent", silent=True))
+    first = job.of(Claim)[-1]
+    assert first.bid.members == ("a", "c")  # c might have gone on with a
+    patience = SETTINGS.patience_s
+    job(Tick(), at=patience / 2)
+    assert job.of(Claim)[-1] is first
+    assert next_deadline(job.state, SETTINGS) == patience
+    job(Tick(), at=patience)
+    (claim,) = (claim for claim in job.of(Claim) if claim.bid.members == ("a",))
+    assert next_deadline(job.state, SETTINGS) == 2 * patience
+    assert job(Claimed("a", claim.bid.claim, ("a",)), at=patience + 1).views[1:] == [(2, "a")]
+
+
+def test_few_members_ask_at_once_if_the_others_are_dead():
+    job = Coordinator().returns("a", view(5, "abc"), store="d1", agreed=True)(Proved("b"), Proved("c"))
+    assert [claim.bid.members for claim in job.of(Claim)] == [("a",)]
+
+
+def test_few_members_step_down_if_the_store_does_not_answer():
+    job = founded("abc", "d1")(Gone("b", "silent", silent=True), Gone("c", "silent", silent=True))
+    job(Tick(), at=SETTINGS.patience_s)
+    assert job.of(StepDown) == []
+    assert job(Tick(), at=2 * SETTINGS.patience_s).of(StepDown) == [StepDown()]
+
+
+def test_few_members_that_do_not_know_that_all_have_one_store_wait():
+    job = Coordinator().returns("a", view(5, "abc"), store="d1")(Proved("b"), Proved("c"))
+    assert job.of(Claim) == []
+    assert "not all members were known" in job.state.held
+
+
+def test_members_are_told_when_all_of_them_have_one_store():
+    job = founded("abc")
+    assert job.of(Agree) == []
+    job = founded("abc", "d1")
+    assert job.of(Agree) == [Agree(job.state.view)]
+    assert job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1)).of(Agree)[1:] == [Agree(job.state.view)]
+    job(Arrived(member("n")), Ready("n"), *(AtBoundary(name, 2) for name in "abc"))
+    assert len(job.of(Agree)) == 2
+    assert job(Stored("n", "d1")).of(Agree)[2:] == [Agree(job.state.view)]
+
+
+@pytest.mark.parametrize("proof", [(Proved("b"),), ()])
+def test_half_of_a_successor_goes_on_once_it_has_the_claim_whether_the_others_are_dead_or_silent(proof):
+    job = Coordinator().returns("a", view(5, "ab"), store="d1")(*proof)(Tick(), at=2.0)
     (claim,) = job.of(Claim)
-    assert (claim.worker, claim.half.winner) == ("a", ("a",))
-    job(Claimed("a", claim.half, won), Tick())
-    assert job.views[1:] == ([(2, "a")] if won else [])
-    assert job.of(Claim) == [claim]
-    assert won or "the others have it" in job.state.held
-
-
-def test_half_of_a_successor_goes_on_once_it_has_the_claim_whether_the_others_are_dead_or_silent():
-    for proof in ((Proved("b"),), ()):
-        job = Coordinator().returns("a", view(5, "ab"), store="d1")(*proof)(Tick(), at=2.0)
-        (claim,) = job.of(Claim)
-        assert job.views == []
-        assert job(Claimed("a", claim.half, True), at=2.0).views == [(6, "a")]
+    assert job.views == []
+    assert job(Claimed("a", claim.bid.claim, ("a",)), at=2.0).views == [(6, "a")]
 
 
 def test_claim_that_others_have_is_no_way_out_even_if_they_are_dead():
     job = Coordinator().returns("a", view(5, "ab"), store="d1")(Proved("b"))
-    job(Claimed("a", job.of(Claim)[0].half, False))
+    job(Claimed("a", job.of(Claim)[0].bid.claim, ("b",)))
     assert job.views == []
 
 
 def test_claim_is_asked_for_again_if_the_one_that_was_asked_has_been_away():
-    job = founded("abcd", "d1")
-    job(Gone("c", "silent", silent=True), Gone("d", "silent", silent=True))
-    assert job.views[1:] == [(2, "abd")]
+    job = founded("ab", "d1")(Gone("b", "silent", silent=True))
     (first,) = job.of(Claim)
-    assert first.worker == "a"
-    job(Gone("a", "silent", silent=True)).returns("a", view(1, "abcd"), view(2, "abd"), store="d1", over=False)
+    job(Gone("a", "silent", silent=True)).returns("a", view(1, "ab"), store="d1", over=False)
     assert job.of(Claim) == [first, first]
     assert job(Tick()).of(Claim) == [first, first]
 
 
-def test_claim_is_asked_for_as_soon_as_all_of_the_half_have_told_their_store():
+def test_claim_is_asked_for_as_soon_as_somebody_has_told_the_store():
     job = founded("ab", "d1")
     job.state = replace(job.state, stores=replace(job.state.stores, told={}))
     job(Gone("b", "silent", silent=True))
     assert job.of(Claim) == []
-    assert "not known that they have one store" in job.state.held
     job(Stored("a", "d1"))
     assert len(job.of(Claim)) == 1
+
+
+def test_claim_cannot_name_others_later():
+    job = founded("ab", "d1")(Gone("b", "silent", silent=True))
+    claim = job.of(Claim)[0].bid.claim
+    job(Claimed("a", claim, ("b",)))
+    with pytest.raises(ProtocolError, match="names"):
+        job(Claimed("a", claim, ("a",)))
 
 
 def test_member_that_tells_another_store_is_refused():

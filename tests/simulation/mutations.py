@@ -14,7 +14,7 @@ import pytest
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
-from ef_common.core.membership import Phase, claims, failure, rules, takeover
+from ef_common.core.membership import Phase, claims, failure, roster, rules, takeover
 from ef_common.core.replay import FRESH
 from ef_common.core.standing import Standing
 from ef_common.errors import Left
@@ -452,18 +452,55 @@ _OF_HANGS = {
 
 def claim_without_exclusivity(patch: Patch) -> None:
     """Whoever asks has the claim."""
-    patch.setattr("ef_common.testing.simulation.claims.ClaimStore.get", lambda self, half: True)
+    patch.setattr("ef_common.testing.simulation.claims.ClaimStore.get", lambda self, bid: bid.members)
 
 
 def take_an_error_for_a_win(patch: Patch) -> None:
     """A store that fails counts as one that has said yes."""
-    patch.setattr(Line, "_fail", lambda self, half: self._answer(half, True))
+    patch.setattr(Line, "_fail", lambda self, bid: self._answer(bid.claim, bid.members))
 
 
 def half_of_the_issuer_needs_no_claim(patch: Patch) -> None:
     """Who has issued the view goes on with half of it, while the other half gets the claim."""
-    enough = quorum._half_is_enough
-    patch.setattr(quorum, "_half_is_enough", lambda link, *args, **rest: link.own or enough(link, *args, **rest))
+
+    def lack(link, here, counted, **rest):
+        return None if link.own and 2 * len(counted & here) == len(counted) else before(link, here, counted, **rest)
+
+    before = quorum._lack
+    patch.setattr(quorum, "_lack", lack)
+
+
+def most_need_no_claim(patch: Patch) -> None:
+    """More than half of the members go on, while a few get the claim."""
+
+    def lack(link, here, counted, **rest):
+        return None if 2 * len(counted & here) > len(counted) else before(link, here, counted, **rest)
+
+    before = quorum._lack
+    patch.setattr(quorum, "_lack", lack)
+
+
+def count_who_leaves(patch: Patch) -> None:
+    """A quorum may rest on somebody whom another coordinator's group has let go."""
+
+    def shortfall(state, ids, settings):
+        leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
+        known = {"dead": state.dead, "based": state.based, "stores": state.stores}
+        return quorum.shortfall(ids, state.chain, gone=state.gone | leaving.difference(ids), **known)
+
+    patch.setattr(rules, "_shortfall", shortfall)
+    patch.setattr(roster, "gone", lambda state: state.gone)
+
+
+def few_do_not_claim(patch: Patch) -> None:
+    """Few wait for ever, though they could have the claim."""
+
+    def wanted(state, settings):
+        found, few = before(state, settings)
+        return ((), False) if few else (found, False)
+
+    before = claims.wanted
+    patch.setattr(claims, "wanted", wanted)
 
 
 def nobody_claims(patch: Patch) -> None:
@@ -487,6 +524,9 @@ _OF_FAILOVER = {
         claim_without_exclusivity,
         take_an_error_for_a_win,
         half_of_the_issuer_needs_no_claim,
+        most_need_no_claim,
+        count_who_leaves,
+        few_do_not_claim,
         nobody_claims,
     )
 }

@@ -23,7 +23,7 @@ The coordinator runs :func:`decide` on every event. Rules:
    goes at once, and is told so. If all members want to go while newcomers are ready, these come in first, and get the
    state; the others go at the next boundary. If all go, one of them may be saving the state: nothing begins anew
    (rule 4) before their connections have ended.
-   Likewise a member that is *outpaced*: the spare that is to replace it comes in first, and then it goes.
+   Likewise a member that is *outpaced*: the spare that is to replace it comes in first, and then it is asked to leave.
 10. No view is issued without the quorum of :mod:`ef_common.core.quorum`. Where it is lacking, the view is *held*
     back: it is issued as soon as enough come back or are known to be gone. After a while the coordinator steps down, so
     that its workers look for another one: more may have come together there.
@@ -33,14 +33,16 @@ The coordinator runs :func:`decide` on every event. Rules:
 12. An exception of the user's own code, in a member or before the first view, ends the job: all that are connected are
     told, the one that raised it last, and whoever comes later. It looks for another coordinator until it has heard so
     itself, and then it can end. In a newcomer it ends this newcomer alone.
-13. Exactly half of the members of a view may be a quorum: :mod:`ef_common.core.quorum` says when. If they need the
-    claim of that view, the coordinator has a member get it. Who has it never changes. Without an answer, it waits.
+13. If a quorum needs claims, the coordinator has some members get them. Whom a claim names never changes. Without an
+    answer, it waits. If the others may be more, they come first: it asks only after the time after which it would step
+    down, and waits as long again.
 """
 
 from ef_common.core.membership.machine import decide, next_deadline
 from ef_common.core.membership.model import (
     Abort,
     Action,
+    Agree,
     Announce,
     Arrived,
     AtBoundary,
@@ -63,6 +65,7 @@ from ef_common.core.membership.model import (
     Proved,
     Ready,
     Redirect,
+    Resign,
     Resume,
     Returned,
     Settings,
@@ -79,6 +82,7 @@ from ef_common.core.membership.takeover import missing
 __all__ = [
     "Abort",
     "Action",
+    "Agree",
     "Announce",
     "Arrived",
     "AtBoundary",
@@ -101,6 +105,7 @@ __all__ = [
     "Proved",
     "Ready",
     "Redirect",
+    "Resign",
     "Resume",
     "Returned",
     "Settings",

@@ -1,13 +1,17 @@
-"""Rule 13: exactly half of a view's members go on if they have its claim, which the coordinator has one of them get."""
+"""Rule 13: members of a view go on without the others if they have its claim, which some of them are asked to get."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership.model import Action, Claim, Claimed, Membership, Settings, Stored
-from ef_common.core.quorum import ties
+from ef_common.core.membership import roster
+from ef_common.core.membership.model import Action, Agree, Claim, Claimed, Membership, Settings, Stored
+from ef_common.core.quorum import Bid, bids
 from ef_common.errors import ProtocolError
+
+_ASKED = 3
+"""So many members try to get a claim: one of them may not reach the store, or die."""
 
 
 def stored(state: Membership, event: Stored) -> Membership:
@@ -22,20 +26,48 @@ def stored(state: Membership, event: Stored) -> Membership:
 
 
 def claimed(state: Membership, event: Claimed) -> Membership:
-    """Who has a claim, as the store says. That never changes, whoever asks."""
-    stores, here = state.stores, frozenset({event.half})
-    if event.won:
-        return replace(state, stores=replace(stores, won=stores.won | here))
-    return replace(state, stores=replace(stores, lost=stores.lost | here))
+    """Whom a claim names, as the store says. That never changes, whoever asks."""
+    before = state.stores.claims.get(event.claim, event.named)
+    if before != event.named:
+        raise ProtocolError(f"claim {event.claim} names {before}; worker {event.worker} says {event.named}")
+    claims = MappingProxyType({**state.stores.claims, event.claim: event.named})
+    return replace(state, stores=replace(state.stores, claims=claims))
+
+
+def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Action, ...]]:
+    """Note of which views all members have told one store, and tell it the members of the newest one."""
+    if state.chain is before.chain and state.stores.told is before.stores.told:
+        return state, ()
+    chain = tuple(
+        replace(link, agreed=True) if not link.agreed and state.stores.have_one(link.view.ids) else link
+        for link in state.chain
+    )
+    if chain == state.chain:
+        return state, ()
+    newest = state.chain[-1].view if chain[-1].agreed and not state.chain[-1].agreed else None
+    state = replace(state, chain=chain)
+    return state, () if newest is None or newest is not state.view else (Agree(newest),)
+
+
+def wanted(state: Membership, settings: Settings) -> tuple[tuple[Bid, ...], bool]:
+    """The claims for which a view is held back, and whether the others should go first."""
+    if not state.held or state.view is None or not state.based or settings.on_minority == "continue":
+        return (), False
+    members = [member.id for member in roster.present(state, state.view)]
+    return bids(members, state.chain, gone=roster.gone(state), dead=state.dead, stores=state.stores)
 
 
 def ask(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
-    """Have a member here get the claims that are lacking; again, if it has been away and may not have heard of it."""
-    if not state.held or state.view is None or settings.on_minority == "continue":
-        return state, ()
-    members = [worker for worker in state.view.ids if worker in state.workers]
-    wanted = ties(members, state.chain, gone=state.gone, stores=state.stores) if state.based and members else ()
-    under_way = {half: worker for half, worker in state.asked.items() if worker in state.workers}
-    due = {half: members[0] for half in wanted if half not in under_way}
-    state = replace(state, asked=MappingProxyType({**under_way, **due}))
-    return state, tuple(Claim(worker, half) for half, worker in due.items())
+    """Have members get the claims that are lacking; others, if they have been away and may not have heard of it."""
+    lacking, few = wanted(state, settings)
+    if few and not state.last_resort:
+        lacking = ()
+    asked: dict[Bid, tuple[str, ...]] = {}
+    due: list[Claim] = []
+    for bid in lacking:
+        under_way = tuple(worker for worker in state.asked.get(bid, ()) if worker in state.workers)
+        able = [worker for worker in state.workers if state.stores.told.get(worker) and worker not in under_way]
+        more = able[: _ASKED - len(under_way)]
+        asked[bid] = (*under_way, *more)
+        due += [Claim(worker, bid) for worker in more]
+    return state if asked == state.asked else replace(state, asked=MappingProxyType(asked)), tuple(due)

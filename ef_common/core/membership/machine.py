@@ -46,6 +46,7 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
     """
     if (ended := failure.react(state, event)) is not None:
         return ended
+    before = state
     if state.view is None:
         state = replace(state, held="")  # rule 4 is tried anew by each event
     state, actions, reason = _react(state, event, now, settings)
@@ -54,9 +55,10 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
     elif state.held and state.view is not None:
         followed, further, why = takeover.try_again(state, now, settings)
     else:
-        return state, actions, reason
+        followed, further, why = state, (), ""
+    followed, agree = claims.agree(before, followed)
     followed, asked = claims.ask(followed, settings)
-    return followed, (*actions, *further, *asked), why or reason
+    return followed, (*actions, *further, *agree, *asked), why or reason
 
 
 def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:

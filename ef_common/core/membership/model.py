@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from ef_common.core.quorum import NO_STORES, Half, Link, Stores
+from ef_common.core.quorum import NO_STORES, Bid, Link, Stores
 from ef_common.core.view import Member, View
 
 
@@ -78,7 +78,8 @@ class Membership:
     held_since: float | None = None
     failed: str = ""  # whose exception has ended the job, and which
     stores: Stores = NO_STORES
-    asked: Mapping[Half, str] = field(default_factory=lambda: MappingProxyType({}))  # who tries to get a claim
+    asked: Mapping[Bid, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))  # who tries to get it
+    last_resort: bool = False  # a view is held back for so long that few may go on
 
 
 # ---------------------------------------------------------------- events
@@ -195,11 +196,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A member has tried to get a claim for `half.winner`, and they have it, or others do."""
+    """A member has tried to get a claim, and knows whom it names."""
 
     worker: str
-    half: Half
-    won: bool
+    claim: str
+    named: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +338,36 @@ class Claim:
     """Have a worker try to get a claim for these members."""
 
     worker: str
-    half: Half
+    bid: Bid
 
 
-Action = Claim | Welcome | Install | Announce | Finish | Hand | Dismiss | Redirect | Resume | StepDown | Abort
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Tell the members of this view that all of them have one store."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """Ask a member to leave, as it is replaced."""
+
+    worker: str
+
+
+Action = (
+    Welcome
+    | Install
+    | Announce
+    | Finish
+    | Hand
+    | Dismiss
+    | Redirect
+    | Resume
+    | StepDown
+    | Abort
+    | Claim
+    | Agree
+    | Resign
+)
 Decision = tuple[Membership, tuple[Action, ...], str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ef_common.core.membership import roster
-from ef_common.core.membership.model import Membership, Phase, Settings
+from ef_common.core.membership.model import Action, Membership, Resign, Settings
 from ef_common.core.view import Member, View
 
 
@@ -21,16 +21,14 @@ def spares(state: Membership, view: View, settings: Settings) -> list[Member]:
 
 
 def settle(state: Membership, view: View) -> Membership:
-    """At a boundary: whoever was to be replaced stays, if its replacement was lost meanwhile."""
-    if not state.replacement or state.outpaced not in state.workers:
-        return state if state.outpaced in state.workers else replace(state, outpaced="", replacement="")
-    if view.rank_of(state.replacement) is not None:
-        return state
-    state = replace(state, workers=roster.with_phase(state, {state.outpaced: Phase.MEMBER}))
-    return replace(state, replacement="")
+    """Whoever was to be replaced stays, if it or its replacement was lost meanwhile."""
+    if state.outpaced not in state.workers:
+        return replace(state, outpaced="", replacement="")
+    lost = bool(state.replacement) and view.rank_of(state.replacement) is None
+    return replace(state, replacement="") if lost else state
 
 
-def invite(state: Membership, coming: list[Member]) -> Membership:
-    """The view that is about to be issued has somebody in the place of the outpaced member: it goes with the next."""
-    leaving = {state.outpaced: Phase.LEAVING}
-    return replace(state, workers=roster.with_phase(state, leaving), replacement=coming[0].id)
+def dismissal(state: Membership, view: View) -> tuple[Action, ...]:
+    """The replacement is in the view, which has come about: the outpaced member may go."""
+    came = bool(state.replacement) and view.rank_of(state.replacement) is not None
+    return (Resign(state.outpaced),) if came and state.settled.issuperset(view.ids) else ()

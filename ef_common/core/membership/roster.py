@@ -27,6 +27,12 @@ def remaining(state: Membership, view: View) -> list[Member]:
     return [m for m in present(state, view) if state.workers[m.id][1] is Phase.MEMBER]
 
 
+def gone(state: Membership) -> frozenset[str]:
+    """Who does not count in the quorum."""
+    leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
+    return state.gone | leaving
+
+
 def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
     """Ready workers, as far as `max_nodes` allows, in the order in which they arrived."""
     if state.closed:

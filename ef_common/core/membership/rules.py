@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership import replacement
+from ef_common.core.membership import replacement, roster
 from ef_common.core.membership.model import (
     Action,
     Announce,
@@ -158,8 +158,6 @@ def plan(state: Membership, settings: Settings) -> Decision:
     members = (*staying, *joining)
     if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
         return state, (), ""  # rule 5: hold here until enough are ready
-    if leaving and members and _shortfall(state, {m.id for m in members}, settings):  # one half after the other
-        members, leaving = (*present(state, view), *joining), []
     reason = f"planned: {len(joining)} join, {len(leaving)} leave"
     dropped = tuple(m.id for m in leaving)
     if not members:
@@ -168,9 +166,7 @@ def plan(state: Membership, settings: Settings) -> Decision:
         empty = replace(_without_view(state), workers=workers, generation=generation, last=frozenset(dropped))
         return empty, (Install(View(empty.generation, (), reason=reason), dropped),), reason
     if coming:
-        state = replacement.invite(state, coming)
-    elif state.outpaced in dropped:
-        state = replace(state, outpaced="", replacement="")
+        state = replace(state, replacement=coming[0].id)
     return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
 
 
@@ -213,7 +209,8 @@ def settled(state: Membership, worker: str, generation: int) -> Decision:
         return state, (), ""  # a newer view is on its way to it
     chain = tuple(link for link in state.chain if link.view.generation >= generation)
     gone = state.gone & ids_of(chain)
-    return replace(state, settled=state.settled | {worker}, chain=chain, based=True, gone=gone), (), ""
+    state = replace(state, settled=state.settled | {worker}, chain=chain, based=True, gone=gone)
+    return state, replacement.dismissal(state, view), ""
 
 
 def ids_of(chain: tuple[Link, ...]) -> frozenset[str]:
@@ -259,6 +256,7 @@ def _without_view(state: Membership) -> Membership:
         announced=False,
         held="",
         held_since=None,
+        last_resort=False,
     )
 
 
@@ -342,6 +340,7 @@ def _install(
         suspected_at=None,
         held="",
         held_since=None,
+        last_resort=False,
     )
     joiners = not state.closed and bool(admissible(after, list(members), settings))
     joiners = joiners or bool(replacement.spares(after, View(generation, members), settings))
@@ -363,7 +362,8 @@ def _install(
 def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> str:
     if settings.on_minority == "continue":
         return ""
-    return shortfall(ids, state.chain, gone=state.gone, dead=state.dead, based=state.based, stores=state.stores)
+    gone = roster.gone(state)
+    return shortfall(ids, state.chain, gone=gone, dead=state.dead, based=state.based, stores=state.stores)
 
 
 def known(state: Membership) -> tuple[Link, ...]:

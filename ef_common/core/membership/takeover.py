@@ -212,9 +212,11 @@ def try_again(state: Membership, now: float, settings: Settings) -> Decision:
         if not after.held:
             return after, actions, reason
         state = replace(state, held=after.held)
-    if now >= since + settings.patience_s:
-        return step_down(state)
-    return replace(state, held_since=since), (), ""
+    if now < since + settings.patience_s:
+        return replace(state, held_since=since), (), ""
+    if not state.last_resort and claims.wanted(state, settings)[1]:
+        return replace(state, held_since=now, last_resort=True), (), "the others had time to go on"
+    return step_down(state)
 
 
 def step_down(state: Membership) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ef_common.core.quorum import Half
+from ef_common.core.quorum import Bid
 
 PLACE = "store"
 """Its name in the network."""
@@ -16,6 +16,6 @@ class ClaimStore:
     def __init__(self) -> None:
         self.winners: dict[str, tuple[str, ...]] = {}
 
-    def get(self, half: Half) -> bool:
-        """Whether these members have the claim; they get it if nobody has it."""
-        return self.winners.setdefault(half.claim, half.winner) == half.winner
+    def get(self, bid: Bid) -> tuple[str, ...]:
+        """Whom the claim names: these members, if nobody had it."""
+        return self.winners.setdefault(bid.claim, bid.members)

@@ -13,6 +13,7 @@ from typing import Any
 from ef_common.core import membership
 from ef_common.core.membership import (
     Abort,
+    Agree,
     Announce,
     Claim,
     Dismiss,
@@ -23,6 +24,7 @@ from ef_common.core.membership import (
     Membership,
     Phase,
     Redirect,
+    Resign,
     Resume,
     Settings,
     StepDown,
@@ -30,11 +32,11 @@ from ef_common.core.membership import (
 )
 from ef_common.core.place import Place
 from ef_common.core.progress import Limits, Progress
-from ef_common.core.quorum import Half
+from ef_common.core.quorum import Bid
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, ProtocolError
-from ef_common.ports import Bootstrap
+from ef_common.ports import Bootstrap, GetClaim
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.hangs import Watch
@@ -181,8 +183,13 @@ class Coordinator:
             case Redirect(worker):
                 self._tell(worker, "redirect", self.hint)
                 self.lines.pop(worker, None)
-            case Claim(worker, half):
-                self._tell(worker, "claim", half)
+            case Claim(worker, bid):
+                self._tell(worker, "claim", bid)
+            case Agree(view):
+                for worker in view.ids:
+                    self._tell(worker, "agreed", view.generation)
+            case Resign(worker):
+                self._tell(worker, "resign", None)
             case Resume(view):
                 for worker in view.ids:
                     self._tell(worker, "resume", None)
@@ -503,7 +510,7 @@ class Line:
         """See the port."""
         return None
 
-    def use_store(self, store: str, claim: Callable[[str, tuple[str, ...]], bool] | None = None) -> None:
+    def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port. The claims are those of the simulated store."""
         if self.standing.store is None:
             self.standing = replace(self.standing, store=store)
@@ -515,32 +522,32 @@ class Line:
 
     # ------------------------------------------------------------ claims
 
-    def _request(self, half: Half) -> None:
+    def _request(self, bid: Bid) -> None:
         """A request sets out to the store; whatever becomes of this worker, it will come there."""
         cuts = next(iter(self._coordinators.values())).cuts
         cut = max(cuts.until(self.member.id, PLACE), cuts.until(PLACE, self.member.id))
         slow = self._scheduler.random.random() < _SLOW_STORE
         delay_s = self._scheduler.delay(_SLOW_CLAIM_S if slow else _CLAIM_S)
-        self._scheduler.at(max(self._scheduler.now, cut) + delay_s, self._create, half)
+        self._scheduler.at(max(self._scheduler.now, cut) + delay_s, self._create, bid)
 
-    def _create(self, half: Half) -> None:
+    def _create(self, bid: Bid) -> None:
         if self._store is None:
             raise Violation(f"{self.member.id} is asked for a claim, and has no store")
-        won = self._store.get(half)
+        named = self._store.get(bid)
         if self._scheduler.random.random() < _FAILING_STORE:  # done, and reported as failed
-            self._fail(half)
+            self._fail(bid)
         else:
-            self._scheduler.after(self._scheduler.delay(_CLAIM_S), self._answer, half, won)
+            self._scheduler.after(self._scheduler.delay(_CLAIM_S), self._answer, bid.claim, named)
 
-    def _fail(self, half: Half) -> None:
+    def _fail(self, bid: Bid) -> None:
         if self._process.alive:
-            self._scheduler.after(self._scheduler.delay(1.0), self._request, half)
+            self._scheduler.after(self._scheduler.delay(1.0), self._request, bid)
 
-    def _answer(self, half: Half, won: bool) -> None:
+    def _answer(self, claim: str, named: tuple[str, ...]) -> None:
         if self._process.frozen:
-            self._scheduler.after(_ATTEMPT_S, self._answer, half, won)
+            self._scheduler.after(_ATTEMPT_S, self._answer, claim, named)
         elif self._process.alive and self.wire is not None:
-            self.wire.up(self.wire.coordinator.receive, "claimed", (half, won))
+            self.wire.up(self.wire.coordinator.receive, "claimed", (claim, named))
 
     # ------------------------------------------------------------ from one coordinator to another
 
@@ -651,6 +658,10 @@ class Line:
             self._taken = True
         elif kind == "claim":
             self._request(value)
+        elif kind == "agreed":
+            self.standing = self.standing.agreed(value)
+        elif kind == "resign":
+            self.send("leave")
         elif kind == "redirect":
             self._hint = value
             self._redirected = True

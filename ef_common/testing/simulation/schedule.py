@@ -102,9 +102,9 @@ class Fault:
             `USERS_PLACES`), "drain" (it is told to go, wherever it is), "outpaced" (it is found to be slow), "arrive"
             (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
             "node" (and the worker of its node), "cut" (of the network, for `duration_s`: around some nodes, or with
-            the victim "coordinator" around the leading one), "halve" (a cut through the members of the view, and maybe
-            between some of them and the store), "suspend" (the node of the leading coordinator, or of "any" one: all
-            that is on it stands still for `duration_s`).
+            the victim "coordinator" around the leading one), "halve" (a cut through the members of the view, often in
+            the middle, and maybe between some of them and the store), "suspend" (the node of the leading coordinator,
+            or of "any" one: all that is on it stands still for `duration_s`).
         victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
             members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
             not), or a worker's name.
@@ -154,7 +154,7 @@ def failover_of(seed: int) -> Schedule:
     job = replace(job, store=draw.choice(("", "one", "one", "apart")))
     job = replace(job, length=2 * job.length, step_s=draw.choice((0.02, 0.05)), max_nodes=1_000_000)
     if draw.random() < _CLEAN:
-        job = replace(job, num_workers=draw.choice((2, 2, 4)), store="one")
+        job = replace(job, num_workers=draw.choice((2, 2, 3, 4, 5)), store="one")
         return Schedule(seed, job, (Fault("halve", at=_sometime(draw), duration_s=1000.0),))
     themes = draw.choices(_FAILOVERS, k=draw.choice((1, 1, 1, 2, 2)))
     themes += draw.choices(
@@ -226,6 +226,19 @@ def _cut_at_place(draw: random.Random, job: Job) -> list[Fault]:
     place, nth = draw.choice(_RECOVERY), draw.randint(1, 3 * job.num_workers)
     strike = Fault("cut", place=place, nth=nth, delay_s=draw.random() * 0.02, duration_s=draw.choice((2.5, 5.0, 12.0)))
     return [*draw.choice((_coordinator_lost, _crash_anywhere))(draw, job), strike]
+
+
+def _leave_and_cut(draw: random.Random, job: Job) -> list[Fault]:
+    """Who is let go does not hear of it."""
+    when = _sometime(draw)
+    leavers = [Fault("leave", "any", at=when + 0.05 * draw.random()) for _ in range(draw.choice((1, 1, 2, 3)))]
+    place, nth = draw.choice(("boundary", "next_view", "next_view")), draw.randint(job.num_workers, 2 * job.num_workers)
+    duration_s, delay_s = draw.choice((5.0, 12.0, 1000.0)), draw.random() * 0.01
+    kind = draw.choice(("cut", "halve"))
+    strike = Fault(
+        kind, place=place, nth=nth, delay_s=delay_s, duration_s=duration_s, direction=draw.choice(("", "out"))
+    )
+    return [*leavers, strike]
 
 
 def _halve(draw: random.Random, job: Job) -> list[Fault]:
@@ -490,6 +503,7 @@ _FAILOVERS = (
     _coordinator_lost_at_place,
     _cut_network,
     _cut_at_place,
+    _leave_and_cut,
     _halve,
     _halve_and_lose,
     _suspend,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ef_common.core.membership import Arrived, Claimed, Event, Gone, Membership, Outpaced, Phase, Settings
+from ef_common.core.membership import Arrived, Claimed, Event, Gone, Leaving, Membership, Outpaced, Phase, Settings
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
@@ -311,7 +312,7 @@ class Simulation:
         if any(record.made_at > self.scheduler.now - STANDSTILL_S for record in updates):
             return
         newest = self.invariants.formed[max(self.invariants.formed)]
-        alive = [name for name in newest if self.workers[name].running and not self.workers[name].process.frozen]
+        alive = [name for name in newest if self.workers[name].lively and not self.workers[name].session.leaving]
         if 2 * len(alive) > len(newest) and any(c.alive for c in self.coordinators.values()):
             raise Violation(f"{', '.join(alive)} are most of {', '.join(newest)}, and do not go on")
 
@@ -342,7 +343,7 @@ class Simulation:
         if self._must_go_on:
             self.count("halved, and goes on")
             if not self.invariants.results:
-                raise Violation("the members were halved, a half could have had the claim, and none has gone on")
+                raise Violation("the members were cut apart, some could have had the claim, and none has gone on")
         if self.halted:
             return
         for worker in self.workers.values():
@@ -401,7 +402,7 @@ class Simulation:
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
         if isinstance(event, Claimed):
-            self.count("claim won" if event.won else "claim lost")
+            self.count("claim won" if event.worker in event.named else "claim lost")
         if isinstance(event, Gone) and before.view is not None and event.worker in before.view.ids:
             self.count("loss" if not after.closed else "goodbye")
             if before.at_boundary:
@@ -427,7 +428,7 @@ class Simulation:
             phases = [after.workers[name][1] for name in view.ids if name in after.workers]
             if after.replacement and not before.replacement:
                 self.count("replacement came")
-            if before.replacement and not after.replacement and before.outpaced not in view.ids:
+            if before.replacement and isinstance(event, Leaving) and event.worker == before.outpaced:
                 self.count("replaced")
             if phases.count(Phase.LEAVING) == len(before.view.ids if before.view else ()) > 0:
                 self.count("handed over")
@@ -558,8 +559,9 @@ class Simulation:
             self.cuts.cuts.append((cut_off, frozenset({PLACE}), end))
             self.count(f"store reached by {store}")
         alone = len(self.schedule.faults) == 1 and fault.kind == "halve" and not fault.direction
-        if alone and store != "none" and one and other:
-            self._must_go_on = self._all_have_one_store()
+        reaching = {"both": one | other, "one": one, "other": other, "none": frozenset[str]()}[store]
+        if alone and one and other:
+            self._must_go_on = self._can_claim(reaching)
         self.note("network", f"*** cut {fault.direction or 'both'}: {sorted(one)} | {sorted(other)} until {end:.2f}")
         if fault.direction != "in":
             self.cuts.cuts.append((one, other, end))
@@ -601,18 +603,21 @@ class Simulation:
                 self.scheduler.after(patience_s, worker.line.silent, wire)
 
     def _half_of(self, nodes: list[set[str]]) -> set[str]:
-        """Half of the members, with their nodes; the others keep theirs."""
-        view = self.coordinator.state.view
+        """Half of the members, or some, with their nodes; the others keep theirs."""
+        view, random = self.coordinator.state.view, self.scheduler.random
         ids = [] if view is None else list(view.ids)
-        half = set(self.scheduler.random.sample(ids, len(ids) // 2))
+        half = set(random.sample(ids, random.choice((len(ids) // 2, random.randint(0, len(ids))))))
         return set().union(*(node for node in nodes if node & half))
 
-    def _all_have_one_store(self) -> bool:
-        """Nothing but an exact halving can keep the members from going on, and a claim is possible."""
+    def _can_claim(self, reaching: Collection[str]) -> bool:
+        """All members know that all have one store, and some are among those that reach it."""
         state = self.coordinator.state
-        if state.view is None or state.closed or not state.view.ids or state.view.world_size % 2:
+        if state.view is None or state.closed or not state.view.ids or not state.settled.issuperset(state.view.ids):
             return False
-        return bool(state.stores.of(state.view.ids)) and state.settled.issuperset(state.view.ids)
+        known = [self.workers[name].line.standing.links[-1:] for name in state.view.ids]
+        return any(name in reaching for name in state.view.ids) and all(
+            links and links[0].agreed and links[0].view == state.view for links in known
+        )
 
     def _heal(self) -> None:
         self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
