@@ -33,7 +33,7 @@ from ef_common.errors import UsageError
 logger = logging.getLogger(__name__)
 
 DEFAULT_HEARTBEAT_TIMEOUT_S = 2.0
-_TIMEOUTS_TO_NOTICE = 1.25
+_TIMEOUTS_TO_NOTICE = 1.5
 _ACCEPTS_AT_ONCE = 64
 _ACCEPT_PAUSE_S = 0.1
 _STOP_S = 10.0

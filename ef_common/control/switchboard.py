@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_STRANGERS = 512
 """So many unauthenticated connections are kept; one more closes the oldest."""
 _SWEEPS_PER_TIMEOUT = 8
+_DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _STRANGER_S = 2.0
 _PACE_S = 1.0
 _STANDBYS_TOLD = 16  # the line must be short, as the worker does not trust us before it
@@ -335,20 +336,19 @@ class Switchboard:
             self._forget(connection)
             connection.drop(last_words)
 
-    def _suspend(self, connection: Connection, why: str) -> None:
-        """A worker is silent: it is told that it is out as soon as others go on without it, and not before.
+    def _suspend(self, connections: list[Connection], why: str) -> None:
+        """Workers are silent: they are told that they are out as soon as others go on without them, and not before.
 
-        If it is we who are cut off, nobody goes on with us: it must live, to go on with the others.
+        If it is we who are cut off, nobody goes on with us: they must live, to go on with the others.
         """
-        worker = connection.worker
-        if not connection.standby or worker is None:
-            self._evict(connection, why)
-        else:
-            self._forget(connection)
-            self._out.add(connection)
-            self._untold[connection] = why
-        if worker is not None:
-            self._submit(membership.Gone(worker, why, silent=True), None)
+        for connection in connections:
+            if not connection.standby:
+                self._evict(connection, why)
+            else:
+                self._forget(connection)
+                self._out.add(connection)
+                self._untold[connection] = why
+        self._submit(membership.Silent(tuple(str(connection.worker) for connection in connections), why), None)
         if not self._state.held and self._state.gathering_since is None:
             self._tell_out()
 
@@ -547,10 +547,7 @@ class Switchboard:
             # It was us who did not listen (a stopped or starved process): what came is still unread.
             self._attentive_since = self._absent_at = now
         self._swept_at = now
-        for connection in list(self._workers.values()):
-            silent_s = now - max(connection.heard, self._attentive_since)
-            if silent_s > self._timeout_s:
-                self._suspend(connection, f"silent for {silent_s:.1f} s")
+        self._look_for_silent(now)
         self._look_for_hung(now)
         self._look_for_stragglers(now)
         for connection in list(self._strangers):
@@ -558,6 +555,15 @@ class Switchboard:
                 break
             self.on_refusal(connection, "no introduction", "it said nothing")
         self._loop.call_later(self._sweep_s, self._sweep)
+
+    def _look_for_silent(self, now: float) -> None:
+        """Lose those that are silent for too long; a little later if more may be so, as we may be cut off."""
+        silent_s = {c: now - max(c.heard, self._attentive_since) for c in self._workers.values()}
+        silent = [connection for connection, seconds in silent_s.items() if seconds > self._timeout_s]
+        longest_s = max(silent_s.values(), default=0.0)
+        in_doubt = any(_DOUBTFUL * self._timeout_s < seconds <= self._timeout_s for seconds in silent_s.values())
+        if silent and not (in_doubt and longest_s < _DECIDED * self._timeout_s):
+            self._suspend(silent, f"silent for {longest_s:.1f} s")
 
     def _look_for_hung(self, now: float) -> None:
         """Evict whoever keeps the others waiting."""

@@ -28,6 +28,7 @@ from ef_common.core.membership import (
     Returned,
     Settings,
     Settled,
+    Silent,
     StepDown,
     Stored,
     Suspected,
@@ -372,6 +373,7 @@ def test_members_are_told_when_all_of_them_have_one_store():
     job = founded("abc", "d1")
     assert job.of(Agree) == [Agree(job.state.view)]
     assert job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1)).of(Agree)[1:] == [Agree(job.state.view)]
+    job.settings = replace(job.settings, max_nodes=4)
     job(Arrived(member("n")), Ready("n"), *(AtBoundary(name, 2) for name in "abc"))
     assert len(job.of(Agree)) == 2
     assert job(Stored("n", "d1")).of(Agree)[2:] == [Agree(job.state.view)]
@@ -419,3 +421,10 @@ def test_claim_cannot_name_others_later():
 def test_member_that_tells_another_store_is_refused():
     with pytest.raises(ProtocolError, match="another store"):
         founded("ab", "d1")(Stored("a", "d2"))
+
+
+def test_silences_that_are_noticed_together_are_decided_on_together():
+    job = founded("abc")(Silent(("b", "c"), "silent"))
+    assert job.views[1:] == []
+    assert "only 1 of 3" in job.state.held
+    assert founded("abcde")(Silent(("x", "b", "c"), "silent")).views[1:] == [(2, "ade")]

@@ -23,6 +23,7 @@ from ef_common.core.membership.model import (
     Returned,
     Settings,
     Settled,
+    Silent,
     Stored,
     Suspected,
     Tick,
@@ -96,6 +97,8 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return rules.closed(state, worker)
         case Gone():
             state, actions, reason = rules.gone(state, event, settings)
+        case Silent():
+            state, actions, reason = rules.silent(state, event, settings)
         case Tick():
             state, actions, reason = rules.overdue(state, now, settings)
     return rules.form_or(state, actions, reason, now, settings)

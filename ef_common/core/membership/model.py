@@ -30,7 +30,7 @@ class Settings:
         max_nodes: More nodes than this wait as spares.
         last_call_s: How long the first view waits for more nodes after the last arrival.
         start_nodes: So many are expected at the start; the first view waits for no more.
-        loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout plus slack).
+        loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout, and slack).
         on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
     """
 
@@ -148,13 +148,21 @@ class Closed:
 class Gone:
     """A worker's process ended its connection, or (`goodbye`) has ended as it should.
 
-    `silent`: all that is known is that nothing comes from it, or that it has gone to another coordinator.
+    `silent`: all that is known is that its line broke, or that it has gone to another coordinator.
     """
 
     worker: str
     why: str
     goodbye: bool = False
     silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Nothing comes from these workers. It may be this coordinator that is cut off: they are lost together."""
+
+    workers: tuple[str, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +255,7 @@ Event = (
     | Outpaced
     | Closed
     | Gone
+    | Silent
     | Returned
     | Stored
     | Claimed

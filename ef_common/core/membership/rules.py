@@ -17,6 +17,7 @@ from ef_common.core.membership.model import (
     Membership,
     Phase,
     Settings,
+    Silent,
     Welcome,
 )
 from ef_common.core.membership.roster import admissible, present, remaining, with_phase
@@ -200,6 +201,15 @@ def gone(state: Membership, event: Gone, settings: Settings) -> Decision:
     if goodbye and not wanted and present(state, view):
         return state, (), f"{worker} said goodbye"
     return install_present(state, view, settings, f"{worker} gone ({why})")
+
+
+def silent(state: Membership, event: Silent, settings: Settings) -> Decision:
+    """Rule 3: several workers are lost at once. One after the other, the first would be left out too soon."""
+    *others, last = sorted(event.workers, key=lambda worker: state.view is not None and worker in state.view.ids)
+    workers = MappingProxyType({worker: v for worker, v in state.workers.items() if worker not in others})
+    state = replace(state, workers=workers, at_boundary=state.at_boundary.difference(others))
+    why = f"{event.why}, like {', '.join(others)}" if others else event.why
+    return gone(state, Gone(last, why, silent=True), settings)
 
 
 def settled(state: Membership, worker: str, generation: int) -> Decision:

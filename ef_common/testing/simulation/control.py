@@ -53,6 +53,7 @@ _PAUSE_S = 0.05
 _PROBE_S = 0.1
 _SEEK_S = 60.0
 _FAIL_S = 2.0
+_DOUBT = 0.2  # of the time in which a loss is noticed
 _CLAIM_S, _SLOW_CLAIM_S = 0.05, 3.0
 _SLOW_STORE, _FAILING_STORE = 0.2, 0.2
 
@@ -111,6 +112,7 @@ class Coordinator:
         self._alarm: float | None = None
         self._wires: list[Wire] = []
         self._untold: list[Wire] = []  # of workers that are silent, and may come back as long as nobody goes on
+        self._silent: list[Wire] = []  # who else is, is waited for
         self._probing = False
         self.watch = None if limits is None else Watch(scheduler, limits, self._evict_hung, self._renew)
         self._suspended: list[Callable[[], None]] | None = None  # what has come since it stands still
@@ -335,11 +337,25 @@ class Coordinator:
         """A worker was silent for too long, if it was not this coordinator that did not listen."""
         if self._later(lambda: self.scheduler.after(self.settings.loss_notice_s, self._evict_if_cut, wire)):
             return
-        if self.lines.get(wire.line.member.id) is wire and self.alive:
+        self._silent.append(wire)
+        if len(self._silent) == 1:
+            others = [name for name, other in self.lines.items() if other is not wire]
+            doubtful = any(self.cuts.until(name, self.name) for name in others)
+            self.scheduler.after(_DOUBT * self.settings.loss_notice_s if doubtful else 0.0, self._evict_silent)
+
+    def _evict_silent(self) -> None:
+        if self._later(self._evict_silent):
+            return
+        wires, self._silent = self._silent, []
+        wires = [wire for wire in dict.fromkeys(wires) if self.lines.get(wire.line.member.id) is wire]
+        if not wires or not self.alive:
+            return
+        for wire in wires:
             self._untold.append(wire)
-            self._drop(wire, SILENT, silent=True)
-            if not self.state.held and self.state.gathering_since is None:
-                self._tell_out()
+            del self.lines[wire.line.member.id]
+        self.handle(membership.Silent(tuple(wire.line.member.id for wire in wires), SILENT))
+        if not self.state.held and self.state.gathering_since is None:
+            self._tell_out()
 
     def _evict_if_cut(self, wire: Wire) -> None:
         if self.cuts.until(wire.line.member.id, self.name):

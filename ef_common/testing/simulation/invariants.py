@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ef_common.core.membership import Event, Gone, Membership, Phase, Returned
+from ef_common.core.membership import Event, Gone, Membership, Phase, Returned, Silent
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
 from ef_common.testing.simulation.hangs import HUNG
@@ -65,6 +65,16 @@ class Result:
     fingerprint: int
 
 
+def lost_in(event: Event) -> tuple[str, ...]:
+    """Ids of the workers that are lost by an event."""
+    match event:
+        case Gone(worker):
+            return (worker,)
+        case Silent(workers):
+            return workers
+    return ()
+
+
 @dataclass(slots=True)
 class Invariants:
     """Everything that has been seen of a run.
@@ -108,8 +118,8 @@ class Invariants:
         complete = present <= phases <= set(members) if self.failover and not incomplete else phases == present
         if len(set(members)) != len(members) or not complete:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
-        if isinstance(event, Gone) and event.why.startswith((SILENT, HUNG)):
-            self.evicted.add(event.worker)
+        if isinstance(event, Silent) or (isinstance(event, Gone) and event.why.startswith(HUNG)):
+            self.evicted.update(lost_in(event))
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
         learns = isinstance(event, Returned) or before.gathering_since is not None or before.idle
@@ -117,8 +127,8 @@ class Invariants:
         if not follows or view.generation <= before.generation or view.generation != after.generation:
             raise Violation(f"generation {view.generation} follows {before.generation}")
         old = set() if before.view is None else set(before.view.ids)
-        if isinstance(event, Gone) and old & set(members) and not set(members) <= old:
-            raise Violation(f"the loss of {event.worker} admits somebody: {sorted(old)} -> {members}")
+        if lost_in(event) and old & set(members) and not set(members) <= old:
+            raise Violation(f"the loss of {', '.join(lost_in(event))} admits somebody: {sorted(old)} -> {members}")
         self.views[view.generation, view.ids] = view
 
     def entered(self, worker: str, generation: int, members: list[str], rank: int) -> None:

@@ -18,7 +18,7 @@ from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.control import FIRST, MESSAGE_S, Coordinator, Line
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.hangs import BEAT_S, GRACE_S, HUNG
-from ef_common.testing.simulation.invariants import Invariants, Violation
+from ef_common.testing.simulation.invariants import Invariants, Violation, lost_in
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
 from ef_common.testing.simulation.scheduler import Process, Scheduler
@@ -195,7 +195,7 @@ class Simulation:
             min_nodes=job.min_nodes,
             max_nodes=job.max_nodes,
             last_call_s=job.last_call_s,
-            loss_notice_s=job.heartbeat_timeout_s * 1.25,
+            loss_notice_s=job.heartbeat_timeout_s * 1.5,
         )
         self.workers: dict[str, Worker] = {}
         self.coordinators: dict[int, Coordinator] = {}
@@ -403,11 +403,14 @@ class Simulation:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
         if isinstance(event, Claimed):
             self.count("claim won" if event.worker in event.named else "claim lost")
-        if isinstance(event, Gone) and before.view is not None and event.worker in before.view.ids:
+        members = [worker for worker in lost_in(event) if before.view is not None and worker in before.view.ids]
+        if members:
             self.count("loss" if not after.closed else "goodbye")
+            if len(members) > 1:
+                self.count("silent together")
             if before.at_boundary:
                 self.count("boundary interrupted")
-            if self.workers[event.worker].half_admitted:
+            if any(self.workers[worker].half_admitted for worker in members):
                 self.count("joiner lost half admitted")
             if view is None and not after.closed:
                 self.count("all lost")
