@@ -25,7 +25,8 @@ class Herald:
     """A thread that tells the standbys of all nodes, and whoever listens at the endpoint.
 
     It is repeated now and then. A standby that nobody listens for is gone for good; at the endpoint another agent may
-    come up. A coordinator that leads and has never taken over from another one has nothing to tell.
+    come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has
+    nothing to tell.
 
     Args:
         name: The coordinator's.
@@ -59,7 +60,7 @@ class Herald:
     def _run(self) -> None:
         while not self._stopped.wait(_LOOK_S):
             state = self._switchboard.state
-            if state.view is None or not (state.took_over or state.held):
+            if state.view is None or not self._switchboard.contested:
                 continue
             leads = not state.held
             if leads and not self._led:

@@ -114,6 +114,7 @@ class Switchboard:
         self._absent_at = -math.inf  # when we were found not to have listened
         self._noticed: set[str] = set()
         self._held_told = ""
+        self.contested = False  # others may lead, or look for a quorum; other threads look
 
     # ------------------------------------------------------------ life
 
@@ -403,6 +404,8 @@ class Switchboard:
             if cause is not None:
                 self.on_refusal(cause, "illegal event", str(error))
             return
+        silent = isinstance(event, membership.Silent)
+        self.contested = self.contested or silent or self._state.took_over or bool(self._state.held)
         for action in actions:
             self._perform(action)
         self._knock_soon()

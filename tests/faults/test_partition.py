@@ -155,30 +155,32 @@ def test_node_that_is_cut_off_stops_while_the_others_go_on_and_comes_back(make, 
     nodes.finish()
 
 
-def test_coordinator_that_hears_nobody_does_not_end_most_of_its_workers(make):
+def test_most_of_the_workers_go_on_without_a_coordinator_that_hears_nobody(make):
     nodes = make(3)
     nodes.start()
     generation, leader = nodes.newest(), nodes.leader()
     others = set.union(*(nodes.workers(node) for node in (1, 2, 3) if node != leader))
     nodes.switch.cut(leader, direction="in")
-    time.sleep(2 * TIMEOUT_S + LAST_S)
-    assert nodes.newest() <= generation + 1
+    nodes.wait_for_view(2, after=generation)
+    assert others == set(nodes.job.events("view")[-1]["members"])
+    nodes.wait_for_steps(10)
     nodes.switch.heal()
     nodes.wait_for_view(3, after=generation)
-    assert others & set(nodes.job.events("view")[-1]["members"])
     nodes.finish()
 
 
-def test_halves_that_are_cut_apart_are_told_who_goes_on_by_their_store(make, tmp_path):
-    nodes = make(2)
+def test_nodes_that_are_cut_apart_are_told_which_one_goes_on_by_their_store(make, tmp_path):
+    num_nodes = 3
+    nodes = make(num_nodes)
     nodes.start(checkpoint=str(tmp_path / "store"), checkpoint_steps=5, keep_last=1000)
     nodes.job.wait_for("checkpoint")
     time.sleep(LAST_S)
-    generation, both = nodes.newest(), [nodes.workers(1), nodes.workers(2)]
-    nodes.switch.cut(1)
+    generation, workers = nodes.newest(), set.union(*(nodes.workers(node + 1) for node in range(num_nodes)))
+    for node in range(1, num_nodes):
+        nodes.switch.cut(node)
     nodes.wait_for_view(1, after=generation)
     (first,) = {e["worker"] for e in nodes.job.events("view", world_size=1) if e["generation"] > generation}
-    (cut_off,) = (workers for workers in both if first not in workers)
+    cut_off = workers - {first}
     time.sleep(LAST_S)
     before = nodes.records_of(cut_off, "step"), nodes.records_of(cut_off, "checkpoint")
     nodes.wait_for_steps(60)
@@ -186,7 +188,7 @@ def test_halves_that_are_cut_apart_are_told_who_goes_on_by_their_store(make, tmp
     assert nodes.newest() == generation + 1
     assert len(list((tmp_path / "store" / "claims").iterdir())) == 1
     nodes.switch.heal()
-    nodes.wait_for_view(2, after=generation)
+    nodes.wait_for_view(num_nodes, after=generation)
     nodes.finish()
 
 

@@ -289,11 +289,20 @@ class Simulation:
             waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
             if not waiting:
                 return
+            if self._cannot_begin_anew():
+                self.count("halted")
+                self.halted = True
+                return
             if len(self.coordinator.lines) >= self.schedule.job.min_nodes or self._num_rescues >= MAX_RESCUES:
                 raise Violation(f"nothing can happen any more, and {', '.join(waiting)} wait")
             self._num_rescues += 1  # held below min_nodes: as it should be
             self.count("rescued")
             self._arrive()
+
+    def _cannot_begin_anew(self) -> bool:
+        """The last member may have gone to another coordinator, while the one that leads stood still."""
+        stood_still = any(fault.kind == "suspend" for fault in self.schedule.faults)
+        return stood_still and any(c.alive and c.state.held and not c.state.view for c in self.coordinators.values())
 
     def _nobody_can_tell(self) -> bool:
         """All have ended, or hang; if newcomers wait for a member that hangs, nobody is there to take its place."""
@@ -624,6 +633,9 @@ class Simulation:
 
     def _heal(self) -> None:
         self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
+        for coordinator in self.coordinators.values():
+            if coordinator.alive and coordinator.contested and coordinator.state.view and not coordinator.state.held:
+                self._leads(coordinator)
 
     def _crash(self, victim: Worker) -> None:
         victim.end = "crashed"
