@@ -17,6 +17,7 @@ class Standing:
 
     Args:
         phase: As in the membership.
+        leaving: It has asked to leave; maybe before it has received the view in which it is a member.
         links: The view in which the worker has settled, and those that it has received since.
         settled: Generation of the first of them, if it has settled in it; else 0.
         promised: The highest generation that it knows of. It takes no view that is not above it.
@@ -30,6 +31,7 @@ class Standing:
     """
 
     phase: Phase = Phase.EARLY
+    leaving: bool = False
     links: tuple[Link, ...] = ()
     settled: int = 0
     promised: int = 0
@@ -60,11 +62,10 @@ class Standing:
 
     def received(self, view: View) -> Standing:
         """A view has come that it is a member of."""
-        leaving = self.phase is Phase.LEAVING
         return replace(
             self,
             seen=self.successors[:_MAX_SEEN],
-            phase=Phase.LEAVING if leaving else Phase.MEMBER,
+            phase=Phase.LEAVING if self.leaving else Phase.MEMBER,
             links=(*self.links, Link(view)),
             promised=max(self.promised, view.generation),
             heard_here=self.heard_here | {view.generation},
@@ -74,8 +75,8 @@ class Standing:
         """It tells the coordinator something (see :class:`~ef_common.ports.ControlChannel`)."""
         if kind == "ready" and not self.links:
             return replace(self, phase=Phase.READY)
-        if kind == "leave" and self.links:
-            return replace(self, phase=Phase.LEAVING)
+        if kind == "leave":
+            return replace(self, leaving=True, phase=Phase.LEAVING if self.links else self.phase)
         if kind == "at_boundary":
             return replace(self, boundary=generation)
         if kind == "suspect":

@@ -38,6 +38,7 @@ from ef_common.core.membership import (
     next_deadline,
 )
 from ef_common.core.quorum import Link
+from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -428,3 +429,9 @@ def test_silences_that_are_noticed_together_are_decided_on_together():
     assert job.views[1:] == []
     assert "only 1 of 3" in job.state.held
     assert founded("abcde")(Silent(("x", "b", "c"), "silent")).views[1:] == [(2, "ade")]
+
+
+def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
+    """The coordinator that heard of it may have let the worker go."""
+    standing = Standing().told("leave", 0).received(view(1, "ab"))
+    assert standing.report(member("a")).phase is Phase.LEAVING
