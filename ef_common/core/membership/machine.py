@@ -74,7 +74,7 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             new = leads and not state.generation and not state.idle
             return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
         case Proved(worker):
-            return replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
+            state, actions, reason = replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
         case Stored():
             return claims.stored(state, event), (), ""
         case Claimed():
