@@ -41,7 +41,8 @@ class Etcd:
     """
 
     def __init__(self, url: str) -> None:
-        self._shown = redact(url)
+        scheme, _, rest = url.partition("://")
+        self._shown = redact(f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url)
         try:
             parts = urlsplit(url)
             self._endpoints = _endpoints(parts)

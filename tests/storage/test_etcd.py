@@ -29,6 +29,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     """Starts servers of one's own."""
     require_etcd()
     monkeypatch.setattr(module, "TIMEOUT_S", 1.0)
+    for variable in ("http_proxy", "https_proxy", "REQUESTS_CA_BUNDLE"):  # none of them is for etcd
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
     with ExitStack() as stack:
         yield lambda *args, **kwargs: stack.enter_context(EtcdServers(tmp_path, *args, **kwargs))
 
@@ -195,12 +197,23 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    "url", ["etcd://", "etcd:///prefix", "etcd://a:b/x", "etcd://a,,b/x", "etcd://a/x?token=1", "etcd://u:secret@a:x/y"]
+    "url",
+    [
+        *("etcd://", "etcd:///prefix", "etcd://a:b/x", "etcd://a,,b/x", "etcd://a/x?token=secret"),
+        *("etcd://u:secret@a:x/y", "etcd://u:x/secret@a/y", "etcd://u:@secret@a:x/y"),
+    ],
 )
 def test_url_that_is_malformed_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="expected etcd://host:port") as raised:
         Etcd(url)
     assert "secret" not in str(raised.value)
+
+
+def test_endpoints_are_those_of_the_url() -> None:
+    pytest.importorskip("etcd3gw")
+    url = "etcds://u:secret@a,b:1,[::1],[::2]:3/x?ca=/a@b"
+    assert Etcd(url)._endpoints == [("a", 2379), ("b", 1), ("::1", 2379), ("::2", 3)]
+    assert "secret" not in str(Etcd(url))
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
