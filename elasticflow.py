@@ -44,6 +44,7 @@ def train(
     predict: Callable[..., Any] | None = None,
     allow_unused: bool = False,
     checkpoint: Checkpointing | str | Path | None = None,
+    claims: str | Path | None = None,
     global_batch_size: int | None = None,
     deterministic: bool = False,
     compensation: Compensation | Rule = "auto",
@@ -67,6 +68,7 @@ def train(
         predict: Predictions for a batch, for `Trainer.predict` or `model.predict` afterwards.
         allow_unused: A parameter may be without influence on the cost of the first step.
         checkpoint: A URL for checkpoints; the same command starts from the newest. See `ElasticFlowStrategy`.
+        claims: A URL, of etcd say, where half of the workers claims to go on; by default where the checkpoints are.
         global_batch_size: Samples of an update, however many workers share it.
         deterministic: The weights have the same bits for every number of workers.
         compensation: How the learning rate follows the number of workers.
@@ -90,6 +92,7 @@ def train(
         "global_batch_size": global_batch_size,
         "deterministic": deterministic,
         "checkpoint": checkpoint,
+        "claims": claims,
         "evict_stragglers": evict_stragglers,
     }
     run = Run(forward, data, evaluate, predict, validation, epochs, batch_size, allow_unused, elastic, others)

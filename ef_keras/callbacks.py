@@ -19,6 +19,7 @@ from ef_common.data.global_batches import check_size
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
+from ef_common.storage.claims import Place, place_for
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
 from ef_keras.checks import size_of
@@ -35,6 +36,7 @@ def callbacks(
     global_batch_size: int | None = None,
     deterministic: bool = False,
     checkpoint: Checkpointing | str | Path | None = None,
+    claims: str | Path | None = None,
     evict_stragglers: bool = False,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
@@ -64,6 +66,9 @@ def callbacks(
         checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
             from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
             :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
+        claims: Where exactly half of the workers claim that they go on without the others: a URL that all reach, of
+            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
+            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
         evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
             newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
             with status 0. Without it, stragglers are reported only.
@@ -83,6 +88,7 @@ def callbacks(
             global_batch_size=global_batch_size,
             deterministic=deterministic,
             checkpoint=Checkpointing.of(checkpoint),
+            claims=None if claims is None else place_for(claims),
             evict_stragglers=evict_stragglers,
         )
     ]
@@ -99,6 +105,7 @@ class Elastic(keras.callbacks.Callback):
         global_batch_size: See :func:`callbacks`.
         deterministic: See :func:`callbacks`.
         checkpoint: See :func:`callbacks`.
+        claims: Where they are kept, if the user has named a place.
         evict_stragglers: See :func:`callbacks`.
     """
 
@@ -110,11 +117,13 @@ class Elastic(keras.callbacks.Callback):
         global_batch_size: int | None = None,
         deterministic: bool = False,
         checkpoint: Checkpointing | None = None,
+        claims: Place | None = None,
         evict_stragglers: bool = False,
     ) -> None:
         super().__init__()
         self._evict_stragglers = evict_stragglers
         self._checkpoint = checkpoint
+        self._claims = claims
         self._engine = engine
         self._compensation = compensation
         self._global_batch_size = global_batch_size
@@ -168,6 +177,7 @@ class Elastic(keras.callbacks.Callback):
             global_batch_size=size,
             deterministic=self._deterministic,
             checkpointing=self._checkpointing,
+            claims=self._claims,
         )
         with leaving_cleanly():
             self._fit.begin()

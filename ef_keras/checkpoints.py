@@ -45,6 +45,7 @@ class FitCheckpoints:
         model: The model, built.
         log: Event log of the worker.
         collect: The place in the epoch and what callbacks remember: a plain tree.
+        excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class FitCheckpoints:
         *,
         log: EventLog,
         collect: Callable[[], dict[str, Any]],
+        excluded: Callable[[int], bool],
     ) -> None:
-        self.job = Checkpointer(settings, session, log=log)
+        self.job = Checkpointer(settings, session, log=log, excluded=excluded)
         self._session = session
         self._model = model
         self._collect = collect

@@ -16,9 +16,11 @@ from ef_common.core.compensation import Compensation
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.claiming import Claiming, place_of
 from ef_common.errors import UsageError
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
+from ef_common.storage.claims import Place
 from ef_keras import hooks, metrics
 from ef_keras.backends import passes_for, prepare_determinism, reducer_for
 from ef_keras.checkpoints import FitCheckpoints
@@ -47,6 +49,7 @@ class Fit:
         global_batch_size: Samples of an update, if that is fixed.
         deterministic: The weights must not depend on the number of workers, bit for bit.
         checkpointing: Where checkpoints go, if there are any.
+        claims: Where claims are kept, if the user has named a place.
 
     Raises:
         UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
@@ -63,9 +66,12 @@ class Fit:
         global_batch_size: int | None = None,
         deterministic: bool = False,
         checkpointing: Checkpointing | None = None,
+        claims: Place | None = None,
     ) -> None:
         self._worker = worker
-        self._checkpointing = checkpointing
+        self._checkpointing = checkpointing and checkpointing.of_training(next(worker.trainings))
+        place = place_of(claims, worker.claims, checkpoints=self._checkpointing, elastic=worker.elastic)
+        self._claiming = Claiming(place, worker.session)
         self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
         self._model = model
@@ -141,9 +147,12 @@ class Fit:
         self._step = model.train_function
         model.train_function = self._run_step
         self._state = FitState(
-            model, lambda: self._callbacks.callbacks, progress=self._progress, load_progress=self._load_progress
+            model,
+            lambda: self._callbacks.callbacks,
+            progress=self._progress,
+            load_progress=self._load_progress,
+            claiming=self._claiming,
         )
-        self._state.session = session
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
@@ -154,15 +163,20 @@ class Fit:
             logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
             hooks.start_at(model, self.data.epoch)
         else:
+            self._claiming.begin()
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
 
     def _set_up_checkpoints(self) -> None:
         if self._checkpointing is not None:
-            settings = self._checkpointing.of_training(next(self._worker.trainings))
             self._checkpoints = self._state.checkpoints = FitCheckpoints(
-                settings, self._session, self._model, log=self._worker.log, collect=self._state.collect
+                self._checkpointing,
+                self._session,
+                self._model,
+                log=self._worker.log,
+                collect=self._state.collect,
+                excluded=self._claiming.excluded,
             )
             save, dealer = self._checkpoints.leave, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
@@ -171,10 +185,7 @@ class Fit:
     def _restore(self) -> bool:
         """Go on from a checkpoint, if there is one."""
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
-        if checkpoints is None:
-            self._session.use_store("")
-            return False
-        if not self._state.go_back(checkpoints.find()):
+        if checkpoints is None or not self._state.go_back(checkpoints.find()):
             return False
         complete = checkpoints.is_complete(epochs)
         if complete:

@@ -10,9 +10,8 @@ import keras
 import numpy as np
 
 from ef_common.collectives.codec import ARRAYS
-from ef_common.data.checkpointer import take_over
+from ef_common.data.claiming import Claiming
 from ef_common.errors import ElasticFlowError, UnsupportedError
-from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.rank_zero import OnRankZero, restore, unwrapped
@@ -40,10 +39,10 @@ class FitState:
         callbacks: Of the `fit`.
         progress: Collects how far the epoch is.
         load_progress: Takes it in; the flag says that it comes from a checkpoint, not from a member.
+        claiming: Its claims.
 
     Attributes:
         checkpoints: Those that are taken of it, if there are any.
-        session: The worker's session.
     """
 
     def __init__(
@@ -53,13 +52,14 @@ class FitState:
         *,
         progress: Callable[[], dict[str, Any]],
         load_progress: Callable[[dict[str, Any], bool], None],
+        claiming: Claiming,
     ) -> None:
         self._model = model
         self._callbacks = callbacks
         self._progress = progress
         self._load_progress = load_progress
+        self._claiming = claiming
         self.checkpoints: FitCheckpoints | None = None
-        self.session: Session | None = None
         self._outgoing: list[np.ndarray] = []
         self._incoming: list[np.ndarray] = []
         self._prepared: list[np.ndarray] = []
@@ -105,12 +105,13 @@ class FitState:
             variable.assign(value)
         self._memories = state["callbacks"]
         self._load_progress(state["progress"], False)
-        take_over(self.session, None if self.checkpoints is None else self.checkpoints.job, state["checkpoints"])
+        if self.checkpoints is not None and state["checkpoints"] is not None:
+            self.checkpoints.job.load_state(state["checkpoints"])
+        self._claiming.load_state(state["claims"])
 
     def restore(self) -> bool:
         """All who held a state are lost: take the one that was saved last, if any was."""
-        if self.checkpoints is None:
-            take_over(self.session, None, None)
+        self._claiming.begin_again()
         return self.checkpoints is not None and self.go_back(self.checkpoints.find_again())
 
     def go_back(self, collected: dict[str, Any] | None) -> bool:
@@ -160,6 +161,7 @@ class FitState:
                 np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.shared_variables(self._model)
             ],
             "checkpoints": None if self.checkpoints is None else self.checkpoints.job.state(),
+            "claims": self._claiming.state(),
         }
 
 

@@ -39,10 +39,19 @@ class TrainerCheckpoints:
         session: The worker's session.
         trainer: The Trainer.
         log: Event log of the worker.
+        excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
     """
 
-    def __init__(self, settings: Checkpointing, session: Session, trainer: Any, *, log: EventLog) -> None:
-        self.job = Checkpointer(settings, session, log=log)
+    def __init__(
+        self,
+        settings: Checkpointing,
+        session: Session,
+        trainer: Any,
+        *,
+        log: EventLog,
+        excluded: Callable[[int], bool],
+    ) -> None:
+        self.job = Checkpointer(settings, session, log=log, excluded=excluded)
         self._session = session
         self._trainer = trainer
         self._copies = HostCopies()

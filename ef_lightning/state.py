@@ -18,10 +18,9 @@ from torch.optim import Optimizer
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
-from ef_common.data.checkpointer import take_over
+from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
 from ef_common.errors import ElasticFlowError, UnsupportedError
-from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
 from ef_lightning.host import Host
@@ -44,8 +43,8 @@ class TrainerState:
         loader: The training loader; None before it is set up.
         reducer: Reduces the gradients; None in a world that never changes.
         compensator: The ratio of the run; None if there is nothing to compensate.
+        claiming: Its claims.
         checkpoints: Those that are taken of it, if there are any.
-        session: The worker's session.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class TrainerState:
         loader: Callable[[], ElasticLoader | None],
         reducer: GradientReducer | None,
         compensator: Compensator | None,
+        claiming: Claiming,
         checkpoints: TrainerCheckpoints | None = None,
-        session: Session | None = None,
     ) -> None:
-        self._session = session
+        self._claiming = claiming
         self._trainer = trainer
         self._checkpoints = checkpoints
         self._host = host
@@ -120,14 +119,13 @@ class TrainerState:
 
     def restore(self) -> bool:
         """All who had a state are lost: take the one that was saved last, if any was."""
-        if self._checkpoints is None:
-            take_over(self._session, None, None)
+        self._claiming.begin_again()
         checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
         if checkpoint is None:
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
-        state = {"compensation": saved.pop("compensation"), "checkpoints": None, **running}
+        state = {"compensation": saved.pop("compensation"), "checkpoints": None, "claims": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         hooks.set_logged_values(self._trainer, running["values"])
         loader = self._loader()
@@ -148,6 +146,7 @@ class TrainerState:
             "compensation": None if self._compensator is None else self._compensator.state(),
             "loader": None if loader is None else loader.state(),
             "checkpoints": None if self._checkpoints is None else self._checkpoints.job.state(),
+            "claims": self._claiming.state(),
         }
 
     def checkpoint(self) -> dict[str, Any]:
@@ -198,8 +197,9 @@ class TrainerState:
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])
-        job = None if self._checkpoints is None else self._checkpoints.job
-        take_over(self._session, job, state["checkpoints"])
+        if self._checkpoints is not None and state["checkpoints"] is not None:
+            self._checkpoints.job.load_state(state["checkpoints"])
+        self._claiming.load_state(state["claims"])
 
     def resume(self, running: Tensor) -> None:
         """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""

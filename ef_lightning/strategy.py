@@ -27,12 +27,14 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
 from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.claiming import Claiming, place_of
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
+from ef_common.storage.claims import place_for
 from ef_lightning import hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for
 from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
@@ -67,6 +69,9 @@ class ElasticMixin(CollectivesMixin):
         checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
             from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
             :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
+        claims: Where exactly half of the workers claim that they go on without the others: a URL that all reach, of
+            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
+            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
         evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
             newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
             with status 0. Without it, stragglers are reported only.
@@ -79,6 +84,7 @@ class ElasticMixin(CollectivesMixin):
     # Without this, Lightning would ignore `self.log(sync_dist=True)`.
     is_distributed = True
     strategy_name = "elasticflow"
+    _claiming: Claiming  # of the training that is set up
 
     if TYPE_CHECKING:
         model: Any
@@ -97,6 +103,7 @@ class ElasticMixin(CollectivesMixin):
         global_batch_size: int | None = None,
         deterministic: bool = False,
         checkpoint: Checkpointing | str | Path | None = None,
+        claims: str | Path | None = None,
         evict_stragglers: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -109,6 +116,7 @@ class ElasticMixin(CollectivesMixin):
         self.global_batch_size = global_batch_size
         self.deterministic = deterministic
         self.checkpoint = Checkpointing.of(checkpoint)
+        self.claims = None if claims is None else place_for(claims)
         self.evict_stragglers = evict_stragglers
         self._checkpoints: TrainerCheckpoints | None = None
         self._worker: Worker | None = None
@@ -200,12 +208,19 @@ class ElasticMixin(CollectivesMixin):
         self._set_up_checkpoints(self.lightning_module.trainer)
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
-        settings = Checkpointing.of(self.checkpoint, default=self._here.checkpoint)
-        if settings is not None and trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING:
-            if trainer.fast_dev_run:
-                return  # a trial, which nothing is to be left of
-            settings = settings.of_training(next(self._here.trainings))
-            self._checkpoints = TrainerCheckpoints(settings, self.session, trainer, log=self._log)
+        here = self._here
+        self._claiming = Claiming(None, here.session)
+        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING or trainer.fast_dev_run:
+            return  # of a trial nothing is to be left
+        settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
+        if settings is not None:
+            settings = settings.of_training(next(here.trainings))
+        place = place_of(self.claims, here.claims, checkpoints=settings, elastic=here.elastic)
+        self._claiming = Claiming(place, here.session)
+        if settings is not None:
+            self._checkpoints = TrainerCheckpoints(
+                settings, here.session, trainer, log=here.log, excluded=self._claiming.excluded
+            )
 
     def _follow_ranks(self, view: View) -> None:
         self.cluster_environment.follow(self.session)
@@ -242,8 +257,8 @@ class ElasticMixin(CollectivesMixin):
                 self._reducer.attach()
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
-        if checkpoints is None and not self.session.newcomer:
-            self.session.use_store("")
+        if not self.session.newcomer:
+            self._claiming.begin()
         state = TrainerState(
             trainer,
             self.host,
@@ -251,7 +266,7 @@ class ElasticMixin(CollectivesMixin):
             reducer=self._reducer,
             compensator=None if self._compensation is None else self._compensation.compensator,
             checkpoints=checkpoints,
-            session=self.session,
+            claiming=self._claiming,
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)

@@ -27,7 +27,20 @@ from ef_lightning import ElasticFlowStrategy
 TEXTS = st.one_of(
     st.text(max_size=200),
     st.sampled_from(["", " ", "0", "1", "-1", "1.5", "1e9", "1e999", "nan", "inf", "-inf", "0x10", "١", "true", "yes"]),
-    st.sampled_from(["localhost", "localhost:1", "[::1]:80", ":80", "a:99999", "http://a", "file:///a", "file://"]),
+    st.sampled_from(
+        [
+            "localhost",
+            "localhost:1",
+            "[::1]:80",
+            ":80",
+            "a:99999",
+            "http://a",
+            "file:///a",
+            "file://",
+            "etcd://",
+            "etcd://a:b",
+        ]
+    ),
 )
 NUMBERS = st.one_of(st.integers(), st.floats(), st.booleans())
 THINGS = st.one_of(
@@ -75,7 +88,7 @@ def test_endpoint(text: str) -> None:
     taken_or_refused(lambda: Options.parse(RendezvousParameters("elasticflow", text, "run", 1, 2)))
 
 
-_PLUGIN = ("backend", "compensation", "global_batch_size", "deterministic", "checkpoint")
+_PLUGIN = ("backend", "compensation", "global_batch_size", "deterministic", "checkpoint", "claims")
 CLASSES: list[tuple[Callable[..., Any], str]] = [
     *((Retention, name) for name in ("keep_last", "keep_every", "keep_best", "monitor", "mode")),
     *((Cadence, name) for name in ("every_steps", "every")),

@@ -207,17 +207,17 @@ def _lack(
         proved = link.own or (link.over and absent <= frozenset(dead))
         if is_most or (is_half and told == {""} and proved):
             return None
-        tie = ", as they have no store for checkpoints that could tell who goes on" if told == {""} else ""
+        tie = ", as they have no place for claims" if told == {""} else ""
         return _Lack(f"more than half are needed{tie}")
     if not (is_most or is_half or link.agreed):
-        return _Lack("more than half are needed, as not all members were known to have one store for checkpoints")
+        return _Lack("more than half are needed, as not all members were known to have one place for claims")
     bid = _next_bid(link.view, here, gone, stores)
     if bid is None:
         return None
     if not bid.members:
-        return _Lack("the store for checkpoints says that others go on")
+        return _Lack("the place for claims says that others go on")
     few = 2 * len(present) < len(counted) and not absent <= frozenset(dead)
-    return _Lack("the store for checkpoints is asked whether they go on", bid, few)
+    return _Lack("the place for claims is asked whether they go on", bid, few)
 
 
 def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: Stores) -> Bid | None:

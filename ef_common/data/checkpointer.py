@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
 from ef_common.data.sharing import Offer, Plan, Sharing
-from ef_common.errors import StorageError, UsageError
+from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
@@ -105,20 +104,26 @@ class Checkpointer:
         session: The worker's session.
         log: Event log of the worker.
         clock: Monotonic seconds.
+        excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
 
     Attributes:
         found: What this training has started from.
     """
 
     def __init__(
-        self, settings: Checkpointing, session: Session, *, log: EventLog, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Checkpointing,
+        session: Session,
+        *,
+        log: EventLog,
+        clock: Callable[[], float] = time.monotonic,
+        excluded: Callable[[int], bool] = lambda generation: False,
     ) -> None:
         self._settings = settings
         self._session = session
         self._log = log
         self._clock = clock
-        self._checkpoints = Checkpoints(Store(settings.url, settings.storage_options), worker=session.worker.id)
-        self._digest: str | None = None
+        self._checkpoints = Checkpoints(Store(settings.url, settings.storage_options), excluded=excluded)
         self._cadence = Cadence(settings.every_steps, settings.every)
         self._pace = Pace.begin(clock(), 0)
         self._members: frozenset[str] = frozenset()
@@ -154,37 +159,13 @@ class Checkpointer:
             if found:
                 break  # else rank 0 was lost while it claimed one
         self._join(max(found))
-        self._agree_on_store()
         return self.found
 
     def begin_again(self, model: str) -> Checkpoint | None:
         """The same, in one worker that then hands everything on: all who had a state are lost."""
         self.found = self._newest(model)
         self._join(_START(self._checkpoints.claim, None if self.found is None else self.found.id))
-        if self._checkpoints.exclusive:
-            self._use_store(self._read_digest())
         return self.found
-
-    def _agree_on_store(self) -> None:
-        """All members find out whether they have one store: it can break ties; see :mod:`ef_common.core.quorum`."""
-        mine = self._read_digest() if self._checkpoints.exclusive else None
-        digests, _ = operations.gather(self._session, mine, what="digest of a store")
-        if len(set(digests)) == 1:
-            self._use_store(mine)
-        else:
-            logger.warning("%s is not one store for all workers, so it breaks no ties", self._checkpoints.store)
-
-    def _read_digest(self) -> str | None:
-        try:
-            return self._checkpoints.digest()
-        except StorageError as error:
-            logger.warning("%s will break no ties: %s", self._checkpoints.store, error)
-            return None
-
-    def _use_store(self, digest: str | None) -> None:
-        if digest is not None:
-            self._digest = digest
-            self._session.use_store(digest, self._checkpoints.get_claim)
 
     def _newest(self, model: str) -> Checkpoint | None:
         found: Checkpoint | None = _START(self._checkpoints.newest_valid, keep=True)
@@ -220,21 +201,12 @@ class Checkpointer:
     def state(self) -> dict[str, Any]:
         """For newcomers: plain values."""
         parent = None if self.found is None else self.found.id.name
-        return {"run": self._checkpoints.run, "parent": parent, "store": self._digest}
+        return {"run": self._checkpoints.run, "parent": parent}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Be part of the others' run."""
         parent = state["parent"]
         self._checkpoints.join(state["run"], None if parent is None else CheckpointId.parse(parent))
-        if state["store"] is not None:  # in a thread of its own, as the others wait
-            threading.Thread(target=self._find_store, args=(state["store"],), name="ef-store", daemon=True).start()
-
-    def _find_store(self, expected: str) -> None:
-        """Tell the others' store if it is the one here."""
-        if self._read_digest() == expected:
-            self._use_store(expected)
-        else:
-            logger.warning("%s is another store here than where the others are", self._checkpoints.store)
 
     # ------------------------------------------------------------ while it runs
 
@@ -380,20 +352,6 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.stop(timeout_s)
             self._saver = None
-
-
-def take_over(session: Session | None, job: Checkpointer | None, state: dict[str, Any] | None) -> None:
-    """In a worker that receives the others' state: be part of their run; or tell that nobody has a store.
-
-    Args:
-        session: The worker's session.
-        job: Its checkpoints, if it takes any.
-        state: What the others' `Checkpointer.state` is, if they take any.
-    """
-    if job is not None and state is not None:
-        job.load_state(state)
-    elif session is not None and job is None and state is None:
-        session.use_store("")
 
 
 def _first(session: Session) -> str:

@@ -8,6 +8,7 @@ ELASTICFLOW_STANDBY        port on this node of the coordinator that its agent k
 ELASTICFLOW_ADDRESS        address at which the others reach this worker (default: as the coordinator sees it)
 ELASTICFLOW_RUN_DIR        directory of the run (event log)
 ELASTICFLOW_CHECKPOINT     URL for checkpoints; see `ef_common.data.checkpointer`
+ELASTICFLOW_CLAIMS         URL for claims; see `ef_common.data.claiming` (default: that for checkpoints)
 ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
 ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
 ELASTICFLOW_NOTES          directory in which the worker notes down what it works on, for its launcher
@@ -26,7 +27,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ef_common.control.auth import Token
@@ -42,6 +43,7 @@ ADDRESS = "ELASTICFLOW_ADDRESS"
 STANDBY = "ELASTICFLOW_STANDBY"
 RUN_DIR = "ELASTICFLOW_RUN_DIR"
 CHECKPOINT = "ELASTICFLOW_CHECKPOINT"
+CLAIMS = "ELASTICFLOW_CLAIMS"
 AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
 NOTES = "ELASTICFLOW_NOTES"
@@ -65,6 +67,7 @@ class WorkerEnvironment:
         local_world_size: Number of workers of the node.
         run_dir: Directory of the run, or None.
         checkpoint: URL for checkpoints, or None.
+        claims: URL for claims, or None.
         audit: Whether to log a hash of the weights after each step.
         standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
@@ -87,6 +90,7 @@ class WorkerEnvironment:
     notes: Path | None = None
     grace_s: float = DEFAULT_GRACE_S
     hang_timeout_s: float | None = None
+    claims: str | None = field(default=None, repr=False)
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -113,6 +117,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         local_world_size=local_world_size,
         run_dir=Path(env[RUN_DIR]) if env.get(RUN_DIR) else None,
         checkpoint=env.get(CHECKPOINT, "").strip() or None,
+        claims=env.get(CLAIMS, "").strip() or None,
         audit=_flag(env, AUDIT),
         standby=_integer(env, STANDBY, default=0, low=0, high=65535),
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,

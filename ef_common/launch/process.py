@@ -47,6 +47,7 @@ class Worker:
         audit: A hash of the weights is to be logged after each update.
         engine: Its data plane.
         checkpoint: URL for checkpoints that the environment names.
+        claims: URL for claims that the environment names.
         trainings: Numbers the trainings of this process.
     """
 
@@ -58,6 +59,7 @@ class Worker:
     audit: bool
     engine: str
     checkpoint: str | None = None
+    claims: str | None = field(default=None, repr=False)
     trainings: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -159,6 +161,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         audit=environment.audit,
         engine=engine,
         checkpoint=environment.checkpoint,
+        claims=environment.claims,
     )
 
 

@@ -3,7 +3,7 @@
 ::
 
     runs/000002.json                                            who started for the second time, and from where
-    claims/…                                                    which of the workers go on; see `claims`
+    claims/… markers/…                                          which of the workers go on; see `claims`
     checkpoints/run-000002-generation-000005-step-000000123/    one checkpoint
         lightning.ckpt …                                        data, written once
         manifest.json                                           last, created exclusively
@@ -29,7 +29,6 @@ from ef_common.core.lineage import CheckpointId, Claim, fence, lineage, next_run
 from ef_common.core.retention import Retention, Stored, removable
 from ef_common.errors import AlreadyExists, Fenced, InvalidCheckpoint, NewerFormat, NotFound, UsageError
 from ef_common.storage import manifest as manifests
-from ef_common.storage.claims import Claims, digest_of
 from ef_common.storage.manifest import Manifest, StoredFile
 from ef_common.storage.memory_file import MemoryFile
 from ef_common.storage.shares import PieceChecksums, SharedFile, join_shares, leftovers, write_share
@@ -82,11 +81,11 @@ class Checkpoints:
     Args:
         store: Where they are.
         clock: Seconds since the epoch, for the manifests.
-        worker: Id of this worker: if others have a claim that excludes it, it publishes nothing.
+        excluded: Whether others than this worker have the claim of a view with this generation, or a newer one: then
+            it publishes nothing. Raises StorageFailed if that cannot be known.
 
     Attributes:
         run: The run that this process is part of; set by `claim` or `join`.
-        exclusive: Whether the store creates exclusively, as far as `claim` has found out.
 
     Raises:
         StorageFailed: By all operations. The store did not do it, which says nothing of what lies there.
@@ -103,11 +102,16 @@ class Checkpoints:
         (10, {'epoch': 4}, b'1, 2, 3')
     """
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time, worker: str = "") -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        excluded: Callable[[int], bool] = lambda generation: False,
+    ) -> None:
         self.store = store
         self.run: int | None = None
-        self.exclusive = True
-        self._worker = worker
+        self._excluded = excluded
         self._parent: CheckpointId | None = None
         self._clock = clock
         self._writer = uuid.uuid4().hex
@@ -142,7 +146,6 @@ class Checkpoints:
         """Some stores take the condition of an exclusive creation, and ignore it: find out by a second one."""
         with contextlib.suppress(AlreadyExists):
             self.store.create(_claim_name(run), manifests.sealed({**claim, "again": True}, "run"))
-            self.exclusive = False
             _logger.warning(
                 "%s does not create exclusively: it lets one writer write over another. Make sure that never two jobs "
                 "use this URL at once",
@@ -152,17 +155,6 @@ class Checkpoints:
     def join(self, run: int, parent: CheckpointId | None = None) -> None:
         """Be part of a run that another worker has claimed."""
         self.run, self._parent = run, parent
-
-    def digest(self) -> str | None:
-        """Of this run's claim, as it is read here: the same for all workers that have one store; None without it."""
-        try:
-            return None if self.run is None else digest_of(self.store.read(_claim_name(self.run)))
-        except NotFound:
-            return None
-
-    def get_claim(self, claim: str, members: tuple[str, ...]) -> tuple[str, ...]:
-        """Whom a claim names; see :class:`~ef_common.storage.claims.Claims`."""
-        return Claims(self.store, self.run or 0).get(claim, members)
 
     # ------------------------------------------------------------ write
 
@@ -254,7 +246,7 @@ class Checkpoints:
         found = fence(id, published, claims)
         if found is not None:
             raise Fenced(f"{id.name} must not be published: {found.reason}", final=found.final)
-        if self._worker and Claims(self.store, id.run).excludes(self._worker, generation=id.generation):
+        if self._excluded(id.generation):
             raise Fenced(f"{id.name} must not be published: the others have the claim to go on", final=False)
         return published
 

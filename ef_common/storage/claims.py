@@ -1,50 +1,120 @@
-"""Claims in a store: files that can be created but once, by which some of a view's members go on without the others.
+"""Claims: files that can be created but once, by which some of a view's members go on without the others.
 
 ::
 
-    claims/run-000002-000000003-9f….json       of view 3 in the second run: who has it
+    markers/3c….json                       of a run: by what it holds, a place is known from all others
+    claims/run-3c…-000000003-9f….json      of view 3 in that run: who has it
 
-They are small, and rare, and stay.
+They are small, and rare, and stay. Runs have random names, so that any number of jobs can use one place.
 """
 
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
+from typing import Any, Protocol
 
-from ef_common.errors import AlreadyExists, InvalidCheckpoint, NotFound, StorageFailed
+from ef_common.errors import AlreadyExists, InvalidCheckpoint, NotFound, StorageFailed, UsageError
 from ef_common.storage import manifest as manifests
-from ef_common.storage.store import Store
+from ef_common.storage.etcd import SCHEMES, Etcd
+from ef_common.storage.failures import redact
+from ef_common.storage.store import Entry, Store
 
 FOLDER = "claims"
+MARKERS = "markers"
 _KIND = "claim"
 
 
-def digest_of(marker: bytes) -> str:
-    """What tells one marker, and so one store, from another."""
-    return hashlib.blake2b(marker, digest_size=16).hexdigest()
+class Place(Protocol):
+    """Where claims are kept: a `Store`, or `Etcd`. Its text is its URL, without secrets.
+
+    Raises:
+        StorageFailed: By all operations. It has not said; what was to be created may be there, or not.
+    """
+
+    def create(self, name: str, data: bytes, *, keep: bool = False) -> None:
+        """Write a small file, unless one of this name exists. One that holds the same bytes counts as ours.
+
+        Args:
+            name: Relative, with slashes.
+            data: What it is to hold.
+            keep: If that fails, leave what may be there.
+
+        Raises:
+            AlreadyExists: With other contents.
+        """
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file.
+
+        Raises:
+            NotFound: There is none.
+        """
+        ...
+
+    def entries(self, folder: str) -> list[Entry]:
+        """What lies in a folder; nothing if there is no such folder."""
+        ...
+
+
+def place_for(url: Any) -> Place:
+    """A place for claims.
+
+    Args:
+        url: ``etcd://host:2379,host:2379/prefix`` (see `Etcd`), or a URL or path as a `Store` takes it.
+
+    Raises:
+        UsageError: It is none, or the package for it is missing.
+    """
+    if not isinstance(url, str | Path) or not str(url).strip():
+        raise UsageError(f"expected a URL for claims. Received: claims={redact(repr(url))}")
+    text = str(url)
+    return Etcd(text) if text.partition("://")[0] in SCHEMES else Store(text)
 
 
 class Claims:
     """The claims of a run.
 
     Args:
-        store: Where they are.
-        run: Number of the run.
+        place: Where they are.
+        run: Name of the run, which no other one has.
 
     Raises:
-        StorageFailed: By all operations. The store has not said.
+        StorageFailed: By all operations. The place has not said.
 
     Example:
-        >>> claims = Claims(Store("memory://doctest-claims"), run=1)
+        >>> claims = Claims(Store("memory://doctest-claims"), "3c")
         >>> claims.get("000000003-9f", ("a",)), claims.get("000000003-9f", ("b",))
         (('a',), ('a',))
         >>> claims.excludes("b", generation=3), claims.excludes("a", generation=3), claims.excludes("b", generation=4)
         (True, False, False)
     """
 
-    def __init__(self, store: Store, run: int) -> None:
-        self._store = store
-        self._prefix = f"run-{run:06d}-"
+    def __init__(self, place: Place, run: str) -> None:
+        self._store = place
+        self._prefix = f"run-{run}-"
+        self._marker = f"{MARKERS}/{run}.json"
+
+    def begin(self) -> bool:
+        """Leave the marker, as the only worker to do so.
+
+        Returns:
+            Whether the place creates exclusively. Some take that condition, and ignore it.
+        """
+        marker = {"run": self._marker}
+        self._store.create(self._marker, manifests.sealed(marker, "marker"))
+        try:
+            self._store.create(self._marker, manifests.sealed({**marker, "again": True}, "marker"))
+        except AlreadyExists:
+            return True
+        return False
+
+    def digest(self) -> str | None:
+        """Of the marker, as it is read here: the same for all workers that have one place; None without it."""
+        try:
+            return hashlib.blake2b(self._store.read(self._marker), digest_size=16).hexdigest()
+        except NotFound:
+            return None
 
     def get(self, claim: str, members: tuple[str, ...]) -> tuple[str, ...]:
         """Ids of those whom a claim names: these members, if nobody had it."""

@@ -46,6 +46,7 @@ class Options:
     global_batch: int | None = None
     checkpoint: str = ""  # URL
     checkpoint_steps: int = 2
+    claims: str = ""  # URL
     checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
     share_bytes: int = 1 << 30
     keep_last: int = 3
@@ -227,6 +228,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         global_batch_size=chosen.global_batch,
         deterministic=chosen.deterministic,
         checkpoint=_checkpointing(chosen),
+        claims=chosen.claims or None,
         evict_stragglers=chosen.evict_stragglers,
     )
     stopping = keras.callbacks.EarlyStopping(

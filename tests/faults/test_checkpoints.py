@@ -47,7 +47,7 @@ def manifests(folder: Path) -> list[str]:
 def test_next_rank_0_goes_on_saving_and_cleans_up(
     job: TrainingJob, tmp_path: Path, host: Any, options: dict[str, Any]
 ) -> None:
-    job.start_world(3, stores.TRAIN[host.name], options)
+    job.start_world(3, stores.TRAIN[host.name], {**options, "claims": str(tmp_path / "claims")})
     first, *others = job.view(3)
     saved(job)
     (tmp_path / stores.KILL).touch()
@@ -62,6 +62,8 @@ def test_next_rank_0_goes_on_saving_and_cleans_up(
     assert folders == manifests(tmp_path / "store")
     assert torn not in folders
     assert len({event["worker"] for event in job.events("checkpoint")}) == 2
+    assert len(list((tmp_path / "claims" / "markers").iterdir())) == 1
+    assert not (tmp_path / "store" / "markers").exists()
 
 
 @pytest.fixture

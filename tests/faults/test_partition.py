@@ -15,6 +15,8 @@ from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
 from tests.faults.networks import Switch, Way
+from tests.storage.conftest import require_etcd
+from tests.storage.etcd import EtcdServers
 
 pytestmark = [
     pytest.mark.processes,
@@ -46,7 +48,9 @@ class Nodes:
         self._nodes: list[Node] = []
         self._killed: list[int] = []
 
-    def start(self, *, heartbeat_timeout_s: float = TIMEOUT_S, **options: object) -> None:
+    def start(
+        self, *, heartbeat_timeout_s: float = TIMEOUT_S, environ: dict[str, str] | None = None, **options: object
+    ) -> None:
         conf = f"--rdzv-conf=token_file={self._token},last_call_timeout=30,heartbeat_timeout={heartbeat_timeout_s}"
         for node in range(1, self.number + 1):
             address = f"--local-addr={networks.address(node)}"
@@ -58,6 +62,7 @@ class Nodes:
                     conf,
                     address,
                     script_args=arguments,
+                    environ=environ,
                     prefix=networks.inside(node),
                 )
             )
@@ -111,11 +116,11 @@ class Nodes:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     with ExitStack() as stack:
 
-        def make(number: int) -> Nodes:
-            nodes = Nodes(tmp_path, stack.enter_context(networks.nodes(number)), number)
+        def make(number: int, *, train: int | None = None) -> Nodes:
+            nodes = Nodes(tmp_path, stack.enter_context(networks.nodes(number)), number if train is None else train)
             stack.enter_context(nodes.job)
             return nodes
 
@@ -190,6 +195,27 @@ def test_nodes_that_are_cut_apart_are_told_which_one_goes_on_by_their_store(make
     nodes.switch.heal()
     nodes.wait_for_view(num_nodes, after=generation)
     nodes.finish()
+
+
+def test_half_that_reaches_etcd_goes_on_without_any_checkpoints(make, tmp_path):
+    require_etcd()
+    nodes = make(3, train=2)
+    folder = tmp_path / "etcd"
+    folder.mkdir()
+    with EtcdServers(folder, host=networks.address(3), prefix=networks.inside(3)) as etcd:
+        nodes.start(heartbeat_timeout_s=1.5, environ={"ELASTICFLOW_CLAIMS": etcd.url()})
+        nodes.wait_for_steps(5)
+        generation, cut_off = nodes.newest(), nodes.workers(1)
+        nodes.switch.cut(1)
+        nodes.wait_for_view(1, after=generation)
+        assert set(nodes.job.events("view")[-1]["members"]) == nodes.workers(2)
+        time.sleep(LAST_S)
+        before = nodes.records_of(cut_off, "step")
+        nodes.wait_for_steps(20)
+        assert nodes.records_of(cut_off, "step") == before
+        assert nodes.newest() == generation + 1
+        nodes.kill(1)  # that it would come back when the network heals is as above
+        nodes.finish()
 
 
 def test_half_that_is_left_when_the_coordinators_node_is_killed_goes_on(make, tmp_path):

@@ -55,6 +55,7 @@ class Options:
     global_batch: int | None = None
     checkpoint: str = ""  # URL
     checkpoint_steps: int = 2
+    claims: str = ""  # URL
     checkpoint_options: dict[str, Any] = field(default_factory=dict)  # of its store
     share_bytes: int = 1 << 30
     keep_last: int = 3
@@ -266,6 +267,7 @@ def _trainer(options: Options) -> Trainer:
             global_batch_size=options.global_batch,
             deterministic=options.deterministic,
             checkpoint=_checkpointing(options),
+            claims=options.claims or None,
             evict_stragglers=options.evict_stragglers,
         ),
         accelerator=options.accelerator,

@@ -19,6 +19,8 @@ def test_environment_full_is_read():
             "ELASTICFLOW_NODE": "node-1",
             "ELASTICFLOW_ADDRESS": "10.0.0.2",
             "ELASTICFLOW_RUN_DIR": "/runs/7",
+            "ELASTICFLOW_CHECKPOINT": "/store",
+            "ELASTICFLOW_CLAIMS": "etcd://me:hunter2@host/x",
             "ELASTICFLOW_AUDIT": "1",
             "ELASTICFLOW_NOTICE": "file:///run/go%20away",
             "ELASTICFLOW_GRACE": "60",
@@ -33,6 +35,7 @@ def test_environment_full_is_read():
     assert (env.run_dir, env.audit) == (Path("/runs/7"), True)
     assert (env.notice, env.grace_s) == (FileSource(Path("/run/go away")), 60.0)
     assert env.hang_timeout_s == 0.0
+    assert (env.checkpoint, env.claims) == ("/store", "etcd://me:hunter2@host/x")
     assert "hunter2" not in repr(env)
 
 
@@ -41,6 +44,7 @@ def test_environment_empty_is_a_world_of_one():
     assert (env.coordinator, env.token, env.run_dir, env.audit) == (None, None, None, False)
     assert (env.local_rank, env.local_world_size, env.address) == (0, 1, "")
     assert (env.notice, env.grace_s, env.hang_timeout_s) == (None, 30.0, None)
+    assert (env.checkpoint, env.claims) == (None, None)
     assert env.node
 
 

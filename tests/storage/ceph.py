@@ -71,7 +71,7 @@ class Ceph:
         self.folder = folder
         self._room_bytes = room_bytes
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = dict(zip(("mon_v2", "mon_v1", "rgw"), _free_ports(3), strict=True))
+        self._ports = dict(zip(("mon_v2", "mon_v1", "rgw"), free_ports(3), strict=True))
 
     @property
     def endpoint(self) -> str:
@@ -186,7 +186,8 @@ class Ceph:
         return {**os.environ, "CEPH_CONF": str(self.folder / "ceph.conf")}
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
+    """Ports on which nobody listens now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     try:
         return [one.getsockname()[1] for one in sockets]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from ef_common.storage.store import Store
+from tests.storage import etcd as etcds
 from tests.storage.ceph import KEYS, Ceph, missing_programs
+from tests.storage.etcd import EtcdServers
 
 BUCKET = "elasticflow"
 _numbers = itertools.count()
@@ -55,6 +57,21 @@ def gcs() -> Iterator[dict[str, Any]]:
 
     with Gcs(BUCKET) as running:
         yield running.options
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    require_etcd()
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def require_etcd() -> None:
+    """Skip the test where there is no etcd."""
+    missing = etcds.missing_programs()
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    pytest.importorskip("etcd3gw")
 
 
 @pytest.fixture(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from ef_common.core.lineage import CheckpointId
-from ef_common.errors import Fenced, StorageFailed
+from ef_common.errors import AlreadyExists, Fenced, NotFound, StorageFailed, UsageError
 from ef_common.storage.checkpoints import Checkpoints, Content
-from ef_common.storage.claims import Claims
+from ef_common.storage.claims import Claims, Place, place_for
+from ef_common.storage.etcd import Etcd
 from ef_common.storage.store import Store, Writer
 
 CLAIM = "000000003-" + "0f" * 16
+RUN = "3c"
+_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -23,7 +27,47 @@ def store(make: Callable[[], Store]) -> Store:
     return make()
 
 
-def test_claim_is_had_by_one_half_however_many_ask_at_once(tmp_path: Path) -> None:
+@pytest.fixture(params=["local", "memory", "etcd"])
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]:
+    """Makes places where the same claims are, as other processes have them."""
+    if request.param == "etcd":
+        url = request.getfixturevalue("etcd").url(f"/claims-{next(_numbers)}/bücher")
+    else:
+        url = f"{request.param.replace('local', 'file')}://{tmp_path}/claims"
+    return lambda: place_for(url)
+
+
+def checkpoints_of(worker: str, store: Store) -> Checkpoints:
+    claims = Claims(store, RUN)
+    return Checkpoints(store, excluded=lambda generation: claims.excludes(worker, generation=generation))
+
+
+def test_place_creates_once_and_tells_what_there_is(at: Callable[[], Place]) -> None:
+    place, other = at(), at()
+    assert place.entries("folder") == []
+    place.create("folder/b", b"12")
+    other.create("folder/b", b"12")  # whoever tries again cannot tell
+    with pytest.raises(AlreadyExists):
+        other.create("folder/b", b"34")
+    place.create("folder/a", b"1", keep=True)
+    place.create("folder2/c", b"5")
+    assert [(entry.name, entry.size) for entry in other.entries("folder")] == [("a", 1), ("b", 2)]
+    assert other.read("folder/b") == b"12"
+    with pytest.raises(NotFound):
+        other.read("folder/c")
+
+
+def test_marker_is_read_wherever_its_place_is_the_same(at: Callable[[], Place]) -> None:
+    assert Claims(at(), RUN).digest() is None
+    assert Claims(at(), RUN).begin()
+    digest = Claims(at(), RUN).digest()
+    assert digest is not None
+    assert Claims(at(), "4d").begin()
+    assert Claims(at(), "4d").digest() not in (None, digest)
+
+
+@pytest.mark.parametrize("at", ["local", "etcd"], indirect=True)  # fsspec's memory is not made for threads
+def test_claim_is_had_by_one_half_however_many_ask_at_once(at: Callable[[], Place]) -> None:
     named: list[tuple[str, ...]] = []
     begin = threading.Barrier(8)
 
@@ -31,7 +75,7 @@ def test_claim_is_had_by_one_half_however_many_ask_at_once(tmp_path: Path) -> No
         begin.wait()
         while True:
             try:
-                named.append(Claims(Store(tmp_path), run=1).get(CLAIM, winner))
+                named.append(Claims(at(), RUN).get(CLAIM, winner))
             except StorageFailed:  # the other one is writing it
                 continue
             return
@@ -45,16 +89,24 @@ def test_claim_is_had_by_one_half_however_many_ask_at_once(tmp_path: Path) -> No
     assert len(set(named)) == 1
 
 
-def test_claims_of_other_views_and_runs_are_others(store: Store) -> None:
-    assert Claims(store, run=1).get(CLAIM, ("a",)) == ("a",)
-    assert Claims(store, run=2).get(CLAIM, ("b",)) == ("b",)
-    assert Claims(store, run=1).get(CLAIM.replace("3", "4", 1), ("b",)) == ("b",)
+def test_claims_of_other_views_and_runs_are_others(at: Callable[[], Place]) -> None:
+    assert Claims(at(), RUN).get(CLAIM, ("a",)) == ("a",)
+    assert Claims(at(), RUN).get(CLAIM, ("b",)) == ("a",)
+    assert Claims(at(), "4d").get(CLAIM, ("b",)) == ("b",)
+    assert Claims(at(), RUN).get(CLAIM.replace("3", "4", 1), ("b",)) == ("b",)
+
+
+def test_claim_of_a_view_or_a_newer_one_excludes_all_others(at: Callable[[], Place]) -> None:
+    assert Claims(at(), RUN).get(CLAIM, ("a", "b")) == ("a", "b")
+    found = [Claims(at(), RUN).excludes(worker, generation=n) for worker in "abc" for n in (2, 3, 4)]
+    assert found == [False] * 6 + [True, True, False]
+    assert not Claims(at(), "4d").excludes("c", generation=3)
 
 
 def test_claim_that_is_torn_is_nobodys(tmp_path: Path) -> None:
-    claims = Claims(Store(tmp_path), run=1)
+    claims = Claims(Store(tmp_path), RUN)
     (tmp_path / "claims").mkdir()
-    (tmp_path / "claims" / f"run-000001-{CLAIM}.json").write_bytes(b"{")
+    (tmp_path / "claims" / f"run-{RUN}-{CLAIM}.json").write_bytes(b"{")
     for winner in (("a",), ("b",)):
         with pytest.raises(StorageFailed, match="nobody can say"):
             claims.get(CLAIM, winner)
@@ -65,8 +117,8 @@ def test_claim_whose_creation_is_reported_as_failed_stays(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr("ef_common.storage.store.sync", fail)
         with pytest.raises(StorageFailed):
-            Claims(Store(tmp_path), run=1).get(CLAIM, ("a",))
-    assert Claims(Store(tmp_path), run=1).get(CLAIM, ("b",)) == ("a",)
+            Claims(Store(tmp_path), RUN).get(CLAIM, ("a",))
+    assert Claims(Store(tmp_path), RUN).get(CLAIM, ("b",)) == ("a",)
 
 
 def fail(number: int) -> None:
@@ -74,11 +126,10 @@ def fail(number: int) -> None:
 
 
 def test_checkpoint_of_a_half_without_the_claim_is_not_published(store: Store) -> None:
-    mine, theirs = (Checkpoints(store, worker=worker) for worker in "ab")
+    mine, theirs = (checkpoints_of(worker, store) for worker in "ab")
     run = mine.claim(parent=None)
     theirs.join(run)
-    assert mine.digest() == theirs.digest() is not None
-    assert mine.get_claim(CLAIM, ("a",)) == ("a",)
+    assert Claims(store, RUN).get(CLAIM, ("a",)) == ("a",)
     content = Content({"weights": lambda file: file.write(b"1, 2")})
     for generation in (2, 3):
         with pytest.raises(Fenced, match="have the claim"):
@@ -88,29 +139,22 @@ def test_checkpoint_of_a_half_without_the_claim_is_not_published(store: Store) -
 
 
 def test_checkpoint_that_is_being_written_when_the_other_half_gets_the_claim_is_not_published(store: Store) -> None:
-    mine, theirs = (Checkpoints(store, worker=worker) for worker in "ab")
+    mine, theirs = (checkpoints_of(worker, store) for worker in "ab")
     run = mine.claim(parent=None)
     theirs.join(run)
 
     def write(file: Writer) -> None:
         file.write(b"1, 2")
-        assert mine.get_claim(CLAIM, ("a",)) == ("a",)
+        assert Claims(store, RUN).get(CLAIM, ("a",)) == ("a",)
 
     with pytest.raises(Fenced, match="have the claim"):
         theirs.publish(CheckpointId(run, 3, 10), Content({"weights": write}))
     assert mine.newest_valid() is None
 
 
-def test_digest_of_another_store_is_another_one(tmp_path: Path) -> None:
-    first, second, third = (Checkpoints(Store(tmp_path / name)) for name in "123")
-    assert first.claim(parent=None) == second.claim(parent=None) == 1
-    third.join(1)
-    assert first.exclusive
-    assert third.digest() is None
-    assert first.digest() != second.digest()
-
-
-def test_store_that_does_not_create_exclusively_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_that_does_not_create_exclusively_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     create = Store.create
 
     def careless(self: Store, name: str, data: bytes, *, keep: bool = False) -> None:
@@ -118,6 +162,16 @@ def test_store_that_does_not_create_exclusively_is_found_out(tmp_path: Path, mon
         create(self, name, data, keep=keep)
 
     monkeypatch.setattr(Store, "create", careless)
-    checkpoints = Checkpoints(Store(tmp_path))
-    checkpoints.claim(parent=None)
-    assert not checkpoints.exclusive
+    assert not Claims(Store(tmp_path), RUN).begin()
+    Checkpoints(Store(tmp_path)).claim(parent=None)
+    assert "does not create exclusively" in caplog.text
+
+
+def test_place_is_made_for_whatever_url_there_is(tmp_path: Path) -> None:
+    pytest.importorskip("etcd3gw")
+    assert isinstance(place_for("etcd://a,b:1/x"), Etcd)
+    assert isinstance(place_for("etcds://a"), Etcd)
+    assert str(place_for(tmp_path)) == str(tmp_path)
+    for nothing in (" ", 3, None):
+        with pytest.raises(UsageError, match="expected a URL for claims"):
+            place_for(nothing)
