@@ -370,6 +370,13 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Inquire:
+    """Of an agent, which is no worker: do others go on without this worker? Answers: `evicted`, or `alive`."""
+
+    worker: Annotated[str, _NAME]
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """This worker closes the connection."""
 
@@ -436,7 +443,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """An answer to a heartbeat."""
+    """An answer to a heartbeat; to an inquiry: nobody goes on without this worker, as far as is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +516,7 @@ FromWorker = (
     | Leave
     | Close
     | Fail
+    | Inquire
     | Bye
     | Relay
 )
@@ -545,6 +553,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "leave": Leave,
     "close": Close,
     "fail": Fail,
+    "inquire": Inquire,
     "bye": Bye,
     "relay": Relay,
 }

@@ -42,12 +42,14 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from ef_common.control.auth import Token
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
 from ef_common.control.failure_report import report_failure
+from ef_common.control.inquiry import inquire
 from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.deaths import Deaths, directory_for_notes
+from ef_common.launch.frozen import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +161,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._is_standby = False
         self._grace_s = environment.DEFAULT_GRACE_S
         self._deaths: Deaths | None = None
+        self._watch: Watch | None = None
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
 
@@ -176,6 +179,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
         if self._coordinator is None:
             self._stand_by()
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._report)
+        self._watch = Watch(self._deaths.directory, self._ask_about)
+        self._watch.start()
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
     def _coordinator_address(self, is_here: bool) -> Address:
@@ -262,9 +267,18 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return variables
 
     def _report(self, why: str, fatal: bool) -> str:
+        return report_failure(self._coordinators, self._agent(), self._options.token, why, fatal=fatal)
+
+    def _ask_about(self, worker: str) -> str | None:
+        return inquire(self._coordinators, self._agent(), self._options.token, worker)
+
+    @property
+    def _coordinators(self) -> list[Address]:
         own = [] if self._coordinator is None else [(LOOPBACK, self._coordinator.address[1])]
-        agent = Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
-        return report_failure([*own, self._coordinator_at], agent, self._options.token, why, fatal=fatal)
+        return [*own, self._coordinator_at]
+
+    def _agent(self) -> Member:
+        return Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
 
     # ------------------------------------------------------------ torchrun's interface
 
@@ -307,6 +321,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
+        if self._watch is not None:
+            self._watch.stop()
         if self._deaths is not None:
             self._deaths.at_the_end()
         if self._coordinator is None:

@@ -32,6 +32,11 @@ def hold_the_gil() -> None:
     ctypes.PyDLL(None).sleep(GIL_S)
 
 
+def keep_the_gil() -> None:
+    """The same, for ever."""
+    ctypes.PyDLL(None).sleep(3600)
+
+
 def run_out_of_memory() -> None:
     """More memory than the process's cgroup allows; the kernel kills it."""
     group = _MEMORY / f"elasticflow-test-{os.getpid()}"
@@ -82,6 +87,7 @@ HARMS: dict[str, Callable[[], None]] = {
     "exception": fail,
     "data exception": fail,
     "holding the GIL": hold_the_gil,
+    "keeping the GIL": keep_the_gil,
     "out of memory": run_out_of_memory,
     "full disk": fill_the_disk,
     "closed sockets": shut_down_all_sockets,

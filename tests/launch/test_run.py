@@ -205,6 +205,21 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
     assert first.wait() == 0
 
 
+def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script())
+    generation = run.wait_for_world(2)
+    run.wait_for_step(3)  # by then they have agreed that there is no store, so half of them may go on
+    stopped = run.workers()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    after = run.wait_for_world(1, after=generation)
+    run.wait_for_world(2, after=after)
+    assert not psutil.pid_exists(stopped)
+    assert "a worker was ended by SIGKILL, and is started again" in run.output.read_text()
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    run.audit()
+
+
 def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Launched], tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("raise ValueError('this is wrong')")
