@@ -11,11 +11,11 @@ when its workers die at the same step again and again (:mod:`ef_common.launch.re
 endpoint hosts the coordinator; each other agent keeps a standby ready. The workers learn all they need from the
 environment.
 
-Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds, default 2), ``hang_timeout``
-(seconds that a worker may keep the others waiting in a training step, 0 for ever; default: ELASTICFLOW_HANG_TIMEOUT,
-else learned), ``last_call_timeout`` (seconds that the first view waits for more nodes, default 1), ``on_minority``
-("wait", the default, or "continue": what a coordinator does that has lost touch with most of the workers) and
-``is_host`` (as in c10d). Others are ignored, as c10d does.
+Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds; default:
+ELASTICFLOW_HEARTBEAT_TIMEOUT, else 2), ``hang_timeout`` (seconds that a worker may keep the others waiting in a
+training step, 0 for ever; default: ELASTICFLOW_HANG_TIMEOUT, else learned), ``last_call_timeout`` (seconds that the
+first view waits for more nodes, default 1), ``on_minority`` ("wait", the default, or "continue": what a coordinator
+does that has lost touch with most of the workers) and ``is_host`` (as in c10d). Others are ignored, as c10d does.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
 
 from ef_common.control.auth import Token
-from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
+from ef_common.control.coordinator import Coordinator
 from ef_common.control.failure_report import report_failure
 from ef_common.control.inquiry import inquire
 from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback
@@ -102,7 +102,7 @@ class Options:
             endpoint=endpoint,
             token=Token.from_file(token_file) if token_file else variables.token,
             is_host=_flag(params, "is_host"),
-            heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1),
+            heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=variables.heartbeat_timeout_s, low=0.1),
             hang_timeout_s=_seconds(params, "hang_timeout", default=0.0, low=0.0)
             if params.get("hang_timeout") is not None
             else variables.hang_timeout_s,
@@ -114,6 +114,26 @@ class Options:
             ),
             stands_in=bool(_flag(params, "stands_in")),
         )
+
+
+def options_of_a_local_job(conf: str, *, min_nodes: int, max_nodes: int, last_call_s: float) -> Options:
+    """Options of the coordinator of a job on this machine.
+
+    Args:
+        conf: torchrun's ``--rdzv-conf``.
+        min_nodes: Nodes, without which the job waits.
+        max_nodes: Nodes, of which it has no more.
+        last_call_s: Default of ``last_call_timeout``.
+
+    Raises:
+        UsageError: An option is malformed; the message names it.
+    """
+    try:
+        config = _parse_rendezvous_config(conf)
+    except ValueError as error:
+        raise UsageError(f"{error} Received: --rdzv-conf={conf}") from None
+    config.setdefault("last_call_timeout", f"{last_call_s}")
+    return Options.parse(RendezvousParameters(BACKEND, f"{LOOPBACK}:0", "local", min_nodes, max_nodes, None, **config))
 
 
 def _seconds(params: RendezvousParameters, key: str, *, default: float, low: float) -> float:
