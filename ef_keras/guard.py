@@ -1,7 +1,8 @@
 """Sees an exception that leaves a `fit`, also if the user catches it there.
 
 Keras tells nobody of it, and no frame of ours is around `fit`. So what `fit` calls is called through here, as long as
-it runs: whatever comes out of that leaves `fit`, which catches nothing.
+it runs: whatever comes out of that leaves `fit`, which catches nothing. What is raised before `fit` has its callbacks
+is not seen.
 """
 
 from __future__ import annotations

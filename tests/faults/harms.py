@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-GIL_S = 10
+GIL_S = 6
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _ROOM_BYTES = 96 << 20
 FILL = "FAULT_FILL"
