@@ -200,10 +200,14 @@ def _shared_memory() -> list[str]:
 @contextlib.contextmanager
 def _no_more_children() -> Iterator[list[str]]:
     """Names of the processes that are there in the end, and were not before; beside multiprocessing's own."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what workers leave behind becomes our child
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what workers leave behind becomes our child
     before = psutil.Process().children(recursive=True)
     found: list[str] = []
-    yield found
+    try:
+        yield found
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
     for process in set(psutil.Process().children(recursive=True)).difference(before):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE and not _is_multiprocessings(process):
