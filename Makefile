@@ -72,7 +72,7 @@ chaos: $(HOROVOD)
 	for what in "--schedules 100000" "--failover --schedules 200000" "--hangs --schedules 10000"; do \
 		$(BIN)/python -m ef_common.testing.simulation $$what --jobs $$(nproc) || status=$$?; \
 	done; \
-	$(BIN)/python -m tests.chaos grid --table docs/grid.md || status=$$?; \
+	$(BIN)/python -m tests.chaos grid --table docs/grid.md $(GRID) || status=$$?; \
 	exit $$status
 
 soak: $(DEV)

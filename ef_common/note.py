@@ -19,7 +19,9 @@ _COUNTER = struct.Struct("<Q")
 _RANGE = struct.Struct("<QQ")
 _COUNTER_AT, _IN_STEP_AT, _EXCUSED_AT = 8, 16, 17
 _MAGIC = b"EFNOTE01"
-SIZE = _STATE.size + MAX_RANGES * _RANGE.size
+_LIFE = struct.Struct("<QQH512s")  # heartbeats, process id, length of the id in bytes, id
+_LIFE_AT = _STATE.size + MAX_RANGES * _RANGE.size
+SIZE = _LIFE_AT + _LIFE.size
 _FAILED = "failed"
 _MAX_FAILED_BYTES = 16_384
 
@@ -45,6 +47,21 @@ class Noted:
     num_positions: int
     trained_s: float
     excused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A worker's sign of life.
+
+    Args:
+        worker: Its id.
+        pid: Id of its process.
+        beats: Heartbeats so far.
+    """
+
+    worker: str
+    pid: int
+    beats: int
 
 
 class Note:
@@ -74,6 +91,7 @@ class Note:
                 os.close(descriptor)
         self._clock = clock
         self._changes = 0
+        self._beats = 0
         self._first = -1.0
         self.epoch = -1
         self.step = 0
@@ -106,6 +124,20 @@ class Note:
         """This worker ends by a fault that is not its own."""
         self._buffer[_EXCUSED_AT] = 1
 
+    def introduce(self, worker: str) -> None:
+        """This process is this worker; `beat` follows."""
+        name = worker.encode()
+        _LIFE.pack_into(self._buffer, _LIFE_AT, 0, os.getpid(), len(name), name)
+
+    def beat(self) -> None:
+        """The thread that sends heartbeats runs. If this stops to come, the whole process stands still."""
+        self._beats += 1
+        _COUNTER.pack_into(self._buffer, _LIFE_AT, self._beats)
+
+    def rest(self) -> None:
+        """No more heartbeats are to be expected."""
+        _COUNTER.pack_into(self._buffer, _LIFE_AT, 0)
+
     def fail(self, why: str) -> None:
         """The job has failed."""
         if self._directory is not None:
@@ -119,17 +151,35 @@ def path_of(directory: Path, local_rank: int) -> Path:
 
 def read(path: Path) -> Noted | None:
     """What a worker has noted, or None: it has come to no note, or died while it wrote one."""
+    data = _data(path)
+    if data is None:
+        return None
+    _, changes, in_step, excused, epoch, step, first, newest, total, number, again = _STATE.unpack_from(data)
+    if changes != again or number > MAX_RANGES:
+        return None
+    ranges = tuple(_RANGE.unpack_from(data, _STATE.size + index * _RANGE.size) for index in range(number))
+    return Noted(epoch, step, bool(in_step) and epoch >= 0, ranges, total, newest - first, bool(excused))
+
+
+def lives(directory: Path) -> dict[Path, Life]:
+    """Signs of life of all workers whose notes lie there, and of which heartbeats are to be expected."""
+    found = {}
+    for path in directory.glob("worker-*"):
+        data = _data(path)
+        if data is None:
+            continue
+        beats, pid, length, name = _LIFE.unpack_from(data, _LIFE_AT)
+        if beats:
+            found[path] = Life(name[:length].decode(errors="replace"), pid, beats)
+    return found
+
+
+def _data(path: Path) -> bytes | None:
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    if len(data) != SIZE:
-        return None
-    magic, changes, in_step, excused, epoch, step, first, newest, total, number, again = _STATE.unpack_from(data)
-    if magic != _MAGIC or changes != again or number > MAX_RANGES:
-        return None
-    ranges = tuple(_RANGE.unpack_from(data, _STATE.size + index * _RANGE.size) for index in range(number))
-    return Noted(epoch, step, bool(in_step) and epoch >= 0, ranges, total, newest - first, bool(excused))
+    return data if len(data) == SIZE and data.startswith(_MAGIC) else None
 
 
 def write_failure(directory: Path, why: str) -> None:

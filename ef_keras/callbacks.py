@@ -25,6 +25,7 @@ from ef_keras.backends import engine, prepare_determinism
 from ef_keras.checks import size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
+from ef_keras.guard import Guard
 from ef_keras.rank_zero import only_on_rank_zero
 from ef_keras.sources import global_batch_size_of, source_of
 
@@ -130,6 +131,7 @@ class Elastic(keras.callbacks.Callback):
         self._deterministic = deterministic
         self._worker: Worker | None = None
         self._fit: Fit | None = None
+        self._guard: Guard | None = None
 
     def set_model(self, model: Any) -> None:
         """Become a worker; stand first and last among the callbacks."""
@@ -144,8 +146,27 @@ class Elastic(keras.callbacks.Callback):
         if not (worker.elastic or worker.log.enabled or named or self._is_global or self._checkpointing):
             return
         others = hooks.callback_list(self)
+        if worker.elastic:
+            self._guard_fit(worker, others)
         only_on_rank_zero(others, worker.session)
         others.callbacks.append(_Last(self, others))
+
+    def _guard_fit(self, worker: Worker, others: Any) -> None:
+        """Have the others told of an exception that leaves the `fit` that is running."""
+        frame = hooks.frame_of_fit(self.model)
+        if frame is None or (self._guard is not None and self._guard.is_of(frame)):
+            return
+        if self._guard is not None:
+            self._guard.release()
+
+        def tell(error: BaseException) -> None:
+            if not isinstance(error, SystemExit):
+                worker.log.write("fault", what=type(error).__name__, message=str(error)[:500])
+                worker.failing.tell(error)
+
+        self._guard = Guard(frame, tell)
+        for name in hooks.entries_of(others):
+            self._guard.put_around(others, name, also_if_called_by_others=True)
 
     @property
     def _checkpointing(self) -> Checkpointing | None:
@@ -165,6 +186,8 @@ class Elastic(keras.callbacks.Callback):
         """All callbacks have begun: take hold of the `fit`, and join the others."""
         if self._worker is None:
             return
+        if self._worker.elastic:
+            self._guard_fit(self._worker, others)  # of a list that was made by hand, before
         self._worker.notices.start()
         iterator = hooks.epoch_iterator(self.model)
         size = size_of(self._global_batch_size, global_batch_size_of(iterator), deterministic=self._deterministic)
@@ -181,6 +204,10 @@ class Elastic(keras.callbacks.Callback):
         )
         with leaving_cleanly():
             self._fit.begin()
+        if self._guard is not None:
+            self._guard.put_around_batches(iterator, self._fit.data.batches)
+            for name in hooks.CALLED_BY_FIT:
+                self._guard.put_around(self.model, name)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """An epoch begins."""
@@ -204,6 +231,8 @@ class Elastic(keras.callbacks.Callback):
             fit, self._fit = self._fit, None
             with leaving_cleanly():
                 fit.end()
+            if self._guard is not None:
+                self._guard.release()
             if self._worker is not None:
                 self._worker.notices.stop()
 

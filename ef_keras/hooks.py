@@ -39,6 +39,30 @@ def epoch_iterator(model: Any) -> Any:
     return frame.f_locals["epoch_iterator"]
 
 
+CALLED_BY_FIT = ("reset_metrics", "evaluate", "train_function", "_get_metrics_result_or_logs")
+"""Methods of the model that `fit` calls, and in which the user's own code may run."""
+
+
+def frame_of_fit(model: Any) -> FrameType | None:
+    """The frame of the `fit` of this model that is running, if that is what calls us."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals:
+            return frame if frame.f_code.co_name == "fit" else None
+        frame = frame.f_back
+    return None
+
+
+def is_called_by(frame: FrameType | None) -> bool:
+    """Whether it was this frame that has called our caller."""
+    return frame is not None and sys._getframe(2) is frame
+
+
+def entries_of(callbacks: Any) -> list[str]:
+    """Methods of a list of callbacks that `fit` calls, or that are called while the list is made."""
+    return ["set_params", *(name for name in dir(type(callbacks)) if name.startswith("on_"))]
+
+
 def _find(matches: Callable[[FrameType], bool], what: str) -> FrameType:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.note import MAX_RANGES, SIZE, Note, Noted, path_of, read
+from ef_common.note import MAX_RANGES, SIZE, Life, Note, Noted, lives, path_of, read
 
 
 def test_note_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
@@ -64,3 +64,20 @@ def test_note_without_a_directory_is_kept_in_memory() -> None:
     note.begin(0, 3, [(0, 8)])
     note.fail("boom")
     assert (note.epoch, note.step) == (0, 3)
+
+
+def test_note_tells_of_heartbeats_until_none_are_to_be_expected(tmp_path: Path) -> None:
+    note, other = Note(tmp_path, 1), Note(tmp_path, 2)
+    for number, one in enumerate((note, other)):
+        one.introduce(f"ü-{number}")
+    assert lives(tmp_path) == {}
+    note.beat()
+    note.begin(0, 1, [(0, 8)])
+    note.beat()
+    assert lives(tmp_path) == {path_of(tmp_path, 1): Life("ü-0", os.getpid(), 2)}
+    assert read(path_of(tmp_path, 1)) == Noted(0, 1, True, ((0, 8),), 8, 0.0, False)
+    note.rest()
+    assert lives(tmp_path) == {}
+    note.beat()
+    path_of(tmp_path, 1).write_bytes(b"x" * SIZE)
+    assert lives(tmp_path) == {}

@@ -40,6 +40,7 @@ from ef_common.errors import (
     Left,
     ProtocolError,
 )
+from ef_common.note import Note
 from ef_common.pace import Pace
 from ef_common.ports import GetClaim
 
@@ -82,6 +83,7 @@ class CoordinatorClient:
         token: The job token, or None.
         connect_timeout_s: How long to try to reach the coordinator.
         pace: How this worker moves on; its heartbeats tell it.
+        note: Where its heartbeats are noted down, until its main thread has heard of the end.
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
         on_pace: Called with (slow, ratio, waiting) when this worker is found to be a straggler, or none any more; see
@@ -98,6 +100,7 @@ class CoordinatorClient:
         *,
         connect_timeout_s: float = 60.0,
         pace: Pace | None = None,
+        note: Note | None = None,
         on_hung: Callable[[str, threading.Event], None] = lambda why, heard: None,
         on_pace: Callable[[bool, float, float], None] = lambda slow, ratio, waiting: None,
     ) -> None:
@@ -107,6 +110,7 @@ class CoordinatorClient:
         self._token = token
         self._connect_timeout_s = connect_timeout_s
         self._pace = pace
+        self._note = note or Note()
         self._on_hung = on_hung
         self._on_pace = on_pace
         self._inbox = Inbox()
@@ -296,7 +300,12 @@ class CoordinatorClient:
 
     def _beat(self) -> None:
         woke = time.monotonic()
+        self._note.beat()
         while not self._stopped.wait(self._timeout_s / BEATS_PER_TIMEOUT):
+            if self._inbox.end_met.is_set():
+                self._note.rest()
+            else:
+                self._note.beat()
             line, slept_s, woke = self._line, time.monotonic() - woke, time.monotonic()
             if line is None:
                 continue
@@ -305,6 +314,7 @@ class CoordinatorClient:
                 line.heard = woke  # it was us who did not listen
             elif self._can_return and woke - line.heard > _SILENT_TIMEOUTS * self._timeout_s:
                 line.give_up()
+        self._note.rest()
 
     @property
     def _can_return(self) -> bool:

@@ -260,6 +260,11 @@ class Switchboard:
                     connection.write(_ALIVE)
             case wire.Relay():
                 self._relay(worker, message)
+            case wire.Inquire() if self._state.idle:
+                self._redirect(worker)
+            case wire.Inquire(asked):
+                why = self._why_out(asked)
+                connection.write(wire.encode(wire.Evicted(_clip(why))) if why else _ALIVE)
             case wire.Bye():
                 self._depart(connection, "it said goodbye", goodbye=True)
             case wire.Hello():
@@ -336,6 +341,15 @@ class Switchboard:
         else:
             self._forget(connection)
             connection.drop(last_words)
+
+    def _why_out(self, worker: str) -> str:
+        """Why a worker has nothing more to do here; "" if it may have. A view that is held back decides nothing."""
+        state = self._state
+        if state.failed or not state.generation or state.held or state.gathering_since is not None:
+            return state.failed
+        if worker in state.workers or (state.view is not None and state.view.rank_of(worker) is not None):
+            return ""
+        return f"view {state.generation} is without it"
 
     def _suspend(self, connections: list[Connection], why: str) -> None:
         """Workers are silent: they are told that they are out as soon as others go on without them, and not before.

@@ -375,6 +375,13 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Inquire:
+    """Of an agent, which is no worker: do others go on without this worker? Answers: `evicted`, or `alive`."""
+
+    worker: Annotated[str, _NAME]
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """This worker closes the connection."""
 
@@ -441,7 +448,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """An answer to a heartbeat."""
+    """An answer to a heartbeat; to an inquiry: nobody goes on without this worker, as far as is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +534,7 @@ FromWorker = (
     | Leave
     | Close
     | Fail
+    | Inquire
     | Bye
     | Relay
 )
@@ -565,6 +573,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "leave": Leave,
     "close": Close,
     "fail": Fail,
+    "inquire": Inquire,
     "bye": Bye,
     "relay": Relay,
 }

@@ -17,7 +17,7 @@ from datetime import timedelta
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
+from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import HELP
 from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback, parse_address
 from ef_common.core.membership import Settings
@@ -100,18 +100,12 @@ def read_torchrun_environment(environ: Mapping[str, str] | None = None) -> Torch
         ) from None
 
 
-def host_or_find_coordinator(
-    environment: WorkerEnvironment,
-    *,
-    timeout_s: float = 60.0,
-    heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S,
-) -> C10dJob:
+def host_or_find_coordinator(environment: WorkerEnvironment, *, timeout_s: float = 60.0) -> C10dJob:
     """Host the coordinator in this process (rank 0), or find out where it is (all others).
 
     Args:
         environment: The worker's environment, without a coordinator.
         timeout_s: How long to wait for rank 0.
-        heartbeat_timeout_s: A worker that is silent for longer is evicted.
 
     Raises:
         CoordinatorLost: No coordinator could be reached in time.
@@ -121,7 +115,7 @@ def host_or_find_coordinator(
     store = _join_store(timeout_s)
     coordinator = None
     if torchrun.rank == 0:
-        coordinator = _host(torchrun, environment, heartbeat_timeout_s)
+        coordinator = _host(torchrun, environment)
         address = _address_for_others(coordinator, torchrun)
         store.set(_KEY, format_address(address))
     else:
@@ -137,14 +131,14 @@ def _join_store(timeout_s: float) -> Store:
     return store
 
 
-def _host(torchrun: TorchrunEnvironment, environment: WorkerEnvironment, heartbeat_timeout_s: float) -> Coordinator:
+def _host(torchrun: TorchrunEnvironment, environment: WorkerEnvironment) -> Coordinator:
     host = torchrun.master_addr
     coordinator = Coordinator(
         (host if is_loopback(host) else "", 0),
         token=environment.token,
         # The first view waits for all nodes that torchrun started; later ones may be of any size.
         settings=Settings(min_nodes=1, max_nodes=torchrun.num_nodes, last_call_s=LINGER_S),
-        heartbeat_timeout_s=heartbeat_timeout_s,
+        heartbeat_timeout_s=environment.heartbeat_timeout_s,
         hang_timeout_s=environment.hang_timeout_s,
     )
     coordinator.start()

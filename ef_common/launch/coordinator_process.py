@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.control.sockets import Address, is_loopback
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost
-from ef_common.launch.environment import read_environment
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,52 @@ RESTART_S = 60.0
 _LOOK_S = 0.25
 
 
-def start_coordinator(host: str, token: Token, settings: Settings, *, log: Path | None = None) -> Address:
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the process is told, as JSON.
+
+    Args:
+        host: Where to listen; "" for everywhere.
+        token: The job token.
+        settings: Fields of the settings of the membership.
+        heartbeat_timeout_s: See :class:`~ef_common.control.coordinator.Coordinator`.
+        hang_timeout_s: Likewise.
+    """
+
+    host: str
+    token: str
+    settings: dict[str, Any]
+    heartbeat_timeout_s: float
+    hang_timeout_s: float | None
+
+    def carry_out(self) -> Coordinator:
+        """The coordinator, not started yet."""
+        return Coordinator(
+            (self.host, 0),
+            token=Token(self.token),
+            settings=Settings(**self.settings),
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            hang_timeout_s=self.hang_timeout_s,
+        )
+
+
+def start_coordinator(
+    host: str,
+    token: Token,
+    settings: Settings,
+    *,
+    heartbeat_timeout_s: float,
+    hang_timeout_s: float | None,
+    log: Path | None = None,
+) -> Address:
     """Start one, and leave it to itself.
 
     Args:
         host: Address of this machine at which the workers reach it.
         token: The job token; it goes to the process by a pipe.
         settings: Settings of the membership.
+        heartbeat_timeout_s: A worker that is silent for longer is evicted.
+        hang_timeout_s: So is one that keeps the others waiting for longer; None to learn it, 0 for no limit.
         log: File for its log; without one there is none.
 
     Returns:
@@ -48,16 +87,9 @@ def start_coordinator(host: str, token: Token, settings: Settings, *, log: Path 
     Raises:
         CoordinatorLost: It did not start.
     """
-    order = {
-        "host": host if is_loopback(host) else "",
-        "token": token.secret,
-        "settings": {
-            "min_nodes": settings.min_nodes,
-            "max_nodes": settings.max_nodes,
-            "last_call_s": settings.last_call_s,
-            "start_nodes": settings.start_nodes,
-        },
-    }
+    order = Order(
+        host if is_loopback(host) else "", token.secret, asdict(settings), heartbeat_timeout_s, hang_timeout_s
+    )
     with (log or Path(os.devnull)).open("ab") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -67,7 +99,7 @@ def start_coordinator(host: str, token: Token, settings: Settings, *, log: Path 
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
-    answer, _ = process.communicate(json.dumps(order).encode())
+    answer, _ = process.communicate(json.dumps(asdict(order)).encode())
     if process.returncode != 0 or not answer.strip().isdigit():
         raise CoordinatorLost(f"the process of the coordinator did not start (status {process.returncode})")
     return host, int(answer)
@@ -75,7 +107,7 @@ def start_coordinator(host: str, token: Token, settings: Settings, *, log: Path 
 
 def main() -> None:
     """Body of the process: the order comes by standard input, the port goes to standard output."""
-    order: dict[str, Any] = json.load(sys.stdin)
+    order = Order(**json.load(sys.stdin))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     told, tell = os.pipe()
     if os.fork():
@@ -83,12 +115,7 @@ def main() -> None:
         _wait_for_child(told)
     os.close(told)
     os.setsid()
-    coordinator = Coordinator(
-        (order["host"], 0),
-        token=Token(order["token"]),
-        settings=Settings(**order["settings"]),
-        hang_timeout_s=read_environment().hang_timeout_s,
-    )
+    coordinator = order.carry_out()
     coordinator.start()
     os.write(tell, b"%d" % coordinator.address[1])
     os.close(tell)

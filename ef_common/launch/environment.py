@@ -13,6 +13,8 @@ ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
 ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
 ELASTICFLOW_NOTES          directory in which the worker notes down what it works on, for its launcher
 ELASTICFLOW_GRACE          so many seconds after such a notice, or a signal, the process ends itself (default: 30)
+ELASTICFLOW_HEARTBEAT_TIMEOUT  who hosts the coordinator: a worker that is silent for more seconds is evicted
+                           (default: 2)
 ELASTICFLOW_HANG_TIMEOUT   who hosts the coordinator: a worker that keeps the others waiting in a training step for more
                            seconds than this is replaced (default: learned from the run; 0: never)
 LOCAL_RANK                 index of the worker on its node, from 0
@@ -31,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ef_common.control.auth import Token
+from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
 from ef_common.control.sockets import Address, parse_address
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
@@ -48,6 +51,7 @@ AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
 NOTES = "ELASTICFLOW_NOTES"
 GRACE = "ELASTICFLOW_GRACE"
+HEARTBEAT_TIMEOUT = "ELASTICFLOW_HEARTBEAT_TIMEOUT"
 HANG_TIMEOUT = "ELASTICFLOW_HANG_TIMEOUT"
 DEFAULT_GRACE_S = 30.0
 _MAX_NODE_CHARS = 100
@@ -73,6 +77,7 @@ class WorkerEnvironment:
         notice: Where to ask whether this machine is to go, or None.
         notes: Directory of the launcher's for what the worker notes down, or None.
         grace_s: So long the worker may take to leave.
+        heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: So long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
     """
 
@@ -89,6 +94,7 @@ class WorkerEnvironment:
     notice: NoticeSource | None = None
     notes: Path | None = None
     grace_s: float = DEFAULT_GRACE_S
+    heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     hang_timeout_s: float | None = None
     claims: str | None = field(default=None, repr=False)
 
@@ -123,6 +129,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
         notes=Path(env[NOTES]) if env.get(NOTES) else None,
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
+        heartbeat_timeout_s=_seconds(env, HEARTBEAT_TIMEOUT, default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1, high=3600.0),
         hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,
     )
 
@@ -140,14 +147,15 @@ def _integer(env: Mapping[str, str], name: str, *, default: int, low: int, high:
     return value
 
 
-def _seconds(env: Mapping[str, str], name: str, *, default: float) -> float:
+def _seconds(env: Mapping[str, str], name: str, *, default: float, low: float = 0.0, high: float = math.inf) -> float:
     text = env.get(name, "").strip()
     try:
         value = float(text) if text else default
     except ValueError:
         value = -1.0
-    if not 0 <= value < math.inf:
-        raise UsageError(f"{name} must be a number of seconds, 0 or more. Received: {text!r}")
+    if not low <= value <= high or value == math.inf:
+        limits = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+        raise UsageError(f"{name} must be a number of seconds, {limits}. Received: {text!r}")
     return value
 
 

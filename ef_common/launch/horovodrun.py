@@ -248,7 +248,14 @@ class _Search:
         """Start the coordinator; tell of it when all are there, so that they come to the first view together."""
         secret = self.environment.token is not None
         token = self.environment.token or Token(secrets.token_hex(16))
-        address = start_coordinator(self.store.own_host(), token, Settings(last_call_s=LAST_CALL_S), log=self._log())
+        address = start_coordinator(
+            self.store.own_host(),
+            token,
+            Settings(last_call_s=LAST_CALL_S),
+            heartbeat_timeout_s=self.environment.heartbeat_timeout_s,
+            hang_timeout_s=self.environment.hang_timeout_s,
+            log=self._log(),
+        )
         deadline = time.monotonic() + self.gather_s
         for rank in range(self.given.size):
             if not self._wait_for(partial(self.store.get, _started(rank)), deadline - time.monotonic()):

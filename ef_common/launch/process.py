@@ -121,13 +121,14 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             checkpoint=environment.checkpoint,
         )
     pace = Pace(time.monotonic)
+    note = _open_note(environment, member.id)
     log = EventLog(environment.run_dir, member.id)
 
     def on_pace(slow: bool, ratio: float, waiting: float) -> None:
         log.write("straggler", slow=slow, ratio=ratio, waiting=waiting)
 
     channel: ControlChannel = CoordinatorClient(
-        environment.coordinator, member, environment.token, pace=pace, on_hung=end_if_hung, on_pace=on_pace
+        environment.coordinator, member, environment.token, pace=pace, note=note, on_hung=end_if_hung, on_pace=on_pace
     )
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)
@@ -139,7 +140,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         clock=time.monotonic,
         pace=pace,
     )
-    session.note = _open_note(environment)
+    session.note = note
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
     failing = Failing(session)
@@ -171,9 +172,11 @@ def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *,
     return notices
 
 
-def _open_note(environment: WorkerEnvironment) -> Note:
+def _open_note(environment: WorkerEnvironment, worker: str) -> Note:
     try:
-        return Note(environment.notes, environment.local_rank)
+        note = Note(environment.notes, environment.local_rank)
+        note.introduce(worker)
+        return note
     except OSError as error:  # a full disk is no reason not to train
         logger.warning("nothing is noted down for the launcher: %s", error)
         return Note()

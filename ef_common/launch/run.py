@@ -38,13 +38,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ef_common.control.auth import Token
 from ef_common.control.sockets import LOOPBACK, format_address
-from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
-from ef_common.launch.torchrun_handler import BACKEND
+from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.note import read_failure
 
 DEFAULT_NNODES = "1:8"
@@ -177,17 +176,20 @@ class _Agents:
 
     def _prepare_local_job(self) -> None:
         options = self._options
-        secret = os.environ.get(environment.TOKEN) or secrets.token_hex(16)
-        os.environ[environment.TOKEN] = secret
+        given = options_of_a_local_job(
+            self._args.rdzv_conf, min_nodes=options.min_nodes, max_nodes=options.max_nodes, last_call_s=LAST_CALL_S
+        )
+        token = given.token or Token(secrets.token_hex(16), source=environment.TOKEN)
+        os.environ[environment.TOKEN] = token.secret
         if options.num_workers > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers of a node
-        settings = Settings(
-            min_nodes=options.min_nodes,
-            max_nodes=options.max_nodes,
-            last_call_s=LAST_CALL_S,
-            start_nodes=options.num_workers,
+        address = start_coordinator(
+            LOOPBACK,
+            token,
+            replace(given.settings, start_nodes=options.num_workers),
+            heartbeat_timeout_s=given.heartbeat_timeout_s,
+            hang_timeout_s=given.hang_timeout_s,
         )
-        address = start_coordinator(LOOPBACK, Token(secret, source=environment.TOKEN), settings)
         self._args.rdzv_endpoint = format_address(address)
         self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0", "stands_in=1")))
         self._args.nnodes = f"{options.min_nodes}:{options.max_nodes}"  # for the standbys, which the agents host

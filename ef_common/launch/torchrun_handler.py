@@ -11,11 +11,11 @@ when its workers die at the same step again and again (:mod:`ef_common.launch.re
 endpoint hosts the coordinator; each other agent keeps a standby ready. The workers learn all they need from the
 environment.
 
-Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds, default 2), ``hang_timeout``
-(seconds that a worker may keep the others waiting in a training step, 0 for ever; default: ELASTICFLOW_HANG_TIMEOUT,
-else learned), ``last_call_timeout`` (seconds that the first view waits for more nodes, default 1), ``on_minority``
-("wait", the default, or "continue": what a coordinator does that has lost touch with most of the workers) and
-``is_host`` (as in c10d). Others are ignored, as c10d does.
+Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds; default:
+ELASTICFLOW_HEARTBEAT_TIMEOUT, else 2), ``hang_timeout`` (seconds that a worker may keep the others waiting in a
+training step, 0 for ever; default: ELASTICFLOW_HANG_TIMEOUT, else learned), ``last_call_timeout`` (seconds that the
+first view waits for more nodes, default 1), ``on_minority`` ("wait", the default, or "continue": what a coordinator
+does that has lost touch with most of the workers) and ``is_host`` (as in c10d). Others are ignored, as c10d does.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
 
 from ef_common.control.auth import Token
-from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S, Coordinator
+from ef_common.control.coordinator import Coordinator
 from ef_common.control.failure_report import report_failure
+from ef_common.control.inquiry import inquire
 from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.deaths import Deaths, directory_for_notes
+from ef_common.launch.frozen import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ class Options:
             endpoint=endpoint,
             token=Token.from_file(token_file) if token_file else variables.token,
             is_host=_flag(params, "is_host"),
-            heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1),
+            heartbeat_timeout_s=_seconds(params, "heartbeat_timeout", default=variables.heartbeat_timeout_s, low=0.1),
             hang_timeout_s=_seconds(params, "hang_timeout", default=0.0, low=0.0)
             if params.get("hang_timeout") is not None
             else variables.hang_timeout_s,
@@ -112,6 +114,26 @@ class Options:
             ),
             stands_in=bool(_flag(params, "stands_in")),
         )
+
+
+def options_of_a_local_job(conf: str, *, min_nodes: int, max_nodes: int, last_call_s: float) -> Options:
+    """Options of the coordinator of a job on this machine.
+
+    Args:
+        conf: torchrun's ``--rdzv-conf``.
+        min_nodes: Nodes, without which the job waits.
+        max_nodes: Nodes, of which it has no more.
+        last_call_s: Default of ``last_call_timeout``.
+
+    Raises:
+        UsageError: An option is malformed; the message names it.
+    """
+    try:
+        config = _parse_rendezvous_config(conf)
+    except ValueError as error:
+        raise UsageError(f"{error} Received: --rdzv-conf={conf}") from None
+    config.setdefault("last_call_timeout", f"{last_call_s}")
+    return Options.parse(RendezvousParameters(BACKEND, f"{LOOPBACK}:0", "local", min_nodes, max_nodes, None, **config))
 
 
 def _seconds(params: RendezvousParameters, key: str, *, default: float, low: float) -> float:
@@ -159,6 +181,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._is_standby = False
         self._grace_s = environment.DEFAULT_GRACE_S
         self._deaths: Deaths | None = None
+        self._watch: Watch | None = None
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
 
@@ -176,6 +199,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
         if self._coordinator is None:
             self._stand_by()
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._report)
+        self._watch = Watch(self._deaths.directory, self._ask_about)
+        self._watch.start()
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
     def _coordinator_address(self, is_here: bool) -> Address:
@@ -262,9 +287,18 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return variables
 
     def _report(self, why: str, fatal: bool) -> str:
+        return report_failure(self._coordinators, self._agent(), self._options.token, why, fatal=fatal)
+
+    def _ask_about(self, worker: str) -> str | None:
+        return inquire(self._coordinators, self._agent(), self._options.token, worker)
+
+    @property
+    def _coordinators(self) -> list[Address]:
         own = [] if self._coordinator is None else [(LOOPBACK, self._coordinator.address[1])]
-        agent = Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
-        return report_failure([*own, self._coordinator_at], agent, self._options.token, why, fatal=fatal)
+        return [*own, self._coordinator_at]
+
+    def _agent(self) -> Member:
+        return Member(f"{self._node}-agent-{secrets.token_hex(2)}", self._node, "")
 
     # ------------------------------------------------------------ torchrun's interface
 
@@ -307,6 +341,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
+        if self._watch is not None:
+            self._watch.stop()
         if self._deaths is not None:
             self._deaths.at_the_end()
         if self._coordinator is None:

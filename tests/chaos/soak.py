@@ -7,6 +7,7 @@ need more of anything: memory, threads, file descriptors, shared memory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
@@ -35,6 +36,7 @@ NUM_SURVIVORS = 2
 _FAULTS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSEGV", "SIGABRT", "SIGSTOP", "closed sockets")
 _CLOSE_SOCKETS = signal.SIGRTMIN
 _LOOK_S = 0.5
+_PR_SET_CHILD_SUBREAPER = 36
 _OPTIONS = {"length": 2403, "batch_size": 8, "val_length": 53, "step_sleep_s": 0.02}
 
 
@@ -198,9 +200,14 @@ def _shared_memory() -> list[str]:
 @contextlib.contextmanager
 def _no_more_children() -> Iterator[list[str]]:
     """Names of the processes that are there in the end, and were not before; beside multiprocessing's own."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what workers leave behind becomes our child
     before = psutil.Process().children(recursive=True)
     found: list[str] = []
-    yield found
+    try:
+        yield found
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
     for process in set(psutil.Process().children(recursive=True)).difference(before):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE and not _is_multiprocessings(process):

@@ -143,6 +143,7 @@ class _Trial:
             assert status == cells.STATUSES[self._cell.fault], status
         elif fate is cells.LEAVES:
             assert status == 0, status
+            self._check_that_it_is_no_loss()
         else:
             assert status == 1, status
         harms.clean_up_memory(self.victim.pid)
@@ -159,12 +160,21 @@ class _Trial:
         return bool(self._job.events("fault", what=f"injected:{where}"))
 
     def _wait_for_a_view_without_it(self) -> None:
-        pid = self.victim.pid
-        (start,) = self._job.events("start", pid=pid) or [{"worker": ""}]
         self._job.wait_until(
-            lambda _: any(start["worker"] not in view["members"] for view in self._job.events("view")),
+            lambda _: any(self._victims_id not in view["members"] for view in self._job.events("view")),
             "a view without the victim",
         )
+
+    @property
+    def _victims_id(self) -> str:
+        (start,) = self._job.events("start", pid=self.victim.pid) or [{"worker": ""}]
+        return str(start["worker"])
+
+    def _check_that_it_is_no_loss(self) -> None:
+        """It has left by a planned view."""
+        self._train_on()  # so the view after it is in the log
+        reasons = [view["reason"] for view in self._job.events("view")]
+        assert not any(f"{self._victims_id} gone (" in reason for reason in reasons), reasons
 
     def _train_on(self) -> None:
         """Somebody makes some more updates."""

@@ -42,6 +42,7 @@ FROM_WORKER = [
     wire.Leave(),
     wire.Close(),
     wire.Fail("w raised E: m", fatal=True),
+    wire.Inquire("ü-1"),
     wire.Bye(),
     wire.Relay(3, "address/0", b"\x00\xff"),
 ]

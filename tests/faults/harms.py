@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-GIL_S = 10
+GIL_S = 6
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _ROOM_BYTES = 96 << 20
 FILL = "FAULT_FILL"
@@ -30,6 +30,11 @@ def fail() -> None:
 def hold_the_gil() -> None:
     """A C function that keeps the interpreter's lock."""
     ctypes.PyDLL(None).sleep(GIL_S)
+
+
+def keep_the_gil() -> None:
+    """The same, for ever."""
+    ctypes.PyDLL(None).sleep(3600)
 
 
 def run_out_of_memory() -> None:
@@ -82,6 +87,7 @@ HARMS: dict[str, Callable[[], None]] = {
     "exception": fail,
     "data exception": fail,
     "holding the GIL": hold_the_gil,
+    "keeping the GIL": keep_the_gil,
     "out of memory": run_out_of_memory,
     "full disk": fill_the_disk,
     "closed sockets": shut_down_all_sockets,

@@ -76,6 +76,8 @@ class Host:
 
 _LIGHTNING = ("tests.faults.training", "torchmetrics")
 _HOROVOD = "ef_common.collectives.horovod_group"
+_SEEDED = "tensorflow"
+"""Keras imports it on any backend, if it is installed, to seed it."""
 ENOUGH = "enough"
 _UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
 _SLOW = {"step_sleep_s": 0.3}
@@ -93,9 +95,14 @@ HOSTS = {
             "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING
         ),
         # The statistics, two buckets of gradients, and a confirmation.
-        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch",), 4, _UNTIL_TOLD, _LINGERING),
+        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch", _SEEDED), 4, _UNTIL_TOLD, _LINGERING),
         Host(
-            "keras-torch-cuda", train_keras_torch_cuda, ("tests.faults.keras_torch_cuda",), 4, _UNTIL_TOLD, _LINGERING
+            "keras-torch-cuda",
+            train_keras_torch_cuda,
+            ("tests.faults.keras_torch_cuda", _SEEDED),
+            4,
+            _UNTIL_TOLD,
+            _LINGERING,
         ),
     )
 }

@@ -25,4 +25,11 @@ class Bug(keras.callbacks.Callback):
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 x = np.ones((400, 4), np.float32)
-model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[Bug(), *ef_keras.callbacks(backend="gloo")])
+try:
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[Bug(), *ef_keras.callbacks(backend="gloo")])
+except ValueError:
+    if "catch" not in sys.argv:
+        raise
+    sys.stdout.write("it has something else to do\n")
+    sys.stdout.flush()
+    time.sleep(600)

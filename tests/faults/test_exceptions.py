@@ -120,6 +120,21 @@ def test_exception_in_keras_ends_the_job_everywhere(start: Start, backend: str) 
     assert len(job.events("start")) == 2
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_exception_that_is_caught_around_a_fit_in_keras_ends_the_job_elsewhere(start: Start, backend: str) -> None:
+    job = start("raising_keras_worker.py")
+    nodes(job, 2, {"script_args": (backend, "catch")})
+    (fault,) = job.wait_for("fault", what="ValueError")
+    (pid,) = (event["pid"] for event in job.events("start", worker=fault["worker"]))
+    (own, other) = sorted(job.nodes, key=lambda node: pid not in node.worker_pids())
+    job.wait_until(lambda _: "the job has failed: " in outputs(job)[other.name], "the end of the other one")
+    texts = outputs(job)
+    assert BUG in texts[other.name].split("the job has failed: ")[1]
+    assert "is started again" not in texts[other.name]
+    assert "it has something else to do" in texts[own.name]
+    assert pid in own.worker_pids()
+
+
 def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(start: Start, tmp_path: Path) -> None:
     job = start()
     arguments = options(where="crash", rank=0, step=5, checkpoint=str(tmp_path / "store"))

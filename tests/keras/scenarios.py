@@ -13,6 +13,7 @@ import numpy as np
 import ef_keras
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
+from ef_common.launch.failing import Failing
 from ef_keras import hooks
 from ef_keras.rank_zero import OnRankZero
 from ef_keras.state import _REMEMBERED
@@ -232,6 +233,129 @@ def _missing_fields() -> list[str]:
         callback = kind(**arguments.get(name, {}))
         missing += [f"{name}.{f}" for f in fields if not hasattr(callback, f) and f"self.{f} =" not in source]
     return missing
+
+
+# ---------------------------------------------------------------- exceptions that leave a fit
+
+
+class Bug(keras.callbacks.Callback):
+    """Raises in one of its hooks."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self._hook = hook
+        setattr(self, hook, self._raise)
+
+    def _raise(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(f"in {self._hook}")
+
+
+class BadSamples(keras.utils.PyDataset):
+    """Cannot read one of its batches."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise ValueError("in data")
+        return data(8)
+
+
+class BadMetric(keras.metrics.Mean):
+    """Cannot be reset in the second epoch."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_true)
+
+    def reset_state(self) -> None:
+        if self.model.optimizer.iterations >= 5:
+            raise ValueError("in metric")
+        super().reset_state()
+
+
+class BadStep(keras.Model):
+    """Cannot train, or evaluate, in the second epoch."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._net, self._where = net(), where
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if self._where and training == (self._where == "train_step") and self.optimizer.iterations >= 5:
+            raise ValueError(f"in {self._where}")
+        return self._net(x, training=training)
+
+
+class Evaluates(keras.callbacks.Callback):
+    """Evaluates on data that are none, and knows what to do then."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        try:
+            self.model.evaluate(BadSamples(), verbose=0)
+        except Exception:  # TensorFlow makes another one of it
+            self.model.reset_metrics()
+
+
+class Leaves(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise SystemExit(0)
+
+
+def guard_fit() -> dict[str, Any]:
+    """What is told of exceptions that leave a `fit`, which is within a `try`; of each, in a world of one."""
+    told: list[BaseException] = []
+    Failing.tell = lambda self, error: told.append(error)  # type: ignore[method-assign]
+    found: dict[str, Any] = {}
+
+    def attempt(name: str, *callbacks: Any, of: Any = None, where: str = "", hand_made: bool = False) -> None:
+        model: Any = BadStep(where)
+        metric = BadMetric()
+        metric.model = model
+        metrics = [metric] if name == "metric" else []
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=metrics, run_eagerly=True)
+        everybody: Any = [*callbacks, *ef_keras.callbacks()]
+        if hand_made:
+            everybody = keras.callbacks.CallbackList(everybody, model=model, epochs=2, steps=5)
+        raised: BaseException | None = None
+        num_told = len(told)
+        kwargs: dict[str, Any] = (
+            {"x": of} if of is not None else {**dict(zip("xy", data(40), strict=True)), "batch_size": 8}
+        )
+        try:
+            model.fit(
+                **kwargs,
+                shuffle=False,  # `fit` itself reads the first batch, before it has callbacks
+                epochs=2,
+                verbose=0,
+                validation_data=None if name == "metric" else data(8),
+                callbacks=everybody,
+            )
+        except BaseException as error:
+            raised = error
+        left = [one for one in hooks.CALLED_BY_FIT if hasattr(vars(model).get(one), "__wrapped__")]
+        new = told[num_told:]
+        found[name] = [str(raised), [one is raised for one in new], left]
+
+    for hook in (
+        "set_params",
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_end",
+        "on_test_begin",
+        "on_train_end",
+    ):
+        attempt(hook, Bug(hook))
+    attempt("hand-made", Bug("on_epoch_begin"), hand_made=True)
+    attempt("data", of=BadSamples())
+    attempt("metric")
+    attempt("train_step", where="train_step")
+    attempt("test_step", where="test_step")
+    attempt("caught", Evaluates())
+    attempt("leaves", Leaves())
+    attempt("well")
+    return found
 
 
 # ---------------------------------------------------------------- a world of one

@@ -34,6 +34,19 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+        found = job.start(call, backend, "guard_fit").result()
+        told = [event["message"] for event in job.events("fault")]
+    quiet = {name: found.pop(name) for name in ("caught", "leaves", "well")}
+    assert quiet == {"caught": ["None", [], []], "leaves": ["0", [], []], "well": ["None", [], []]}
+    for name, (raised, same, left) in found.items():
+        assert f"in {name.replace('hand-made', 'on_epoch_begin')}" in raised, (name, raised)
+        assert (same, left) == ([True], []), name
+    assert len(told) == len(found)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
         job_dir = job.directory

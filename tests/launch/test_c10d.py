@@ -54,6 +54,14 @@ def test_worker_of_a_later_round_is_not_misled_by_the_address_of_an_earlier_one(
         host_or_find_coordinator(read_environment({}), timeout_s=0.1)
 
 
+def test_host_takes_the_limits_of_its_environment():
+    environ = {"ELASTICFLOW_HEARTBEAT_TIMEOUT": "7", "ELASTICFLOW_HANG_TIMEOUT": "30"}
+    given = read_torchrun_environment({**TORCHRUN, "MASTER_ADDR": "localhost"})
+    coordinator = c10d._host(given, read_environment(environ))
+    coordinator.stop()
+    assert (coordinator._heartbeat_timeout_s, coordinator._limits.hang_timeout_s) == (7.0, 30.0)
+
+
 @pytest.mark.processes
 def test_c10d_two_nodes_form_a_view_and_a_killed_one_leaves_the_other(job):
     arguments = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -15,14 +17,15 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError
-from ef_common.launch.coordinator_process import serve, start_coordinator
+from ef_common.launch.coordinator_process import Order, serve, start_coordinator
 
 TOKEN = Token("secret")
 
 
 @pytest.mark.processes
 def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: Path) -> None:
-    address = start_coordinator("127.0.0.1", TOKEN, Settings(last_call_s=0.0), log=tmp_path / "log")
+    limits = {"heartbeat_timeout_s": 7.0, "hang_timeout_s": None}
+    address = start_coordinator("127.0.0.1", TOKEN, Settings(last_call_s=0.0), **limits, log=tmp_path / "log")
     (process,) = [p for p in psutil.process_iter() if listens(p, address[1])]
     try:
         assert process.ppid() != os.getpid()
@@ -31,6 +34,7 @@ def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: P
         client = CoordinatorClient(address, Member("w", "n", ""), TOKEN)
         assert not client.start(lambda generation: None)
         assert client.next_view(0).ids == ("w",)
+        assert client._timeout_s == 7.0  # what the coordinator has told
         client.stop()
         with pytest.raises(AuthenticationError):
             CoordinatorClient(address, Member("x", "n", ""), Token("other")).start(lambda generation: None)
@@ -38,6 +42,15 @@ def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: P
         process.kill()
         process.wait(30)
     assert "listens" in (tmp_path / "log").read_text()
+
+
+def test_order_comes_to_the_process_with_all_settings() -> None:
+    settings = Settings(2, 9, 0.5, 3, on_minority="continue")
+    order = Order("", "secret", asdict(settings), 7.0, 0.0)
+    coordinator = Order(**json.loads(json.dumps(asdict(order)))).carry_out()
+    assert coordinator._settings == replace(settings, loss_notice_s=7.0 * 1.25)
+    assert (coordinator._heartbeat_timeout_s, coordinator._limits.hang_timeout_s) == (7.0, 0.0)
+    assert coordinator._token == TOKEN
 
 
 def test_coordinator_ends_when_nobody_has_been_connected_for_a_while() -> None:

@@ -24,6 +24,7 @@ def test_environment_full_is_read():
             "ELASTICFLOW_AUDIT": "1",
             "ELASTICFLOW_NOTICE": "file:///run/go%20away",
             "ELASTICFLOW_GRACE": "60",
+            "ELASTICFLOW_HEARTBEAT_TIMEOUT": "0.5",
             "ELASTICFLOW_HANG_TIMEOUT": "0",
             "LOCAL_RANK": "3",
             "LOCAL_WORLD_SIZE": "4",
@@ -34,7 +35,7 @@ def test_environment_full_is_read():
     assert (env.node, env.address, env.local_rank, env.local_world_size) == ("node-1", "10.0.0.2", 3, 4)
     assert (env.run_dir, env.audit) == (Path("/runs/7"), True)
     assert (env.notice, env.grace_s) == (FileSource(Path("/run/go away")), 60.0)
-    assert env.hang_timeout_s == 0.0
+    assert (env.heartbeat_timeout_s, env.hang_timeout_s) == (0.5, 0.0)
     assert (env.checkpoint, env.claims) == ("/store", "etcd://me:hunter2@host/x")
     assert "hunter2" not in repr(env)
 
@@ -43,7 +44,7 @@ def test_environment_empty_is_a_world_of_one():
     env = read_environment({})
     assert (env.coordinator, env.token, env.run_dir, env.audit) == (None, None, None, False)
     assert (env.local_rank, env.local_world_size, env.address) == (0, 1, "")
-    assert (env.notice, env.grace_s, env.hang_timeout_s) == (None, 30.0, None)
+    assert (env.notice, env.grace_s, env.heartbeat_timeout_s, env.hang_timeout_s) == (None, 30.0, 2.0, None)
     assert (env.checkpoint, env.claims) == (None, None)
     assert env.node
 
@@ -78,6 +79,8 @@ def test_environment_members_differ():
         ("ELASTICFLOW_NOTICE", "http://host:http/"),
         ("ELASTICFLOW_NOTICE", "ftp://host/notice"),
         ("ELASTICFLOW_HANG_TIMEOUT", "soon"),
+        ("ELASTICFLOW_HEARTBEAT_TIMEOUT", "0"),
+        ("ELASTICFLOW_HEARTBEAT_TIMEOUT", "3601"),
         ("ELASTICFLOW_GRACE", "soon"),
         ("ELASTICFLOW_GRACE", "-1"),
         ("ELASTICFLOW_GRACE", "nan"),

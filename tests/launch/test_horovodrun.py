@@ -135,8 +135,10 @@ def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.Monk
     for rank in (1, 2):
         store.put(f"started-{rank}", b"1")
     published_before: list[bytes | None] = []
+    limits: dict[str, Any] = {}
 
     def start(host: str, token: Token, settings: Any, **kwargs: Any) -> Address:
+        limits.update(kwargs)
         timer = threading.Timer(0.3, come_last)
         timer.start()
         return host, 5
@@ -146,8 +148,9 @@ def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.Monk
         store.put("started-3", b"1")
 
     monkeypatch.setattr(horovodrun, "start_coordinator", start)
-    job = join_horovodrun(read_environment({}))
+    job = join_horovodrun(read_environment({"ELASTICFLOW_HEARTBEAT_TIMEOUT": "7", "ELASTICFLOW_HANG_TIMEOUT": "30"}))
     assert published_before == [None]
+    assert (limits["heartbeat_timeout_s"], limits["hang_timeout_s"]) == (7.0, 30.0)
     assert job.environment.coordinator == ("127.0.0.1", 5)
     found = Found.parse(store.get("coordinator") or b"", None)
     assert job.environment.token is not None

@@ -18,10 +18,13 @@ import pytest
 from click.testing import CliRunner
 
 from ef_common.cli import main
+from ef_common.core.membership import Settings
+from ef_common.launch import run as launcher
 from ef_common.launch import run_directory
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
 from tests.gpu import GPU_MARKS
 
@@ -205,6 +208,21 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
     assert first.wait() == 0
 
 
+def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", *script())
+    generation = run.wait_for_world(2)
+    run.wait_for_step(3)  # by then they have agreed that there is no store, so half of them may go on
+    stopped = run.workers()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    after = run.wait_for_world(1, after=generation)
+    run.wait_for_world(2, after=after)
+    assert not psutil.pid_exists(stopped)
+    assert "a worker was ended by SIGKILL, and is started again" in run.output.read_text()
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    run.audit()
+
+
 def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Launched], tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("raise ValueError('this is wrong')")
@@ -239,12 +257,62 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
         (["--nproc-per-node=0", "x.py"], "at least one worker"),
         (["--nproc-per-node=many", "x.py"], "many"),
         (["--nnodes=3:1:4", "x.py"], "3:1:4"),
+        (["--rdzv-conf=hang_timeout=soon", "x.py"], "hang_timeout=soon"),
+        (["--rdzv-conf=hang_timeout", "x.py"], "must have a value"),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
     code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
     assert code == 2
     assert message in text
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, conf: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a local job orders of its coordinator, and its agents' environment."""
+    ordered: list[Any] = []
+
+    def start(*args: Any, **kwargs: Any) -> tuple[str, int]:
+        ordered.extend((args, kwargs))
+        return "127.0.0.1", 5
+
+    monkeypatch.setattr(launcher, "start_coordinator", start)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", "put back")
+    monkeypatch.delenv("ELASTICFLOW_TOKEN")
+    with launcher._Agents(launcher.Options.parse(["--nproc-per-node=3", f"--rdzv-conf={conf}", "x.py"])):
+        return ordered[0], ordered[1]
+
+
+def test_settings_of_a_local_job_come_to_its_coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hunter2")
+    conf = f"heartbeat_timeout=7,hang_timeout=30,last_call_timeout=4,on_minority=continue,token_file={tmp_path}/token"
+    (_, token, settings), limits = prepared(monkeypatch, conf)
+    assert limits == {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0}
+    assert settings == Settings(1, 8, 4.0, 3, on_minority="continue")
+    assert (token.secret, os.environ["ELASTICFLOW_TOKEN"]) == ("hunter2", "hunter2")
+
+
+def test_settings_of_a_local_job_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICFLOW_HEARTBEAT_TIMEOUT", "7")
+    monkeypatch.setenv("ELASTICFLOW_HANG_TIMEOUT", "30")
+    (_, token, settings), limits = prepared(monkeypatch, "")
+    assert limits == {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0}
+    assert settings == Settings(1, 8, launcher.LAST_CALL_S, 3)
+    assert len(token.secret) == 32
+
+
+def test_hung_worker_of_a_local_job_is_replaced_after_the_limit_of_the_command_line(
+    job: Callable[..., Launched],
+) -> None:
+    fault = {"where": "forward", "step": 6, "signal": HANG, "rank": 1, "generation": 1}
+    run = job("--nproc-per-node=2", "--rdzv-conf=hang_timeout=3", *script(), json.dumps(fault))
+    first = run.wait_for_world(2)
+    (view,) = run.wait_until(lambda _: run.events("view", world_size=1), "a view without it")
+    assert "and the limit is 3.0 s" in view["reason"]
+    run.wait_for_world(2, after=first)
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    run.audit()
 
 
 RAISING = Path(__file__).parents[1] / "faults" / "raising_worker.py"

@@ -61,6 +61,15 @@ def test_options_limit_of_hangs_is_given_or_in_the_environment(monkeypatch, vari
 
 
 @pytest.mark.parametrize(
+    ("variable", "given", "expected"), [(None, {}, 2.0), ("7", {}, 7.0), ("7", {"heartbeat_timeout": "0.5"}, 0.5)]
+)
+def test_options_limit_of_silence_is_given_or_in_the_environment(monkeypatch, variable, given, expected):
+    if variable is not None:
+        monkeypatch.setenv("ELASTICFLOW_HEARTBEAT_TIMEOUT", variable)
+    assert Options.parse(parameters(**given)).heartbeat_timeout_s == expected
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("heartbeat_timeout", "0"),

@@ -1,0 +1,115 @@
+"""An agent asks whether the others go on without a worker; and what it sees of the worker's heartbeats."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ef_common.control import wire
+from ef_common.control.inquiry import inquire
+from ef_common.core.view import Member
+from ef_common.errors import Evicted
+from ef_common.note import Note, lives
+from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
+
+AGENT = Member("n-agent", "n", "")
+
+
+def ask(coordinator, worker):
+    return inquire([coordinator.address], AGENT, None, worker)
+
+
+def test_inquiry_about_a_member_and_a_newcomer_says_that_they_are_not_out(form, join):
+    coordinator, _ = form(2)
+    join(coordinator, "late").started()
+    assert [ask(coordinator, worker) for worker in ("w0", "w1", "late")] == ["", "", ""]
+
+
+def test_inquiry_about_one_that_the_others_go_on_without_says_why(form):
+    coordinator, workers = form(3)
+    workers[0].client._line.hang_up()
+    assert workers[1].client.next_view(1).world_size == 2
+    assert ask(coordinator, workers[0].client.member.id) == "view 2 is without it"
+
+
+def test_inquiry_before_the_first_view_says_nothing_against_anybody(serve, join):
+    coordinator = serve(2)
+    join(coordinator, "w0")
+    wait_until(lambda: coordinator._switchboard.state.workers)
+    assert [ask(coordinator, worker) for worker in ("w0", "w1")] == ["", ""]
+
+
+def test_inquiry_after_the_job_has_failed_says_why(form):
+    coordinator, workers = form(2)
+    workers[1].client.fail("w1 raised ValueError")
+    assert ask(coordinator, "w0") == "w1 raised ValueError"
+
+
+def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decided(form):
+    """It may be this one that is cut off, and its newest view may never have come about."""
+    coordinator, workers = form(3)
+    workers[0].client._line.hang_up()
+    workers[1].client.next_view(1)
+    name = workers[0].client.member.id
+    switchboard = coordinator._switchboard
+    assert switchboard._why_out(name)
+    switchboard._state = replace(switchboard._state, held="only 1 of 2")
+    assert switchboard._why_out(name) == ""
+
+
+def test_inquiry_of_a_standby_that_gathers_the_members_says_that_nothing_is_decided(job):  # noqa: F811
+    coordinators, workers, _ = job(2)
+    workers[0].client._stopped.set()
+    coordinators[0].stop()
+    wait_until(lambda: coordinators[1]._switchboard.state.gathering_since is not None)
+    assert ask(coordinators[1], "w0") == ""
+
+
+def test_inquiry_goes_from_a_standby_to_who_has_taken_over(job):  # noqa: F811
+    coordinators, workers, _ = job(3)
+    coordinators[0].stop()
+    workers[0].stop()
+    wait_until(lambda: leader(coordinators) is not None)
+    third = next(one for one in coordinators[1:] if one is not leader(coordinators))
+    wait_until(lambda: third._switchboard._leader)
+    name = workers[0].client.member.id
+    wait_until(lambda: ask(third, name))
+    assert ask(third, workers[1].client.member.id) == ""
+
+
+def test_inquiry_of_nobody_and_of_a_standby_that_knows_no_leader_says_nothing(serve):
+    gone = serve()
+    gone.stop()
+    assert inquire([gone.address, serve(standby=True).address], AGENT, None, "w0") is None
+
+
+def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, join, tmp_path: Path):
+    coordinator = serve(1, heartbeat_timeout_s=0.4)
+    note = Note(tmp_path)
+    note.introduce("w0")
+    worker = join(coordinator, "w0", note=note).started()
+
+    def beats():
+        return [life.beats for life in lives(tmp_path).values()]
+
+    wait_until(lambda: beats() > [3])
+    worker.client._receive(wire.Evicted("silent for 3 s"))
+    before = beats()
+    wait_until(lambda: beats() > before)  # the reader thread knows it, the main thread does not
+    with pytest.raises(Evicted):
+        worker.client.next_view(1)
+    wait_until(lambda: not beats())
+
+
+def test_heartbeats_end_in_the_note_with_the_line(serve, join, tmp_path: Path):
+    coordinator = serve(1, heartbeat_timeout_s=0.4)
+    note = Note(tmp_path)
+    note.introduce("w0")
+    worker = join(coordinator, "w0", note=note).started()
+    wait_until(lambda: lives(tmp_path))
+    worker.client.stop()
+    assert not any(thread.name == "elasticflow-heartbeat" and thread.is_alive() for thread in threading.enumerate())
+    assert not lives(tmp_path)
