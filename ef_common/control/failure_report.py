@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ef_common.control import wire
-from ef_common.control.auth import Token
+from ef_common.control.auth import Token, new_nonce
 from ef_common.control.line import Line, attempt_line
 from ef_common.control.sockets import Address, format_address, parse_address
 from ef_common.core.view import Member
@@ -51,7 +51,7 @@ def report_failure(addresses: Sequence[Address], member: Member, token: Token | 
 
 
 def _ask(address: Address, member: Member, token: Token | None, message: wire.Fail) -> wire.FromCoordinator | None:
-    line, answer = attempt_line(address, member, token, timeout_s=REPORT_S, returning=True)
+    line, answer = attempt_line(address, member, token, key=new_nonce(), timeout_s=REPORT_S, returning=True)
     try:
         if not isinstance(answer, wire.Welcome):
             return answer

@@ -14,7 +14,7 @@ from ef_common.core.quorum import Half, Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-NONCE, PROOF = "0f" * 16, "a9" * 32
+NONCE, KEY, PROOF = "0f" * 16, "1e" * 16, "a9" * 32
 MEMBERS = (
     Member("a", "n0", "10.0.0.1", 0, 2),
     Member("b", "n0", "", 1, 2, 29400, 65535),
@@ -23,7 +23,7 @@ MEMBERS = (
 LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
 HALF = Half("000000007-" + "0f" * 16, ("a", "ü-1"))
 FROM_WORKER = [
-    wire.Hello(MEMBERS[1], NONCE, PROOF, returning=True),
+    wire.Hello(MEMBERS[1], NONCE, KEY, PROOF, returning=True),
     wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
     wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
     wire.Moved(),
@@ -103,40 +103,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":3,"t":"ready"}x',
-        b'{"v":4,"t":"ready"}',
+        b'{"v":4,"t":"ready"}x',
+        b'{"v":5,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":3}',
-        b'{"v":3,"t":["ready"]}',
-        b'{"v":3,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":3,"t":"ready","more":1}',
-        b'{"v":3,"t":"ready","v":3}',
-        b'{"v":3,"t":"heartbeat"}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":3,"t":"heartbeat","place":[],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,null],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
-        b'{"v":3,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":3,"t":"place","place":[1,2,[]]}',
-        b'{"v":3,"t":"suspect"}',
-        b'{"v":3,"t":"suspect","generation":-1}',
-        b'{"v":3,"t":"suspect","generation":true}',
-        b'{"v":3,"t":"suspect","generation":1.0}',
-        b'{"v":3,"t":"suspect","generation":NaN}',
-        b'{"v":3,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":3,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":3,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":3,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":3,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":4}',
+        b'{"v":4,"t":["ready"]}',
+        b'{"v":4,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":4,"t":"ready","more":1}',
+        b'{"v":4,"t":"ready","v":4}',
+        b'{"v":4,"t":"heartbeat"}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":4,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":4,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":4,"t":"place","place":[1,2,[]]}',
+        b'{"v":4,"t":"suspect"}',
+        b'{"v":4,"t":"suspect","generation":-1}',
+        b'{"v":4,"t":"suspect","generation":true}',
+        b'{"v":4,"t":"suspect","generation":1.0}',
+        b'{"v":4,"t":"suspect","generation":NaN}',
+        b'{"v":4,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":4,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":4,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":4,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":4,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":4,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -162,7 +162,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 3, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
+    record = {"v": 4, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -183,7 +183,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 3, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 4, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -200,7 +200,7 @@ def test_decode_long_line_raises_protocol_error():
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":3,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":4,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():
@@ -215,7 +215,9 @@ def test_encode_long_message_raises_protocol_error():
 
 def test_encode_largest_hello_fits_the_bound_of_a_stranger():
     name = "\U0001f4a5" * wire.MAX_NAME_CHARS
-    hello = wire.Hello(Member(name, name, "\\" * 255, 2**53 - 1, 2**53), NONCE, PROOF, returning=False)
+    hello = wire.Hello(
+        Member(name, name, ".".join(["h" * 63] * 4), 2**53 - 1, 2**53), NONCE, KEY, PROOF, returning=False
+    )
     line = wire.encode(hello)[:-1]
     assert wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES) == hello
 
