@@ -57,6 +57,7 @@ FROM_COORDINATOR = [
     wire.Resumed(7),
     wire.Claim(HALF),
     wire.Redirect("[fe80::1]:29400", PROOF),
+    wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
     wire.Failed("w raised E: m", PROOF),
@@ -157,6 +158,11 @@ def test_decode_malformed_line_raises_protocol_error(line):
         ["a", 1, "", 0, 1, 0, 0],
         ["a", "n", "", 0, 1, 65536, 0],
         ["a", "n", "", 0, 1, 0, -1],
+        ["a", "n", "h" * 64, 0, 1, 0, 0],
+        ["a", "n", "a..b", 0, 1, 0, 0],
+        ["a", "n", "../x", 0, 1, 0, 0],
+        ["a", "n", "1.2.3.4:5", 0, 1, 0, 0],
+        ["a", "n", "\u0130.com", 0, 1, 0, 0],
         {"id": "a"},
     ],
     ids=str,
@@ -196,6 +202,24 @@ def test_decode_long_line_raises_protocol_error():
     assert wire.decode_from_worker(line)
     with pytest.raises(ProtocolError, match="less than 4096 bytes"):
         wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES)
+
+
+@pytest.mark.parametrize("address", ["a", "a:b", "[a:1", "a..b:1", "a:65536", ":1", "\u0130:1"])
+def test_decode_redirect_to_what_is_no_address_raises_protocol_error(address):
+    record = {"v": 4, "t": "redirect", "address": address, "proof": PROOF}
+    with pytest.raises(ProtocolError, match=r"redirect\.address"):
+        wire.decode_from_coordinator(json.dumps(record).encode())
+
+
+@pytest.mark.parametrize("field", ["promised", "received"])
+def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(field):
+    record = json.loads(wire.encode(FROM_WORKER[1]))
+    if field == "promised":
+        record[field] = 2**53
+    else:
+        record[field][1][0][0] = 2**53
+    with pytest.raises(ProtocolError, match=rf"return\.{field}"):
+        wire.decode_from_worker(json.dumps(record).encode())
 
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
