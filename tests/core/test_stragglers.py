@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ef_common.core.progress import Progress
@@ -122,6 +122,8 @@ TOLD = st.tuples(st.sampled_from((0, 10**6, 2**53)), AMOUNTS, AMOUNTS)
 
 
 @settings(max_examples=1000)
+@example([(0, 0.0, 2.0), (10**6, 1.0, 1.0), (2**53, 2.0, 0.0)], 1.0)
+@example([(0, 0.0, 0.0), (10**6, 5e-324, 0.0), (2**53, 1e-323, 0.0)], 1e-12)
 @given(st.lists(TOLD, min_size=3, max_size=6), st.sampled_from((1e-12, 1.0)))
 def test_whatever_a_member_tells_is_compared(beats: list[tuple[int, float, float]], step_s: float) -> None:
     """Numbers that it makes up: sums that are huge, next to nothing, or become less."""
