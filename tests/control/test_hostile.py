@@ -248,3 +248,15 @@ def test_addresses_of_standbys_are_bounded(serve, dial, monkeypatch):
     for index in range(9):
         assert isinstance(dial(coordinator).introduce(f"n{index}", TOKEN, standby=1 + index), wire.Welcome)
     assert len(coordinator._switchboard.standbys) <= 4
+
+
+def test_workers_are_bounded_and_one_that_comes_back_is_none_more(serve, join, dial, monkeypatch, caplog):
+    monkeypatch.setattr(switchboard, "MAX_WORKERS", 2)
+    coordinator, key = serve(1, token=TOKEN), new_nonce()
+    worker = join(coordinator, "w0", TOKEN).started()
+    peers = [dial(coordinator) for _ in range(3)]
+    assert isinstance(peers[0].introduce("a", TOKEN, key=key), wire.Welcome)
+    assert peers[1].introduce("b", TOKEN).reason == "2 are connected"
+    assert isinstance(peers[2].introduce("a", TOKEN, key=key, returning=True), wire.Welcome)
+    assert worker.views_noticed == [1]
+    assert len(refusals(caplog)) == 1

@@ -83,7 +83,8 @@ def test_token_of_a_job_is_in_no_log_event_file_or_command_line(
     variables = environ_of(worker)
     assert variables[environment.TOKEN] == secret
     coordinator = parse_address(variables[environment.COORDINATOR], what="its coordinator")
-    Peer(coordinator).introduce("stranger", Token(stranger))  # a refusal is logged, too
+    with contextlib.closing(Peer(coordinator)) as peer:
+        peer.introduce("stranger", Token(stranger))  # a refusal is logged, too
     lines = command_lines()
     assert any(str(run.directory) in line for line in lines)
     assert not [line for line in lines if secret in line]
