@@ -120,11 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
-        length = int(self.headers.get("Content-Length", "0"))
-        if length > _LARGEST_VALUE:
+        length = self.headers.get("Content-Length", "0")
+        if not (length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= _LARGEST_VALUE):
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
-        self.server.rendezvous.put(self.path, self.rfile.read(length))
+        self.server.rendezvous.put(self.path, self.rfile.read(int(length)))
         self._answer(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:

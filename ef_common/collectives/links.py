@@ -2,30 +2,47 @@
 
 It is opened when it is first needed: a socket of the node if both are there (half the time for the same bytes), else
 TCP. A receiver publishes its addresses and a secret over the view's bootstrap, which only members can read; who
-connects and does not know the secret is turned away.
+connects and does not know the secret is turned away. So is who says nothing for long, and, if too many say nothing,
+the one that has done so the longest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import ipaddress
 import json
 import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ef_common.collectives.sockets import own_address
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
+from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
 
+MAX_STRANGERS = 128
+"""So many connections may be without a proof that they know the secret; one more closes the oldest."""
 _SECRET_BYTES = 16
 _RANK_BYTES = 4
 _HELLO_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
+_NO_FILE_PAUSE_S = 0.05
+
+
+class _Door(NamedTuple):
+    """Where a receiver is reached."""
+
+    node: str
+    address: str
+    port: int
+    secret: bytes
 
 
 class Links:
@@ -46,6 +63,7 @@ class Links:
         self._listeners: list[socket.socket] = []
         self._incoming: dict[int, socket.socket] = {}
         self._outgoing: dict[int, socket.socket] = {}
+        self._strangers: dict[socket.socket, None] = {}  # ordered by age
         self._closed = False
 
     def send(self, parts: Iterable[memoryview], target: int) -> None:
@@ -90,7 +108,9 @@ class Links:
         with self._changed:
             self._closed = True
             connections = [*self._incoming.values(), *self._outgoing.values(), *self._listeners]
+            strangers = list(self._strangers)
             self._changed.notify_all()
+        _turn_away(strangers)
         for connection in connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in it, which `close` does not
@@ -107,9 +127,9 @@ class Links:
     def _connect(self, target: int) -> socket.socket:
         if self._closed:
             raise OSError("aborted")
-        known = json.loads(self._bootstrap.get(f"link/{target}"))
-        connection = self._connect_to(target, known["node"], (known["address"], known["port"]))
-        connection.sendall(bytes.fromhex(known["secret"]) + self._rank.to_bytes(_RANK_BYTES, "big"))
+        door = _door_in(self._bootstrap.get(f"link/{target}"), target)
+        connection = self._connect_to(target, door.node, (door.address, door.port))
+        connection.sendall(door.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
         return self._keep(self._outgoing, target, connection)
 
     def _connect_to(self, target: int, name: str, address: tuple[str, int]) -> socket.socket:
@@ -129,9 +149,9 @@ class Links:
 
     def _keep(self, where: dict[int, socket.socket], rank: int, connection: socket.socket) -> socket.socket:
         with self._changed:
-            if self._closed:
+            if self._closed or rank in where:
                 connection.close()
-                raise OSError("aborted")
+                raise OSError("aborted" if self._closed else f"rank {rank} has come before")
             where[rank] = connection
             self._changed.notify_all()
         return connection
@@ -157,29 +177,67 @@ class Links:
         self._bootstrap.put(f"link/{self._rank}", json.dumps(known).encode())
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:  # closed, or out of files
+                logger.debug("nobody can be accepted now: %s", error)
+                self._make_room(MAX_STRANGERS // 2)
+                time.sleep(_NO_FILE_PAUSE_S)
+                continue
+            with self._changed:
+                self._strangers[connection] = None
+            self._make_room(MAX_STRANGERS)
             threading.Thread(target=self._welcome, args=(connection,), daemon=True, name="ef-link").start()
+
+    def _make_room(self, number: int) -> None:
+        """Leave so many strangers, the newest."""
+        with self._changed:
+            crowd = list(self._strangers)[:-number]
+        _turn_away(crowd)
 
     def _welcome(self, connection: socket.socket) -> None:
         hello = bytearray(_SECRET_BYTES + _RANK_BYTES)
         try:
-            connection.settimeout(_HELLO_TIMEOUT_S)
-            _fill(connection, memoryview(hello))
+            _fill(connection, memoryview(hello), deadline=time.monotonic() + _HELLO_TIMEOUT_S)
             if not hmac.compare_digest(bytes(hello[:_SECRET_BYTES]), self._secret):
                 raise OSError("wrong secret")
+            rank = int.from_bytes(hello[_SECRET_BYTES:], "big")
+            if not 0 <= rank < self._view.world_size or rank == self._rank:
+                raise OSError(f"no other member has rank {rank}")
             connection.settimeout(None)
-            self._keep(self._incoming, int.from_bytes(hello[_SECRET_BYTES:], "big"), connection)
+            self._keep(self._incoming, rank, connection)
         except OSError as error:
             logger.debug("a connection was refused: %s", error)
             connection.close()
+        finally:
+            with self._changed:
+                self._strangers.pop(connection, None)
 
 
-def _fill(connection: socket.socket, part: memoryview) -> None:
+def _turn_away(strangers: Iterable[socket.socket]) -> None:
+    """Whoever waits for their hello closes them."""
+    for connection in strangers:
+        with contextlib.suppress(OSError):  # it is closed already
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _door_in(published: bytes, rank: int) -> _Door:
+    try:
+        known = json.loads(published)
+        address = str(ipaddress.ip_address(known["address"]))
+        port, secret = int(known["port"]), bytes.fromhex(known["secret"])
+        if not 0 < port < 65536 or len(secret) != _SECRET_BYTES:
+            raise ValueError("no port, or no secret")
+        return _Door(str(known["node"]), address, port, secret)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"rank {rank} has published no address that can be read: {error!r}") from None
+
+
+def _fill(connection: socket.socket, part: memoryview, *, deadline: float | None = None) -> None:
     while part:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         received = connection.recv_into(part)
         if not received:
             raise OSError("the connection has ended")

@@ -36,7 +36,7 @@ from ef_common.collectives.sockets import NewSockets, any_ended, own_address
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
+from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.ports import Bootstrap, Group, Pending
 
 logger = logging.getLogger(__name__)
@@ -322,6 +322,13 @@ def _device(view: View, rank: int) -> Any:
     return dist.ProcessGroupGloo.create_device(hostname=own_address(view, rank))
 
 
+def _port_in(published: bytes, rank: int) -> int:
+    try:
+        return int(published)
+    except ValueError:
+        raise ProtocolError(f"rank {rank} has published no port. Received: {published[:20]!r}") from None
+
+
 def _connect(
     view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int, record: NcclRecord | None
 ) -> TorchGroup:
@@ -332,7 +339,7 @@ def _connect(
     options._threads = 2
     with NewSockets() as new:
         process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
-    ports = {int(bootstrap.get(f"port/{other}")) for other in range(view.world_size)}
+    ports = {_port_in(bootstrap.get(f"port/{other}"), other) for other in range(view.world_size)}
     sockets = new.connected(ports)
     sums = None
     if record is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 
-_CONTEXT = "elasticflow control 2"
+_CONTEXT = "elasticflow control 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def worker_proof(token: Token | None, *, server_nonce: str, client_nonce: str, member: Member) -> str:
-    """Proof of a worker: HMAC(token, "worker" | server nonce | client nonce | member fields)."""
+def worker_proof(token: Token | None, *, server_nonce: str, client_nonce: str, key: str, member: Member) -> str:
+    """Proof of a worker: HMAC(token, "worker" | server nonce | client nonce | key | member fields)."""
     numbers = (member.local_rank, member.local_world_size, member.standby, member.door)
-    return _proof(token, "worker", server_nonce, client_nonce, member.id, member.node, member.address, *numbers)
+    return _proof(token, "worker", server_nonce, client_nonce, key, member.id, member.node, member.address, *numbers)
 
 
 def coordinator_proof(token: Token | None, *, client_nonce: str, server_nonce: str) -> str:

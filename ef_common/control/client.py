@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ef_common.control import wire
-from ef_common.control.auth import Token
+from ef_common.control.auth import Token, new_nonce
 from ef_common.control.claimant import Claimant
 from ef_common.control.inbox import Inbox
 from ef_common.control.line import HELP, Answer, Line, attempt_line, open_line
@@ -108,6 +108,7 @@ class CoordinatorClient:
         self._address = address
         self.member = member
         self._token = token
+        self._key = new_nonce()
         self._connect_timeout_s = connect_timeout_s
         self._pace = pace
         self._note = note or Note()
@@ -173,12 +174,12 @@ class CoordinatorClient:
 
     def _open_first(self) -> tuple[Line, Answer]:
         if not self.member.standby:
-            return open_line(self._address, self.member, self._token, timeout_s=self._connect_timeout_s)
+            return open_line(self._address, self.member, self._token, key=self._key, timeout_s=self._connect_timeout_s)
         deadline = time.monotonic() + self._connect_timeout_s
         while True:
             for address in self._candidates():
                 try:
-                    line, answer = attempt_line(address, self.member, self._token, timeout_s=_ATTEMPT_S)
+                    line, answer = attempt_line(address, self.member, self._token, key=self._key, timeout_s=_ATTEMPT_S)
                 except OSError as error:
                     problem = f"{format_address(address)}: {error.strerror or type(error).__name__}"
                     continue
@@ -382,7 +383,9 @@ class CoordinatorClient:
     def _try_to_return(self, address: Address) -> Line | None:
         begun = self._standing.phase is not Phase.EARLY
         try:
-            line, answer = attempt_line(address, self.member, self._token, timeout_s=_ATTEMPT_S, returning=begun)
+            line, answer = attempt_line(
+                address, self.member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=begun
+            )
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("%s does not take us: %s", format_address(address), error)
             return None

@@ -60,6 +60,8 @@ class Connection(asyncio.Protocol):
         self.nonce = ""  # of our challenge
         self.proof = ""  # ours, once the peer has proved itself
         self.worker: str | None = None  # likewise
+        self.returning = False  # it has said that it comes back, and not from where so far
+        self.relayed = (0, 0)  # generation of a view, and bytes that it has published to its members
         self.since = 0.0  # time of the connection
         self.heard = 0.0  # time of the last sign of life
         self.dropped = False  # nothing of this peer counts any more
@@ -77,6 +79,11 @@ class Connection(asyncio.Protocol):
         return wire.MAX_STRANGER_BYTES if self.worker is None else wire.MAX_LINE_BYTES
 
     # ------------------------------------------------------------ out
+
+    @property
+    def has_unread(self) -> bool:
+        """Something waits for the peer to read: what is repeated anyway need not queue up behind it."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def write(self, data: bytes) -> None:
         """Send bytes, without waiting; a peer that does not read is refused."""

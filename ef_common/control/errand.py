@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ef_common.control import wire
-from ef_common.control.auth import Token
+from ef_common.control.auth import Token, new_nonce
 from ef_common.control.line import Line, attempt_line
 from ef_common.control.sockets import Address, format_address, parse_address
 from ef_common.core.view import Member
@@ -16,6 +16,7 @@ from ef_common.errors import AuthenticationError, ProtocolError
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
+_KEY = new_nonce()
 
 
 def ask_leader(
@@ -55,7 +56,7 @@ def ask_leader(
 def _ask(
     address: Address, member: Member, token: Token | None, message: wire.Fail | wire.Inquire
 ) -> wire.FromCoordinator | None:
-    line, answer = attempt_line(address, member, token, timeout_s=ANSWER_S, returning=True)
+    line, answer = attempt_line(address, member, token, key=_KEY, timeout_s=ANSWER_S, returning=True)
     try:
         if not isinstance(answer, wire.Welcome):
             return answer

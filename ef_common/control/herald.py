@@ -7,7 +7,7 @@ import threading
 import time
 
 from ef_common.control import wire
-from ef_common.control.auth import Token
+from ef_common.control.auth import Token, new_nonce
 from ef_common.control.line import attempt_line
 from ef_common.control.sockets import LOOPBACK, Address
 from ef_common.control.switchboard import Switchboard
@@ -42,6 +42,7 @@ class Herald:
         self._member = Member(name, "coordinator", LOOPBACK)
         self._switchboard = switchboard
         self._token = token
+        self._key = new_nonce()
         self._port = port
         self._endpoint = endpoint
         self._stopped = threading.Event()
@@ -66,14 +67,18 @@ class Herald:
             if leads and not self._led:
                 self._due = {}
             self._led = leads
-            for address in {**self._switchboard.standbys, **({} if self._endpoint is None else {self._endpoint: None})}:
+            known = {**self._switchboard.standbys, **({} if self._endpoint is None else {self._endpoint: None})}
+            self._due = {address: due for address, due in self._due.items() if address in known}
+            for address in known:
                 if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
                     self._due[address] = time.monotonic() + self._tell(address, leads=leads)
 
     def _tell(self, address: Address, *, leads: bool) -> float:
         """Tell one; returns how long to wait until the next time, in seconds."""
         try:
-            line, _ = attempt_line(address, self._member, self._token, timeout_s=_ATTEMPT_S, returning=True)
+            line, _ = attempt_line(
+                address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=True
+            )
         except ConnectionRefusedError:
             if address == self._endpoint:
                 return 0.0

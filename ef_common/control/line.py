@@ -161,8 +161,17 @@ class Line:
 Answer = wire.Welcome | wire.Finish | wire.Redirect | wire.Failed
 
 
-def open_line(address: Address, member: Member, token: Token | None, *, timeout_s: float) -> tuple[Line, Answer]:
+def open_line(
+    address: Address, member: Member, token: Token | None, *, key: str, timeout_s: float
+) -> tuple[Line, Answer]:
     """Connect to the coordinator, again and again until `timeout_s` is over, and introduce the worker.
+
+    Args:
+        address: Of the coordinator.
+        member: The worker.
+        token: The job token, or None.
+        key: The worker's own secret (:func:`ef_common.control.auth.new_nonce`), the same whenever it connects.
+        timeout_s: In seconds.
 
     Returns:
         The line, and the coordinator's answer to the introduction.
@@ -177,7 +186,7 @@ def open_line(address: Address, member: Member, token: Token | None, *, timeout_
     while True:
         left = deadline - time.monotonic()
         try:
-            return attempt_line(address, member, token, timeout_s=max(0.1, min(left, _ATTEMPT_S)))
+            return attempt_line(address, member, token, key=key, timeout_s=max(0.1, min(left, _ATTEMPT_S)))
         except OSError as error:
             problem = error.strerror or str(error) or type(error).__name__
         if left <= pause:
@@ -190,7 +199,7 @@ def open_line(address: Address, member: Member, token: Token | None, *, timeout_
 
 
 def attempt_line(
-    address: Address, member: Member, token: Token | None, *, timeout_s: float, returning: bool = False
+    address: Address, member: Member, token: Token | None, *, key: str, timeout_s: float, returning: bool = False
 ) -> tuple[Line, Answer]:
     """Connect once, and introduce the worker; as :func:`open_line`, but an OSError is raised."""
     sock = socket.create_connection(address, timeout=timeout_s)
@@ -199,21 +208,21 @@ def attempt_line(
         if sock.getsockname() == sock.getpeername():
             raise ConnectionRefusedError("connected to itself: nobody listens")
         tune(sock)
-        answer = _introduce(line, member, token, where=format_address(address), returning=returning)
+        answer = _introduce(line, member, token, key=key, where=format_address(address), returning=returning)
     except BaseException:
         line.close()
         raise
     return line, answer
 
 
-def _introduce(line: Line, member: Member, token: Token | None, *, where: str, returning: bool) -> Answer:
+def _introduce(line: Line, member: Member, token: Token | None, *, key: str, where: str, returning: bool) -> Answer:
     """Shake hands; the member's address in the proof is the one that is sent, even if it is empty."""
     challenge = _expect(line, where)
     if not isinstance(challenge, wire.Challenge):
         raise ProtocolError(f"{where} is no coordinator: it began with {type(challenge).__name__}")
     nonce = new_nonce()
-    proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, member=member)
-    line.send(wire.Hello(member, nonce, proof, returning))
+    proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, key=key, member=member)
+    line.send(wire.Hello(member, nonce, key, proof, returning))
     answer = _expect(line, where)
     if isinstance(answer, wire.Error):
         kind = AuthenticationError if answer.code == "authentication" else ProtocolError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import resource
 import socket
 import weakref
@@ -14,6 +15,9 @@ from ef_common.errors import UsageError
 Address = tuple[str, int]
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
+_MAX_HOST_CHARS = 255
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 
 def parse_address(text: str, *, what: str) -> Address:
@@ -47,6 +51,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an address, or could be a name; asked for something else, resolvers raise more than OSErrors."""
+    if len(host) > _MAX_HOST_CHARS:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return bool(_HOST_NAME.fullmatch(host))
+    return True
 
 
 def peer_address(sock: socket.socket) -> str:

@@ -30,6 +30,12 @@ logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 512
 """So many unauthenticated connections are kept; one more closes the oldest."""
+MAX_WORKERS = 8192
+"""So many authenticated connections are kept; one more is refused."""
+MAX_RELAYED_BYTES = 4 * 1024 * 1024
+"""So much a member may publish to the others of one view: less than what makes one that reads slowly lose its line."""
+MAX_STANDBYS = 8192
+"""Of so many standbys the address is kept; of more, only those of the newest view."""
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _STRANGER_S = 2.0
@@ -40,6 +46,8 @@ _KNOCK_S = 0.1
 _KNOCK_TIMEOUT_S = 1.0
 _KNOCKS_AT_ONCE = 64
 _ALIVE = wire.encode(wire.Alive())
+_LARGEST_RATIO = 1e6
+_BEFORE_RETURN = (wire.Return, wire.Follow, wire.Fail, wire.Inquire, wire.Heartbeat, wire.Moved, wire.Bye)
 _TIMER_SLACK_S = 0.001  # asyncio's timers may fire a clock tick early, and a deadline is looked at once
 
 _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
@@ -96,6 +104,7 @@ class Switchboard:
         self._knocking: set[asyncio.Task[None]] = set()
         self._knocks_soon = False
         self._workers: dict[str, Connection] = {}
+        self._keys: dict[str, str] = {}  # of those that are connected, or members that may come back
         self._places: dict[str, Place] = {}  # of members, as they have told
         self._heard: dict[str, Heard] = {}  # likewise
         self._longest = Longest()
@@ -207,9 +216,15 @@ class Switchboard:
             self.on_refusal(connection, "no introduction", f"expected hello, got {type(message).__name__}")
             return
         member, nonce = message.member, message.nonce
-        expected = worker_proof(self._token, server_nonce=connection.nonce, client_nonce=nonce, member=member)
+        expected = worker_proof(
+            self._token, server_nonce=connection.nonce, client_nonce=nonce, key=message.key, member=member
+        )
         if not proves(expected, message.proof):
             self.on_refusal(connection, "wrong token", self._explain_token(), code="authentication")
+        elif not proves(self._keys.get(member.id, message.key), message.key):
+            self.on_refusal(connection, "name of another", f"worker {member.id} is somebody else")
+        elif member.id not in self._workers and len(self._open) - len(self._strangers) >= MAX_WORKERS:
+            self.on_refusal(connection, "too many workers", f"{MAX_WORKERS} are connected")
         elif member.id in self._workers and not message.returning:
             self.on_refusal(connection, "double worker", f"worker {member.id} is connected already")
         else:
@@ -223,6 +238,8 @@ class Switchboard:
                 self._forget(before)
                 before.drop()
             connection.worker = member.id
+            connection.returning = message.returning
+            self._keys[member.id] = message.key
             self._workers[member.id] = connection
             self._on_population(len(self._workers))
             if message.returning:
@@ -244,9 +261,14 @@ class Switchboard:
                 if isinstance(message, (wire.Moved, wire.Bye)):
                     connection.moved = isinstance(message, wire.Moved)
                     self.on_end(connection, End.CLOSED)
+            case _ if not _is_in_order(connection, message):
+                self.on_refusal(connection, "wrong order", f"{type(message).__name__} is not expected now")
+            case wire.Return() if self._is_impossible(message):
+                # Not refused: if it is early news after all, and no lie, its worker tries again.
+                self._notice("impossible", "worker %s names views that nobody can have issued", worker)
+                self._depart(connection, "it has come back with impossible news", silent=True)
             case wire.Return() if connection.member is not None:
-                for link in message.received:
-                    self._note_standbys(*link.view.members)
+                connection.returning = False
                 self._submit(_returned(connection.member, message), connection)
                 self._look_soon()
             case wire.Moved():
@@ -254,12 +276,12 @@ class Switchboard:
             case wire.Follow(port, leads):
                 self._heed(connection, worker, format_address((connection.peer, port)), leads=leads)
             case wire.Heartbeat(place, progress):
-                self._hear_place(worker, place)
-                self._hear_progress(worker, progress)
-                if connection.standby:
+                self._hear_place(connection, worker, place)
+                self._hear_progress(connection, worker, progress)
+                if connection.standby and not connection.has_unread:
                     connection.write(_ALIVE)
             case wire.Relay():
-                self._relay(worker, message)
+                self._relay(connection, worker, message)
             case wire.Inquire() if self._state.idle:
                 self._redirect(worker)
             case wire.Inquire(asked):
@@ -276,11 +298,25 @@ class Switchboard:
         for member in members:
             if member.standby:
                 self.standbys[member.address, member.standby] = None
+        if len(self.standbys) > MAX_STANDBYS:
+            self.standbys = {(member.address, member.standby): None for member in self._members() if member.standby}
+
+    def _is_impossible(self, message: wire.Return) -> bool:
+        """Whether it tells of a newer view than ours, though most members of ours are here.
+
+        So no other coordinator can have had the quorum for it (:mod:`ef_common.core.quorum`).
+        """
+        state = self._state
+        view = state.view
+        if view is None or state.held or state.gathering_since is not None or self._settings.on_minority == "continue":
+            return False
+        newest = max([message.promised, *(link.view.generation for link in message.received)])
+        here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
+        return newest > state.generation and 2 * here > view.world_size
 
     def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:
         """Another coordinator tells where it is."""
-        self._forget(connection)
-        connection.drop()
+        self._depart(connection, "it is a coordinator", silent=True)
         if name == self._name:
             return
         if leads or self._state.held:
@@ -288,16 +324,19 @@ class Switchboard:
         if leads or name < self._name:
             self._submit(membership.Outranked(leads), None)
 
-    def _hear_place(self, worker: str, place: Place | None) -> None:
+    def _hear_place(self, connection: Connection, worker: str, place: Place | None) -> None:
         """A member tells where it is; a newcomer that warms up is told where the members are."""
         _, phase = self._state.workers.get(worker, (None, None))  # whoever has left may still be heard
         if phase is Phase.WARMING:
-            self._tell_place(worker)
+            if not connection.has_unread:
+                self._tell_place(worker)
         elif place is not None:
             self._places[worker] = place
 
-    def _hear_progress(self, worker: str, progress: Progress | None) -> None:
-        if progress is not None:
+    def _hear_progress(self, connection: Connection, worker: str, progress: Progress | None) -> None:
+        if progress is not None and progress.generation > self._state.generation:
+            self.on_refusal(connection, "impossible", f"it is in view {progress.generation}, which does not exist")
+        elif progress is not None:
             self._heard[worker] = Heard(progress, self._loop.time())
             self._longest = self._longest.and_of(progress)
             self._tracks[worker] = noted(self._tracks.get(worker), progress, self._loop.time(), self._pacing)
@@ -309,11 +348,17 @@ class Switchboard:
         if told:
             self._send(wire.encode(wire.JobPlace(max(told))), worker)
 
-    def _relay(self, worker: str, message: wire.Relay) -> None:
+    def _relay(self, connection: Connection, worker: str, message: wire.Relay) -> None:
         view = self._state.view
         if view is None or view.generation != message.generation or view.rank_of(worker) is None:
             return  # its sender will learn of the newer view
-        self._send(wire.encode(message), *(other for other in view.ids if other != worker))
+        line = wire.encode(message)
+        generation, num_bytes = connection.relayed
+        connection.relayed = (view.generation, len(line) + (num_bytes if generation == view.generation else 0))
+        if connection.relayed[1] > MAX_RELAYED_BYTES:
+            self.on_refusal(connection, "too much to relay", f"more than {MAX_RELAYED_BYTES} bytes in one view")
+        else:
+            self._send(line, *(other for other in view.ids if other != worker))
 
     def _depart(
         self,
@@ -388,8 +433,16 @@ class Switchboard:
         self._places.pop(worker, None)
         self._heard.pop(worker, None)
         self._tracks.pop(worker, None)
+        self._forget_keys()
         self._on_population(len(self._workers))
         return True
+
+    def _forget_keys(self) -> None:
+        """Keep those of whoever is connected, or may come back."""
+        members = {worker for link in self._state.chain for worker in link.view.ids}
+        known = self._workers.keys() | self._state.returned.keys() | members
+        for worker in self._keys.keys() - known:
+            del self._keys[worker]
 
     # ------------------------------------------------------------ decisions
 
@@ -426,6 +479,7 @@ class Switchboard:
         changed = self._state.view is not before
         if changed:
             self._viewed_at = self._loop.time()
+            self._note_standbys(*(member for link in self._state.chain for member in link.view.members))
         if reason:
             generation = self._state.generation
             size = 0 if self._state.view is None else self._state.view.world_size
@@ -559,6 +613,7 @@ class Switchboard:
 
     def _sweep(self) -> None:
         """Suspend silent workers, and drop strangers that do not introduce themselves."""
+        self._loop.call_later(self._sweep_s, self._sweep)  # first: no fault below may end the watch
         now = self._loop.time()
         if now - self._swept_at > 2 * self._sweep_s:
             # It was us who did not listen (a stopped or starved process): what came is still unread.
@@ -571,7 +626,7 @@ class Switchboard:
             if now - connection.since <= max(self._timeout_s, _STRANGER_S):
                 break
             self.on_refusal(connection, "no introduction", "it said nothing")
-        self._loop.call_later(self._sweep_s, self._sweep)
+        self._forget_keys()
 
     def _look_for_silent(self, now: float) -> None:
         """Lose those that are silent for too long; a little later if more may be so, as we may be cut off."""
@@ -618,7 +673,8 @@ class Switchboard:
             what = "is slower than the others" if report.slow else "is as fast as the others again"
             how = f"its throughput is {report.ratio:.2f} of theirs, and they wait {report.waiting:.0%} of the time"
             logger.warning("view %d: %s %s: %s", view.generation, report.worker, what, how)
-            self._send(wire.encode(wire.Straggler(report.slow, report.ratio, report.waiting)), report.worker)
+            ratio = min(report.ratio, _LARGEST_RATIO)
+            self._send(wire.encode(wire.Straggler(report.slow, ratio, report.waiting)), report.worker)
         if any(self._heard[worker].progress.evicts_stragglers for worker in view.ids if worker in self._heard):
             worker = slowest(self._tracks, view.ids)
             if worker != self._state.outpaced:
@@ -629,6 +685,13 @@ class Switchboard:
         level = logging.DEBUG if kind in self._noticed else logging.WARNING
         self._noticed.add(kind)
         logger.log(level, message, *args)
+
+
+def _is_in_order(connection: Connection, message: wire.FromWorker) -> bool:
+    """Whoever has said that it comes back tells once where it stands, and little before that; nobody else does."""
+    if connection.returning:
+        return isinstance(message, _BEFORE_RETURN)
+    return not isinstance(message, (wire.Return, wire.Follow))
 
 
 def _returned(member: Member, message: wire.Return) -> membership.Returned:

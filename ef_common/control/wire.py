@@ -22,17 +22,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
+from ef_common.control.sockets import is_address, parse_address
 from ef_common.core.place import Place
 from ef_common.core.progress import KINDS, SETTLING, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
-from ef_common.errors import ProtocolError
+from ef_common.errors import ProtocolError, UsageError
 
 VERSION = 4
 MAX_STRANGER_BYTES = 4 * 1024
@@ -46,6 +46,8 @@ MAX_FAILURE_CHARS = 500
 MAX_RETURNED = 1000
 """Positions that a place may name."""
 _MAX_COUNT = 2**53
+_MAX_RETURNED_GENERATION = 2**52  # so that views can follow, however much a worker that comes back makes up
+_MAX_AMOUNT = 1e9  # seconds, for one: 30 years
 
 
 class _Codec(NamedTuple):
@@ -83,7 +85,7 @@ def _load_flag(value: Any) -> bool:
 
 
 def _load_duration(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 < value <= _MAX_AMOUNT:
         raise ValueError("expected a positive number of seconds")
     return float(value)
 
@@ -97,6 +99,22 @@ def _hex(num_chars: int, *, or_empty: bool = False) -> _Codec:
         return value
 
     return _Codec(load)
+
+
+def _load_address(value: Any) -> str:
+    if type(value) is not str or (value and not is_address(value)):
+        raise ValueError("expected a name or an address of a host, or nothing")
+    return value
+
+
+def _load_endpoint(value: Any) -> str:
+    text: str = _text(263, min_chars=0).load(value)
+    try:
+        host = parse_address(text, what="address")[0] if text else ""
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    _load_address(host)
+    return text
 
 
 def _load_bytes(value: Any) -> bytes:
@@ -123,7 +141,7 @@ def _one_of(*choices: str) -> _Codec:
 
 _NAME = _text(MAX_NAME_CHARS)
 _STORE = _hex(32, or_empty=True)
-_ADDRESS = _text(255, min_chars=0)
+_ADDRESS = _Codec(_load_address)
 _COUNT = _integer(0)
 _PORT = _integer(0, 65535)
 _REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
@@ -175,6 +193,8 @@ def _load_links(value: Any) -> tuple[Link, ...]:
     links = tuple(Link(_load_view(view), over=_load_flag(o), agreed=_load_flag(a)) for view, o, a in value)
     if any(one.view.generation >= next_.view.generation for one, next_ in pairwise(links)):
         raise ValueError("expected growing generations")
+    if any(link.view.generation > _MAX_RETURNED_GENERATION for link in links):
+        raise ValueError(f"expected generations up to {_MAX_RETURNED_GENERATION}")
     return links
 
 
@@ -194,8 +214,8 @@ def _load_place_or_null(value: Any) -> Place | None:
 
 
 def _load_amount(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError("expected a number, 0 or more")
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_AMOUNT:
+        raise ValueError(f"expected a number from 0 to {_MAX_AMOUNT:g}")
     return float(value)
 
 
@@ -270,11 +290,13 @@ Ids = Annotated[tuple[str, ...], _Codec(_load_ids, list)]
 class Hello:
     """Introduction of a worker; with an empty address the coordinator fills in the one that it sees.
 
+    `key`: a secret of this worker, by which the coordinator knows it again: nobody else can come in its name.
     `returning`: it has been with another coordinator, or with this one; more follows.
     """
 
     member: Annotated[Member, _Codec(_load_member, _dump_member)]
     nonce: Nonce
+    key: Nonce
     proof: Proof
     returning: Flag
 
@@ -284,7 +306,7 @@ class Return:
     """Where a worker stands; see :class:`~ef_common.core.membership.Returned`."""
 
     phase: Annotated[str, _one_of("warming", "ready", "member", "leaving")]
-    promised: Count
+    promised: Annotated[int, _integer(0, _MAX_RETURNED_GENERATION)]
     settled: Count
     received: Annotated[tuple[Link, ...], _Codec(_load_links, _dump_links)]
     at_boundary: Flag
@@ -482,7 +504,7 @@ class Resign:
 class Redirect:
     """This is a standby. The coordinator is at this address, or ("") not known here. It may stand for the welcome."""
 
-    address: Annotated[str, _ADDRESS]
+    address: Annotated[str, _Codec(_load_endpoint)]
     proof: Proof
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from ef_common.core.progress import Progress
 
+_LEAST_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
@@ -56,7 +58,7 @@ class Track:
     @property
     def throughput(self) -> float:
         """In samples per second; 0 if nothing is known."""
-        return self.num_samples / self.computing_s if self.computing_s > 0 else 0.0
+        return self.num_samples / self.computing_s if self.computing_s > _LEAST_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,9 @@ def noted(track: Track | None, told: Progress, now: float, pacing: Pacing) -> Tr
         track,
         told=told,
         at=now,
-        num_samples=track.num_samples * fade + told.num_samples - before.num_samples,
-        computing_s=track.computing_s * fade + told.computing_s - before.computing_s,
-        waiting_s=track.waiting_s * fade + told.waiting_s - before.waiting_s,
+        num_samples=track.num_samples * fade + max(0, told.num_samples - before.num_samples),
+        computing_s=track.computing_s * fade + max(0.0, told.computing_s - before.computing_s),
+        waiting_s=track.waiting_s * fade + max(0.0, told.waiting_s - before.waiting_s),
     )
 
 
@@ -108,7 +110,6 @@ def judge_pace(
     known = [(tracks[member], member) for member in members if member in tracks and tracks[member].throughput > 0]
     known.sort(key=lambda one: one[0].throughput)
     throughputs = [track.throughput for track, _ in known]
-    waiting_s, computing_s = sum(track.waiting_s for track, _ in known), sum(track.computing_s for track, _ in known)
     after, reports = {}, []
     for index, (track, member) in enumerate(known):
         if len(known) < 2:
@@ -121,8 +122,9 @@ def judge_pace(
             continue
         after[member] = replace(track, slow_since=since, is_straggler=is_straggler)
         if is_straggler != track.is_straggler:
-            others_wait_s = waiting_s - track.waiting_s
-            waiting = others_wait_s / (others_wait_s + computing_s - track.computing_s)
+            others = [other for other, name in known if name != member]  # never a difference of sums, which may be 0
+            wait_s = sum(other.waiting_s for other in others)
+            waiting = wait_s / (wait_s + sum(other.computing_s for other in others))
             reports.append(Report(member, is_straggler, ratio, waiting))
     return after, tuple(reports)
 

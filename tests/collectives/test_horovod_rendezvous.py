@@ -61,3 +61,14 @@ def test_environment_names_the_place_and_the_server(rank: int) -> None:
         found = environment_of(rank, 3, rendezvous, interface="lo")
     assert (found["HOROVOD_RANK"], found["HOROVOD_SIZE"]) == (str(rank), "3")
     assert found["HOROVOD_GLOO_RENDEZVOUS_PORT"] == str(rendezvous.port)
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "", "99999999", "9" * 5000])
+def test_value_without_a_length_that_is_one_is_refused(length: str) -> None:
+    with Rendezvous(SharedValues()) as rendezvous:
+        connection = http.client.HTTPConnection("127.0.0.1", rendezvous.port, timeout=20)
+        connection.putrequest("PUT", "/global/0")
+        connection.putheader("Content-Length", length)
+        connection.endheaders()
+        assert connection.getresponse().status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        connection.close()

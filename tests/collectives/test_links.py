@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.links import Links
+from ef_common.collectives.links import MAX_STRANGERS, Links
 from ef_common.core.view import Member, View
-from ef_common.errors import GroupBroken
+from ef_common.errors import GroupBroken, ProtocolError
 
 GUARD_S = 20.0
 LARGE = 1 << 24  # more than what sockets hold
@@ -134,3 +137,98 @@ def test_rank_of_no_other_member_is_refused(links: list[Links], rank: int) -> No
         links[0].send([], rank)
     with pytest.raises(ValueError, match=f"Received: {rank} of 3"):
         links[0].receive([], rank)
+
+
+def hello_of(known: dict[str, Any], rank: int) -> bytes:
+    return bytes.fromhex(known["secret"]) + rank.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 2**32 - 1])
+def test_member_that_comes_in_the_name_of_another_rank_is_turned_away(
+    links: list[Links], values: SharedValues, rank: int
+) -> None:
+    """Itself, a rank that has come, one that does not exist. Not that of one that has not come: see the docs."""
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
+    links[1].send([memoryview(b"x")], 0)
+    receiver.join(GUARD_S)
+    assert ended == [None]
+    known = json.loads(values.get("link/0"))
+    with socket.create_connection((known["address"], known["port"])) as liar:
+        liar.settimeout(GUARD_S)
+        liar.sendall(hello_of(known, rank) + b"poison")
+        assert not _reads(liar)
+    received = bytearray(6)
+    links[1].send([memoryview(b"honest")], 0)
+    links[0].receive([memoryview(received)], 1)
+    assert received == b"honest"
+
+
+def test_crowd_of_strangers_keeps_no_member_out_and_takes_few_threads(
+    links: list[Links], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that say nothing, and those that send a byte now and then."""
+    monkeypatch.setattr("ef_common.collectives.links._HELLO_TIMEOUT_S", 3600.0)
+    before = threading.active_count()
+    received = bytearray(6)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
+    known = json.loads(values.get("link/0"))
+    crowd = []
+    try:
+        for number in range(6 * MAX_STRANGERS):
+            crowd.append(socket.create_connection((known["address"], known["port"])))
+            if number % 2:
+                crowd[-1].sendall(b"x")
+            assert threading.active_count() - before <= 2 * MAX_STRANGERS + 10
+        links[1].send([memoryview(b"honest")], 0)
+        receiver.join(GUARD_S)
+        assert (bytes(received), ended) == (b"honest", [None])
+        assert len(links[0]._strangers) <= MAX_STRANGERS
+    finally:
+        for connection in crowd:
+            connection.close()
+
+
+def test_stranger_that_sends_byte_after_byte_has_no_more_time_than_another(
+    links: list[Links], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ef_common.collectives.links._HELLO_TIMEOUT_S", 0.3)
+    outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
+    known = json.loads(values.get("link/0"))
+    with socket.create_connection((known["address"], known["port"])) as slow:
+        said = 0
+        with contextlib.suppress(OSError):
+            while said < 19:  # one more would be a whole hello
+                said += slow.send(b"x")
+                time.sleep(0.1)
+    assert said < 19
+
+
+def test_listener_outlives_a_lack_of_files(
+    links: list[Links], values: SharedValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 4
+
+    def fail_at_first(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_at_first)
+    received = bytearray(6)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
+    values.get("link/0")
+    links[1].send([memoryview(b"honest")], 0)
+    receiver.join(GUARD_S)
+    assert (bytes(received), ended) == (b"honest", [None])
+
+
+@pytest.mark.parametrize(
+    "published",
+    [b"", b"[]", b"{}", b"\xff", {"port": 70000}, {"port": None}, {"address": "h" * 300}, {"secret": "xy"}],
+    ids=str,
+)
+def test_address_that_cannot_be_read_is_a_protocol_error(links: list[Links], values: SharedValues, published) -> None:
+    right = {"node": "nowhere", "address": "127.0.0.1", "port": 1, "secret": "0f" * 16}
+    values.put("link/1", published if isinstance(published, bytes) else json.dumps({**right, **published}).encode())
+    with pytest.raises(ProtocolError, match="rank 1"):
+        links[0].send([memoryview(b"x")], 1)

@@ -40,12 +40,14 @@ class Peer:
     def hear_all(self) -> list[wire.FromCoordinator]:
         return list(iter(self.hear, None))
 
-    def introduce(self, name: str, token: Token | None = None) -> wire.FromCoordinator | None:
+    def introduce(
+        self, name: str, token: Token | None = None, *, key: str = "", returning: bool = False, standby: int = 0
+    ) -> wire.FromCoordinator | None:
         challenge = self.hear()
         assert isinstance(challenge, wire.Challenge)
-        member, nonce = Member(name, f"node-{name}", ""), new_nonce()
-        proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, member=member)
-        self.say(wire.Hello(member, nonce, proof, returning=False))
+        member, nonce, key = Member(name, f"node-{name}", "", standby=standby), new_nonce(), key or new_nonce()
+        proof = worker_proof(token, server_nonce=challenge.nonce, client_nonce=nonce, key=key, member=member)
+        self.say(wire.Hello(member, nonce, key, proof, returning))
         return self.hear()
 
     def close(self) -> None:

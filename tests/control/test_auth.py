@@ -11,8 +11,10 @@ from ef_common.errors import UsageError
 MEMBER = Member("a", "n", "10.0.0.1", 0, 2)
 
 
-def proof_of(token: Token | None = None, *, server: str = "s", client: str = "c", member: Member = MEMBER) -> str:
-    return worker_proof(token, server_nonce=server, client_nonce=client, member=member)
+def proof_of(
+    token: Token | None = None, *, server: str = "s", client: str = "c", key: str = "k", member: Member = MEMBER
+) -> str:
+    return worker_proof(token, server_nonce=server, client_nonce=client, key=key, member=member)
 
 
 def test_proof_of_same_secret_is_equal():
@@ -27,6 +29,7 @@ def test_proof_of_same_secret_is_equal():
         proof_of(Token("secret"), server="s2"),
         proof_of(Token("secret"), client="c2"),
         proof_of(Token("secret"), server="c", client="s"),
+        proof_of(Token("secret"), key="k2"),
         coordinator_proof(Token("secret"), client_nonce="c", server_nonce="s"),
         *[
             proof_of(Token("secret"), member=replace(MEMBER, **change))

@@ -12,12 +12,10 @@ import pytest
 from ef_common.control import wire
 from ef_common.control.auth import Token
 from ef_common.control.connection import MAX_UNSENT_BYTES
-from ef_common.control.switchboard import MAX_STRANGERS
+from ef_common.control.switchboard import MAX_RELAYED_BYTES, MAX_STRANGERS
 
-HELLO = b'{"v":3,"t":"hello","member":["a","n","",0,1,0,0],"nonce":"%s","proof":"%s","returning":false}\n' % (
-    b"0" * 32,
-    b"0" * 64,
-)
+_FIELDS = b'"member":["a","n","",0,1,0,0],"nonce":"%s","key":"%s","proof":"%s","returning":false'
+HELLO = b'{"v":4,"t":"hello",%s}\n' % (_FIELDS % (b"0" * 32, b"0" * 32, b"0" * 64))
 
 
 def assert_untouched(coordinator, workers, join) -> None:
@@ -37,9 +35,9 @@ def assert_untouched(coordinator, workers, join) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n",
         b"\x00" * 5000,
         b"x" * 5000,
-        b'{"v":3,"t":"heartbeat","place":null,"progress":null}\n',
-        b'{"v":3,"t":"hello"}\n',
-        b'{"v":3,"t":"relay","generation":1,"key":"k","value":""}\n',
+        b'{"v":4,"t":"heartbeat","place":null,"progress":null}\n',
+        b'{"v":4,"t":"hello"}\n',
+        b'{"v":4,"t":"relay","generation":1,"key":"k","value":""}\n',
         HELLO,
         wire.encode(wire.Relay(1, "k", b"x" * 5000)),
     ],
@@ -110,15 +108,17 @@ def test_second_worker_of_the_same_id_is_dropped_and_the_first_is_not(form, join
 
 
 def test_member_that_does_not_read_is_dropped_and_nobody_else(serve, join, dial):
-    coordinator = serve(2)
+    num_talkers = 2 + 2 * MAX_UNSENT_BYTES // MAX_RELAYED_BYTES
+    coordinator = serve(1 + num_talkers)
     deaf = dial(coordinator)
     assert isinstance(deaf.introduce("deaf"), wire.Welcome)
-    worker = join(coordinator, "talker").started()
+    talkers = [join(coordinator, f"talker{i}") for i in range(num_talkers)]
     value = b"x" * 700_000
-    box = worker.client.bootstrap(1)
-    for i in range(4 * MAX_UNSENT_BYTES // len(value)):
-        box.put(f"{i}", value)
-    assert worker.client.next_view(1).ids == ("talker",)
+    for talker in talkers:
+        box = talker.started().client.bootstrap(1)
+        for i in range(MAX_RELAYED_BYTES // (len(value) * 4 // 3 + 100)):
+            box.put(f"{i}", value)
+    assert set(talkers[0].client.next_view(1).ids) == {f"talker{i}" for i in range(num_talkers)}
 
 
 def test_many_lines_at_once_are_all_taken(form, dial, serve, join):

@@ -14,7 +14,7 @@ from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
-NONCE, PROOF = "0f" * 16, "a9" * 32
+NONCE, KEY, PROOF = "0f" * 16, "1e" * 16, "a9" * 32
 MEMBERS = (
     Member("a", "n0", "10.0.0.1", 0, 2),
     Member("b", "n0", "", 1, 2, 29400, 65535),
@@ -23,7 +23,7 @@ MEMBERS = (
 LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
 CLAIM = "000000007-" + "0f" * 16
 FROM_WORKER = [
-    wire.Hello(MEMBERS[1], NONCE, PROOF, returning=True),
+    wire.Hello(MEMBERS[1], NONCE, KEY, PROOF, returning=True),
     wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
     wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
     wire.Moved(),
@@ -60,6 +60,7 @@ FROM_COORDINATOR = [
     wire.Agreed(7),
     wire.Resign(),
     wire.Redirect("[fe80::1]:29400", PROOF),
+    wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),
     wire.Evicted("silent for 2.1 s"),
     wire.Failed("w raised E: m", PROOF),
@@ -160,12 +161,17 @@ def test_decode_malformed_line_raises_protocol_error(line):
         ["a", 1, "", 0, 1, 0, 0],
         ["a", "n", "", 0, 1, 65536, 0],
         ["a", "n", "", 0, 1, 0, -1],
+        ["a", "n", "h" * 64, 0, 1, 0, 0],
+        ["a", "n", "a..b", 0, 1, 0, 0],
+        ["a", "n", "../x", 0, 1, 0, 0],
+        ["a", "n", "1.2.3.4:5", 0, 1, 0, 0],
+        ["a", "n", "\u0130.com", 0, 1, 0, 0],
         {"id": "a"},
     ],
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 4, "t": "hello", "member": member, "nonce": NONCE, "proof": PROOF, "returning": False}
+    record = {"v": 4, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -201,6 +207,24 @@ def test_decode_long_line_raises_protocol_error():
         wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES)
 
 
+@pytest.mark.parametrize("address", ["a", "a:b", "[a:1", "a..b:1", "a:65536", ":1", "\u0130:1"])
+def test_decode_redirect_to_what_is_no_address_raises_protocol_error(address):
+    record = {"v": 4, "t": "redirect", "address": address, "proof": PROOF}
+    with pytest.raises(ProtocolError, match=r"redirect\.address"):
+        wire.decode_from_coordinator(json.dumps(record).encode())
+
+
+@pytest.mark.parametrize("field", ["promised", "received"])
+def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(field):
+    record = json.loads(wire.encode(FROM_WORKER[1]))
+    if field == "promised":
+        record[field] = 2**53
+    else:
+        record[field][1][0][0] = 2**53
+    with pytest.raises(ProtocolError, match=rf"return\.{field}"):
+        wire.decode_from_worker(json.dumps(record).encode())
+
+
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
         wire.decode_from_coordinator(b'{"v":4,"t":"place","place":null}')
@@ -218,7 +242,9 @@ def test_encode_long_message_raises_protocol_error():
 
 def test_encode_largest_hello_fits_the_bound_of_a_stranger():
     name = "\U0001f4a5" * wire.MAX_NAME_CHARS
-    hello = wire.Hello(Member(name, name, "\\" * 255, 2**53 - 1, 2**53), NONCE, PROOF, returning=False)
+    hello = wire.Hello(
+        Member(name, name, ".".join(["h" * 63] * 4), 2**53 - 1, 2**53), NONCE, KEY, PROOF, returning=False
+    )
     line = wire.encode(hello)[:-1]
     assert wire.decode_from_worker(line, max_bytes=wire.MAX_STRANGER_BYTES) == hello
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ef_common.core.progress import Progress
 from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slowest
@@ -112,3 +115,25 @@ def test_member_of_which_nothing_is_known_is_not_judged() -> None:
     nothing = Progress(1, 1, False, "other", 0.0)
     tracks: Mapping[str, Track] = {name: Track(nothing, 0.0) for name in ("a", "b")}
     assert judge_pace(tracks, ["a", "b", "c"], 100.0, PACING) == ({}, ())
+
+
+AMOUNTS = st.sampled_from((0.0, 5e-324, 1e-9, 1.0, 2.0, 1e9))
+TOLD = st.tuples(st.sampled_from((0, 10**6, 2**53)), AMOUNTS, AMOUNTS)
+
+
+@settings(max_examples=1000)
+@example([(0, 0.0, 2.0), (10**6, 1.0, 1.0), (2**53, 2.0, 0.0)], 1.0)
+@example([(0, 0.0, 0.0), (10**6, 5e-324, 0.0), (2**53, 1e-323, 0.0)], 1e-12)
+@given(st.lists(TOLD, min_size=3, max_size=6), st.sampled_from((1e-12, 1.0)))
+def test_whatever_a_member_tells_is_compared(beats: list[tuple[int, float, float]], step_s: float) -> None:
+    """Numbers that it makes up: sums that are huge, next to nothing, or become less."""
+    tracks: dict[str, Track] = {}
+    for now, made_up in enumerate(beats):
+        for name, sums in {"liar": made_up, "honest": (now, now * step_s, 0.0)}.items():
+            told = Progress(1, 1, False, "step", 0.0, 0.0, 0.0, 0.0, *sums)
+            tracks[name] = noted(tracks.get(name), told, 60.0 * now, PACING)
+        after, reports = judge_pace(tracks, list(tracks), 60.0 * now, PACING)
+        tracks |= after
+        for report in reports:
+            assert 0 <= report.ratio < math.inf
+            assert 0 <= report.waiting <= 1

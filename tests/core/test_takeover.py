@@ -414,9 +414,17 @@ def test_claim_is_asked_for_as_soon_as_somebody_has_told_the_store():
 def test_claim_cannot_name_others_later():
     job = founded("ab", "d1")(Gone("b", "silent", silent=True))
     claim = job.of(Claim)[0].bid.claim
-    job(Claimed("a", claim, ("b",)))
-    with pytest.raises(ProtocolError, match="names"):
-        job(Claimed("a", claim, ("a",)))
+    job(Claimed("a", claim, ("b",)), Claimed("a", claim, ("a",)))
+    assert job.views[1:] == []
+
+
+def test_claim_is_not_believed_of_one_that_was_not_asked():
+    job = founded("abcd", "d1")(Gone("d", "silent", silent=True))
+    claims = job.of(Claim)
+    assert {claim.worker for claim in claims} == set("abc")
+    bid = claims[0].bid
+    assert job(Claimed("x", bid.claim, bid.members), Claimed("a", bid.claim[::-1], bid.members)).views[1:] == []
+    assert job(Claimed("b", bid.claim, bid.members)).views[1:] == [(2, "abc")]
 
 
 def test_member_that_tells_another_store_is_refused():

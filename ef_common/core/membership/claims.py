@@ -26,7 +26,9 @@ def stored(state: Membership, event: Stored) -> Membership:
 
 
 def claimed(state: Membership, event: Claimed) -> Membership:
-    """Whom a claim names, as the store says. That never changes, whoever asks."""
+    """Whom a claim names, as the store says to one that was asked. That never changes, whoever asks."""
+    if not any(bid.claim == event.claim and event.worker in workers for bid, workers in state.asked.items()):
+        return state
     before = state.stores.claims.get(event.claim, event.named)
     if before != event.named:
         raise ProtocolError(f"claim {event.claim} names {before}; worker {event.worker} says {event.named}")

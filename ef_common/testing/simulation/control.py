@@ -356,6 +356,7 @@ class Coordinator:
         for wire in wires:
             self._untold.append(wire)
             del self.lines[wire.line.member.id]
+            self.scheduler.after(self.settings.loss_notice_s, wire.line.silent, wire)  # it gets no answers
         self.handle(membership.Silent(tuple(wire.line.member.id for wire in wires), SILENT))
         if not self.state.held and self.state.gathering_since is None:
             self._tell_out()

@@ -320,7 +320,11 @@ class Simulation:
         updates = [record for history in self.invariants.history.values() for record in history.values()]
         if any(record.made_at > self.scheduler.now - STANDSTILL_S for record in updates):
             return
-        newest = self.invariants.formed[max(self.invariants.formed)]
+        views = dict(self.invariants.formed)
+        for worker in self.workers.values():
+            if worker.lively and worker.line.standing.view is not None:  # it counts, even if it has not come about
+                views[worker.line.standing.view.generation] = worker.line.standing.view.ids
+        newest = views[max(views)]
         alive = [name for name in newest if self.workers[name].lively and not self.workers[name].session.leaving]
         if 2 * len(alive) > len(newest) and any(c.alive for c in self.coordinators.values()):
             raise Violation(f"{', '.join(alive)} are most of {', '.join(newest)}, and do not go on")
@@ -332,8 +336,8 @@ class Simulation:
             self.invariants.failed_at = self.scheduler.now
 
     def _judge_failure(self, failed_at: float) -> None:
-        """Nobody trains on; only where the network is cut, some may never hear of it."""
-        if any(fault.kind in ("cut", "halve") for fault in self.schedule.faults):
+        """Nobody trains on; only where not all reach the same coordinator, some may never hear of it."""
+        if any(fault.kind in ("cut", "halve", "suspend") for fault in self.schedule.faults):
             return
         for worker in self.workers.values():
             # With more than one coordinator lost, one may look for a quorum, or a newcomer for somebody, in vain.

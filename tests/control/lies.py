@@ -1,0 +1,85 @@
+"""What a peer may say that knows the token, and lies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hypothesis import strategies as st
+
+from ef_common.control import wire
+from ef_common.core.place import Place
+from ef_common.core.progress import KINDS, Progress
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+
+ABSURD = 2**52
+"""A generation that is higher than any other."""
+Call = tuple[str, bool, Sequence[wire.FromWorker]]
+"""Who a peer says it is, whether it comes back, and what it says then."""
+
+generations = st.sampled_from((0, 1, 2, 3, 7, ABSURD))
+numbers = st.sampled_from((0, 1, 5, 2**53))
+amounts = st.sampled_from((0.0, 1e-9, 1.0, 1e9))
+flags = st.booleans()
+stores = st.sampled_from(("", "0f" * 16, "a9" * 16))
+places = st.builds(Place, numbers, numbers, st.lists(numbers, max_size=3).map(tuple))
+progresses = st.builds(
+    Progress,
+    generations,
+    st.sampled_from((-1, 0, 3, 2**53)),
+    flags,
+    st.sampled_from(KINDS),
+    *[amounts] * 4,
+    numbers,
+    amounts,
+    amounts,
+    flags,
+)
+
+
+@st.composite
+def views(draw: st.DrawFn, names: st.SearchStrategy[str]) -> View:
+    ids = draw(st.lists(names, unique=True, max_size=4))
+    members = tuple(Member(name, f"node-{name}", "127.0.0.1", standby=draw(st.sampled_from((0, 1)))) for name in ids)
+    generation = draw(generations)
+    below = st.sampled_from(sorted({0, min(1, generation), generation}))
+    gone = tuple(draw(st.lists(names, unique=True, max_size=2)))
+    return View(generation, members, draw(below), draw(flags), draw(flags), "forged", gone, draw(below))
+
+
+def _growing(found: list[Link]) -> tuple[Link, ...]:
+    return tuple({link.view.generation: link for link in sorted(found, key=lambda one: one.view.generation)}.values())
+
+
+def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
+    """Calls in these names, about them; of `Fail` and `Close` there is none, with which a worker ends the job."""
+    names = st.sampled_from(sorted(of))
+    links = st.lists(st.builds(Link, views(names), over=flags), max_size=3).map(_growing)
+    returns = st.builds(
+        wire.Return,
+        st.sampled_from(("warming", "ready", "member", "leaving")),
+        generations,
+        generations,
+        links,
+        at_boundary=flags,
+        suspects=flags,
+        closed=st.just(False),
+        failed=st.just(""),
+        store=st.none() | stores,
+    )
+    ids = st.lists(names, min_size=1, unique=True).map(lambda ids: tuple(sorted(ids)))
+    messages = st.one_of(
+        returns,
+        st.builds(wire.AtBoundary, generations),
+        st.builds(wire.Suspect, generations),
+        st.builds(wire.Settled, generations),
+        st.builds(wire.Heartbeat, st.none() | places, st.none() | progresses),
+        st.builds(wire.Relay, generations, st.sampled_from(("port/0", "link/0", "k")), st.binary(max_size=9)),
+        st.builds(wire.Store, stores),
+        st.builds(wire.Claimed, st.just("000000001-" + "0f" * 16), ids),
+        st.builds(wire.Follow, st.just(1), flags),
+        st.sampled_from((wire.Ready(), wire.Leave(), wire.Moved(), wire.Bye())),
+    )
+    return st.tuples(names, flags, st.lists(messages, max_size=4)) | st.tuples(
+        names, st.just(True), st.tuples(returns, messages, messages)
+    )

@@ -1,0 +1,262 @@
+"""A peer that knows the token, and lies: it can leave, and have the job end, but it can do nothing in others' names."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ef_common.control import switchboard, wire
+from ef_common.control.auth import Token, new_nonce
+from ef_common.control.switchboard import Switchboard
+from ef_common.core.progress import Progress
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+from ef_common.errors import JobFailed
+from tests.control.lies import ABSURD, calls
+
+GUARD_S = 5.0
+
+TOKEN = Token("hunter2")
+HONEST = ("w0", "w1")
+NAMES = (*HONEST, "liar", "ghost")
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + GUARD_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+# Or an honest worker comes to a boundary.
+SCRIPTS = st.lists(calls(NAMES) | calls(NAMES) | st.sampled_from(HONEST), min_size=1, max_size=6)
+
+
+class Faults(logging.Handler):
+    """Faults of the coordinator's own code."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(self.format(record))
+
+
+@pytest.fixture
+def faults() -> Iterator[list[str]]:
+    handler, logger = Faults(), logging.getLogger("ef_common")
+    logger.addHandler(handler)
+    yield handler.found
+    logger.removeHandler(handler)
+
+
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=150,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(founder=st.booleans(), script=SCRIPTS)
+def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, faults, founder, script):
+    """The liar is a member from the start, or comes then; the honest ones keep their lines, and get on without it."""
+    coordinator = serve(3 if founder else 2, token=TOKEN)
+    board = coordinator._switchboard
+    key, peers = new_nonce(), []
+    if founder:
+        peers.append(dial(coordinator))
+        assert isinstance(peers[0].introduce("liar", TOKEN, key=key), wire.Welcome)
+    workers = [join(coordinator, name, TOKEN) for name in HONEST]
+    for worker in workers:
+        assert worker.started().warm_up is False
+    for call in script:
+        if isinstance(call, str):
+            client = workers[HONEST.index(call)].client
+            client.send("at_boundary", client.next_view(0).generation)
+            continue
+        name, returning, said = call
+        peers.append(dial(coordinator))
+        peers[-1].introduce(name, TOKEN, key=key if name == "liar" else "", returning=returning)
+        with contextlib.suppress(OSError):
+            for message in said:
+                peers[-1].say(message)
+    for peer in peers:
+        with contextlib.suppress(OSError):
+            peer.socket.shutdown(socket.SHUT_WR)
+            peer.hear_all()  # all that it has said has been heard
+        peer.close()
+    wait_until(lambda: set(board._workers) <= set(HONEST))
+    assert set(board._workers) == set(HONEST)  # nobody has taken their lines
+    assert board.state.generation < ABSURD // 2
+    clients = [worker.client for worker in workers]
+    newest = max(client.next_view(0).generation for client in clients)
+    told = set()
+
+    def are_together() -> bool:
+        views = [client.next_view(0) for client in clients]
+        for client, view in zip(clients, views, strict=True):
+            if view.generation <= newest and (client, view.generation) not in told:
+                told.add((client, view.generation))
+                client.send("suspect", view.generation)
+        return views[0] == views[1] and views[0].generation > newest and set(views[0].ids) == set(HONEST)
+
+    wait_until(are_together)
+    for worker in workers:
+        worker.stop()
+    coordinator.stop()
+    assert faults == []
+
+
+# ---------------------------------------------------------------- single lies
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def last_word(peer) -> wire.FromCoordinator | None:
+    return peer.hear_all()[-1]
+
+
+@pytest.fixture
+def liar_and_worker(serve, join, dial):
+    """Both are members of view 1."""
+    coordinator, key = serve(2, token=TOKEN), new_nonce()
+    liar = dial(coordinator)
+    assert isinstance(liar.introduce("liar", TOKEN, key=key), wire.Welcome)
+    worker = join(coordinator, "w0", TOKEN).started()
+    assert isinstance(liar.hear(), wire.NewView)
+    return coordinator, liar, key, worker
+
+
+A_VIEW = View(1, (Member("w0", "n", "127.0.0.1"), Member("liar", "n", "127.0.0.1")), 1)
+COMES_BACK = wire.Return(
+    "member", 1, 1, (Link(A_VIEW),), at_boundary=False, suspects=False, closed=False, failed="", store=None
+)
+
+
+@pytest.mark.parametrize("message", [COMES_BACK, wire.Follow(1, leads=True)], ids=lambda one: type(one).__name__)
+def test_member_that_comes_back_without_having_been_away_is_refused(liar_and_worker, caplog, message):
+    _, liar, _, worker = liar_and_worker
+    liar.say(message)
+    assert "is not expected now" in last_word(liar).reason
+    assert worker.client.next_view(1).ids == ("w0",)
+    assert len(refusals(caplog)) == 1
+
+
+@pytest.mark.parametrize("messages", [(wire.AtBoundary(1),), (COMES_BACK, COMES_BACK)], ids=["before", "twice"])
+def test_member_that_comes_back_and_does_not_tell_where_it_stands_once_is_refused(
+    liar_and_worker, dial, caplog, faults, messages
+):
+    coordinator, _, key, worker = liar_and_worker
+    worker.client.send("at_boundary", 1)
+    again = dial(coordinator)
+    assert isinstance(again.introduce("liar", TOKEN, key=key, returning=True), wire.Welcome)
+    for message in messages:
+        again.say(message)
+    assert "is not expected now" in last_word(again).reason
+    assert worker.client.next_view(1).ids == ("w0",)
+    assert len(refusals(caplog)) == 1
+    assert faults == []
+
+
+@pytest.mark.parametrize("returning", [False, True])
+def test_peer_with_the_name_of_another_is_refused_also_while_its_line_is_broken(
+    liar_and_worker, dial, caplog, returning
+):
+    coordinator, _, _, worker = liar_and_worker
+    assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
+    before = coordinator._switchboard._workers["w0"]
+    coordinator._loop.call_soon_threadsafe(lambda: coordinator._switchboard._forget(before))
+    wait_until(lambda: "w0" not in coordinator._switchboard._workers)
+    assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
+    assert len(refusals(caplog)) == 1
+    assert worker.views_noticed == [1]
+
+
+def last_word_of_an_impostor(coordinator, dial, returning):
+    impostor = dial(coordinator)
+    answer = impostor.introduce("w0", TOKEN, returning=returning)
+    assert impostor.hear() is None
+    return answer
+
+
+def test_keys_of_workers_that_are_gone_are_forgotten(serve, dial):
+    coordinator = serve(1, token=TOKEN)
+    for index in range(20):
+        peer = dial(coordinator)
+        peer.introduce(f"n{index}", TOKEN, returning=True)
+        peer.close()
+    wait_until(lambda: not coordinator._switchboard._workers)
+    assert coordinator._switchboard._keys == {}
+
+
+def test_what_a_worker_has_said_is_refused_from_another_connection(liar_and_worker, dial, monkeypatch, join, caplog):
+    """Also by one that knows the token: it is another challenge."""
+    coordinator, _, _, worker = liar_and_worker
+    heard = []
+    on_line = Switchboard.on_line
+    monkeypatch.setattr(Switchboard, "on_line", lambda self, *args: (heard.append(args[1]), on_line(self, *args)))
+    newcomer = join(coordinator, "new", TOKEN).started()
+    newcomer.client.send("ready")
+    wait_until(lambda: len(heard) >= 2)
+    newcomer.stop()
+    wait_until(lambda: "new" not in coordinator._switchboard._workers)
+    replay = dial(coordinator)
+    replay.say(b"\n".join(heard) + b"\n")
+    assert last_word(replay).code == "authentication"
+    assert "new" not in coordinator._switchboard._workers
+    assert worker.views_noticed == [1]
+
+
+def test_liar_that_ends_the_job_ends_it_for_all(liar_and_worker):
+    """It may: whoever is a member may fail."""
+    _, liar, _, worker = liar_and_worker
+    liar.say(wire.Fail("because", fatal=True))
+    with pytest.raises(JobFailed, match="because"):
+        worker.client.next_view(1)
+
+
+def test_progress_in_a_view_that_does_not_exist_is_refused(liar_and_worker):
+    _, liar, _, worker = liar_and_worker
+    liar.say(wire.Heartbeat(None, Progress(2, 0, True, "step", 1.0)))
+    assert "view 2, which does not exist" in last_word(liar).reason
+    assert worker.client.next_view(1).ids == ("w0",)
+
+
+def test_fault_in_the_watch_does_not_end_it(serve, join, dial, monkeypatch):
+    """Whoever falls silent is still noticed."""
+    coordinator = serve(2, token=TOKEN, heartbeat_timeout_s=0.4)
+    monkeypatch.setattr(Switchboard, "_look_for_hung", lambda self, now: 1 / 0)
+    silent = dial(coordinator)
+    assert isinstance(silent.introduce("silent", TOKEN), wire.Welcome)
+    worker = join(coordinator, "w0", TOKEN).started()
+    assert worker.client.next_view(1).ids == ("w0",)
+
+
+def test_addresses_of_standbys_are_bounded(serve, dial, monkeypatch):
+    monkeypatch.setattr(switchboard, "MAX_STANDBYS", 4)
+    coordinator = serve(1, token=TOKEN)
+    for index in range(9):
+        assert isinstance(dial(coordinator).introduce(f"n{index}", TOKEN, standby=1 + index), wire.Welcome)
+    assert len(coordinator._switchboard.standbys) <= 4
+
+
+def test_workers_are_bounded_and_one_that_comes_back_is_none_more(serve, join, dial, monkeypatch, caplog):
+    monkeypatch.setattr(switchboard, "MAX_WORKERS", 2)
+    coordinator, key = serve(1, token=TOKEN), new_nonce()
+    worker = join(coordinator, "w0", TOKEN).started()
+    peers = [dial(coordinator) for _ in range(3)]
+    assert isinstance(peers[0].introduce("a", TOKEN, key=key), wire.Welcome)
+    assert peers[1].introduce("b", TOKEN).reason == "2 are connected"
+    assert isinstance(peers[2].introduce("a", TOKEN, key=key, returning=True), wire.Welcome)
+    assert worker.views_noticed == [1]
+    assert len(refusals(caplog)) == 1

@@ -1,0 +1,139 @@
+"""A real job: where its token is, and a peer that knows it, and lies to all who listen."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ef_common.control.auth import Token, new_nonce
+from ef_common.control.sockets import LOOPBACK, Address, parse_address
+from ef_common.launch import environment
+from tests.control.conftest import Peer
+from tests.control.lies import Call, calls
+from tests.faults.hosts import ENOUGH
+from tests.launch.test_run import Launched, script
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+NUM_CALLS = 150
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Launched]]:
+    """Start a job that logs all it can, and whose temporary files lie in `tmp_path`, too."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text("import logging\nlogging.basicConfig(level=logging.DEBUG)\n")
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    run = Launched(tmp_path / "run")
+
+    def start(*arguments: str, **environ: str) -> Launched:
+        run.start(*arguments, TMPDIR=str(tmp_path / "tmp"), **environ)
+        return run
+
+    yield start
+    run.end()
+
+
+def files_with(secret: str, directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
+
+
+def command_lines() -> list[str]:
+    """Of all processes: everybody on a machine may read them."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            found.append("\0".join(process.cmdline()))
+    return found
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """Only its user may read it."""
+    path = Path(f"/proc/{pid}/environ")
+    assert path.stat().st_mode & 0o077 == 0
+    return dict(one.split("=", 1) for one in path.read_text().split("\0") if "=" in one)
+
+
+@pytest.mark.parametrize("how", ["environment", "file"])
+def test_token_of_a_job_is_in_no_log_event_file_or_command_line(
+    launch: Callable[..., Launched], tmp_path: Path, how: str
+) -> None:
+    secret = secrets.token_hex(20)
+    arguments = ["--nproc-per-node=2", f"--checkpoint={tmp_path / 'store'}", *script(checkpoint_steps=5)]
+    if how == "environment":
+        run = launch(*arguments, ELASTICFLOW_TOKEN=secret)
+    else:
+        (tmp_path / "token").write_text(secret)
+        with socket.create_server((LOOPBACK, 0)) as probe:
+            port = probe.getsockname()[1]
+        conf = f"--rdzv-conf=is_host=1,token_file={tmp_path / 'token'}"
+        run = launch(f"--rdzv-endpoint=127.0.0.1:{port}", conf, "--nnodes=1", *arguments)
+    run.wait_for_world(2)
+    run.wait_for_step(12)
+    stranger, (worker, *_) = new_nonce(), run.workers()
+    variables = environ_of(worker)
+    assert variables[environment.TOKEN] == secret
+    coordinator = parse_address(variables[environment.COORDINATOR], what="its coordinator")
+    with contextlib.closing(Peer(coordinator)) as peer:
+        peer.introduce("stranger", Token(stranger))  # a refusal is logged, too
+    lines = command_lines()
+    assert any(str(run.directory) in line for line in lines)
+    assert not [line for line in lines if secret in line]
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    assert "DEBUG" in run.output.read_text()
+    assert files_with("world_size", tmp_path)
+    assert files_with(secret, tmp_path) == ({tmp_path / "token"} if how == "file" else set())
+
+
+def lie(addresses: list[Address], token: Token, made_up: list[tuple[int, Call]]) -> None:
+    """Call them; all connections stay open until everything is said."""
+    peers = []
+    for which, (name, returning, messages) in made_up:
+        with contextlib.suppress(OSError):  # it was refused
+            peers.append(Peer(addresses[which % len(addresses)]))
+            peers[-1].introduce(name, token, returning=returning)
+            for message in messages:
+                peers[-1].say(message)
+    for peer in peers:
+        with contextlib.suppress(OSError):
+            peer.socket.shutdown(socket.SHUT_WR)
+            peer.hear_all()
+        peer.close()
+
+
+def test_job_trains_on_whatever_a_peer_with_the_token_says_to_its_coordinator_and_standbys(
+    launch: Callable[..., Launched],
+) -> None:
+    token = Token(secrets.token_hex(20))
+    run = launch("--nproc-per-node=2", *script(), ELASTICFLOW_TOKEN=token.secret)
+    run.wait_for_world(2)
+    members = run.events("view", world_size=2)[-1]["members"]
+    workers = run.workers()
+    environs = [environ_of(worker) for worker in workers]
+    addresses = [parse_address(environs[0][environment.COORDINATOR], what="its coordinator")]
+    addresses += [(LOOPBACK, int(variables[environment.STANDBY])) for variables in environs]
+
+    @settings(max_examples=NUM_CALLS, deadline=None, derandomize=True, phases=[Phase.generate])
+    @given(calls([*members, "liar", "ghost"]), calls([*members, "liar"]), st.integers(0, 2), st.integers(0, 2))
+    def attack(first: Call, second: Call, one: int, other: int) -> None:
+        lie(addresses, token, [(one, first), (other, second)])
+
+    attack()
+    step = max(event["step"] for event in run.events("step"))
+    run.wait_for_step(step + 20)
+    assert run.workers() == workers
+    run.wait_until(lambda _: run.events("view")[-1]["members"] == members, "a view of the honest")
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    assert len(run.events("start")) == 2
+    run.audit()
