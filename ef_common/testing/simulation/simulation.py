@@ -300,9 +300,9 @@ class Simulation:
             self._arrive()
 
     def _cannot_begin_anew(self) -> bool:
-        """The last member may have gone to another coordinator, while the one that leads stood still."""
-        stood_still = any(fault.kind == "suspend" for fault in self.schedule.faults)
-        return stood_still and any(c.alive and c.state.held and not c.state.view for c in self.coordinators.values())
+        """The last member may have gone to another coordinator, while the one that leads was away."""
+        was_away = any(fault.kind in ("suspend", "cut", "halve") for fault in self.schedule.faults)
+        return was_away and any(c.alive and c.state.held and not c.state.view for c in self.coordinators.values())
 
     def _nobody_can_tell(self) -> bool:
         """All have ended, or hang; if newcomers wait for a member that hangs, nobody is there to take its place."""
@@ -320,14 +320,16 @@ class Simulation:
         updates = [record for history in self.invariants.history.values() for record in history.values()]
         if any(record.made_at > self.scheduler.now - STANDSTILL_S for record in updates):
             return
-        views = dict(self.invariants.formed)
-        for worker in self.workers.values():
-            if worker.lively and worker.line.standing.view is not None:  # it counts, even if it has not come about
-                views[worker.line.standing.view.generation] = worker.line.standing.view.ids
-        newest = views[max(views)]
-        alive = [name for name in newest if self.workers[name].lively and not self.workers[name].session.leaving]
-        if 2 * len(alive) > len(newest) and any(c.alive for c in self.coordinators.values()):
-            raise Violation(f"{', '.join(alive)} are most of {', '.join(newest)}, and do not go on")
+        lively = {name: worker for name, worker in self.workers.items() if worker.lively}
+        received = [worker.line.standing.view for worker in lively.values() if worker.line.standing.view is not None]
+        newest = self.invariants.formed[max(self.invariants.formed)]
+        last = max(received, key=lambda view: view.generation).ids if received else newest  # maybe it never came about
+        going_on = {name for name, worker in lively.items() if not worker.session.leaving}
+        if all(2 * len(going_on.intersection(ids)) > len(ids) for ids in (newest, last)) and self._somebody_can_lead():
+            raise Violation(f"{', '.join(sorted(going_on))} are most of {', '.join(newest)}, and do not go on")
+
+    def _somebody_can_lead(self) -> bool:
+        return any(coordinator.alive for coordinator in self.coordinators.values())
 
     def fail(self) -> None:
         """A worker whose code has raised an exception has heard that all others were told."""
