@@ -304,7 +304,8 @@ class Switchboard:
     def _is_impossible(self, message: wire.Return) -> bool:
         """Whether it tells of a newer view than ours, though most members of ours are here.
 
-        So no other coordinator can have had the quorum for it (:mod:`ef_common.core.quorum`).
+        No other coordinator can have had the quorum for it (:mod:`ef_common.core.quorum`), but by a claim. Then ours is
+        held back as soon as this worker is given up, and it is believed when it comes again.
         """
         state = self._state
         view = state.view

@@ -48,7 +48,7 @@ def test_order_comes_to_the_process_with_all_settings() -> None:
     settings = Settings(2, 9, 0.5, 3, on_minority="continue")
     order = Order("", "secret", asdict(settings), 7.0, 0.0)
     coordinator = Order(**json.loads(json.dumps(asdict(order)))).carry_out()
-    assert coordinator._settings == replace(settings, loss_notice_s=7.0 * 1.25)
+    assert coordinator._settings == replace(settings, loss_notice_s=7.0 * 1.5)
     assert (coordinator._heartbeat_timeout_s, coordinator._limits.hang_timeout_s) == (7.0, 0.0)
     assert coordinator._token == TOKEN
 

@@ -416,6 +416,8 @@ class Simulation:
             self.count("evicted as hung")
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
+        if isinstance(event, Leaving) and before.replacement and event.worker == before.outpaced:
+            self.count("replaced")
         if isinstance(event, Claimed):
             self.count("claim won" if event.worker in event.named else "claim lost")
         members = [worker for worker in lost_in(event) if before.view is not None and worker in before.view.ids]
@@ -446,8 +448,6 @@ class Simulation:
             phases = [after.workers[name][1] for name in view.ids if name in after.workers]
             if after.replacement and not before.replacement:
                 self.count("replacement came")
-            if before.replacement and isinstance(event, Leaving) and event.worker == before.outpaced:
-                self.count("replaced")
             if phases.count(Phase.LEAVING) == len(before.view.ids if before.view else ()) > 0:
                 self.count("handed over")
 
