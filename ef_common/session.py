@@ -235,6 +235,9 @@ class Session:
         """
         return None if self._channel is None else self._channel.job_place()
 
+    first_claiming: Any = None
+    """Of the first training of this process (`ef_common.data.claiming`): what it has told counts for all."""
+
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """Tell the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""
         if self._channel is not None:

@@ -82,6 +82,22 @@ def test_place_is_told_by_members_and_by_newcomers_that_read_the_same_in_it(at: 
     assert not newcomer.excluded(4)
 
 
+def test_later_trainings_of_a_process_keep_the_place_that_was_told(at: str, tmp_path: Path) -> None:
+    """Whoever joins in one of them must tell, claim and look at the same."""
+    first, session = member(at)
+    first.begin()
+    digest = session.told.get(timeout=GUARD_S)
+    second = Claiming(place_for(tmp_path / "elsewhere"), session)
+    second.begin()
+    assert session.told.empty()
+    newcomer, other = member(at)
+    newcomer.load_state(second.state())
+    assert other.told.get(timeout=GUARD_S) == digest
+    assert other.claim(CLAIM, ("b",)) == ("b",)
+    assert session.claim(CLAIM, (session.worker.id,)) == ("b",)
+    assert second.excluded(3)
+
+
 def test_jobs_that_follow_at_one_place_do_not_find_the_claims_of_those_before(at: str) -> None:
     digests = []
     for begin in ("begin", "begin", "begin_again"):

@@ -47,6 +47,7 @@ from ef_common.ports import GetClaim
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
+_NOTED_S = 1.0  # so often at least its agent sees that this process lives
 """A worker sends so many heartbeats within the heartbeat timeout."""
 FAIL_S = 2.0
 """So long a worker that has failed waits until it has heard that all others have been told."""
@@ -300,18 +301,22 @@ class CoordinatorClient:
         thread.start()
 
     def _beat(self) -> None:
-        woke = time.monotonic()
+        period_s = self._timeout_s / BEATS_PER_TIMEOUT
+        woke = sent = time.monotonic()
         self._note.beat()
-        while not self._stopped.wait(self._timeout_s / BEATS_PER_TIMEOUT):
-            if self._inbox.end_met.is_set():
+        while not self._stopped.wait(min(_NOTED_S, max(0.0, sent + period_s - time.monotonic()))):
+            if self._inbox.end_met.is_set() or self._standing.closed:
                 self._note.rest()
             else:
                 self._note.beat()
             line, slept_s, woke = self._line, time.monotonic() - woke, time.monotonic()
+            if woke >= sent + period_s:
+                sent = woke
+                if line is not None:
+                    line.send(wire.Heartbeat(self._place, None if self._pace is None else self._pace.read()))
             if line is None:
                 continue
-            line.send(wire.Heartbeat(self._place, None if self._pace is None else self._pace.read()))
-            if slept_s > 2 * self._timeout_s / BEATS_PER_TIMEOUT:
+            if slept_s > 2 * period_s:
                 line.heard = woke  # it was us who did not listen
             elif self._can_return and woke - line.heard > _SILENT_TIMEOUTS * self._timeout_s:
                 line.give_up()
@@ -327,9 +332,12 @@ class CoordinatorClient:
     def _keep(self, first: Line) -> None:
         line: Line | None = first
         while line is not None:
+            begun = time.monotonic()
             end = self._read(line)
             line = None
             if self._can_return and not self._inbox.ended and not self._stopped.is_set():
+                if time.monotonic() < begun + _PAUSE_S:  # whoever took this worker did not want it
+                    self._stopped.wait(_PAUSE_S * random.uniform(0.5, 1.5))
                 line = self._return()
         self._stopped.set()
         if self._line is not None:
@@ -446,11 +454,13 @@ class CoordinatorClient:
             case wire.Resumed():
                 self._taken = True
             case wire.Claim(claim, members):
+                with self._lock:
+                    self._standing = self._standing.claiming()
                 if self._claimant is not None:
                     self._claimant.get(Bid(claim, members))
-            case wire.Agreed(generation):
+            case wire.Agreed(generation, members):
                 with self._lock:
-                    self._standing = self._standing.agreed(generation)
+                    self._standing = self._standing.agreed(generation, members)
             case wire.Resign():
                 self.send("leave")
             case wire.Redirect():

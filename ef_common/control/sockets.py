@@ -9,6 +9,8 @@ import resource
 import socket
 import weakref
 from collections.abc import Callable
+from types import MethodType
+from typing import Any, cast
 
 from ef_common.errors import UsageError
 
@@ -119,11 +121,17 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
     parent would not see the end of a connection when the parent is killed. So the owner of a socket closes
     the duplicate in the child, by a method given here.
     """
-    reference = weakref.WeakMethod(method)
+    bound = cast(MethodType, method)
+    _CALLED_IN_CHILDREN.setdefault(bound.__self__, []).append(bound.__func__)
 
-    def act() -> None:
-        alive = reference()
-        if alive is not None:
-            alive()
 
-    os.register_at_fork(after_in_child=act)
+_CALLED_IN_CHILDREN: weakref.WeakKeyDictionary[Any, list[Callable[..., None]]] = weakref.WeakKeyDictionary()
+
+
+def _call_in_this_child() -> None:
+    for owner, functions in list(_CALLED_IN_CHILDREN.items()):
+        for function in functions:
+            function(owner)
+
+
+os.register_at_fork(after_in_child=_call_in_this_child)  # once: what is registered there stays

@@ -185,7 +185,8 @@ class Switchboard:
         """Drop a peer that does what it must not; training is not touched."""
         who = connection.peer if connection.worker is None else f"worker {connection.worker}"
         self._notice(kind, "dropped the connection of %s (%s): %s", who, kind, why)
-        self._depart(connection, f"{kind}: {why}", last_words=wire.encode(wire.Error(code, _clip(why))))
+        # It may not read our last words, and go on with another coordinator.
+        self._depart(connection, f"{kind}: {why}", last_words=wire.encode(wire.Error(code, _clip(why))), silent=True)
 
     def on_end(self, connection: Connection, how: End) -> None:
         """A connection has ended: a worker is gone at once. Whether its process is, too, depends on how."""
@@ -195,7 +196,8 @@ class Switchboard:
             if how is End.CLOSED and connection.worker not in self._workers and not connection.moved:
                 self._submit(membership.Gone(str(connection.worker), "its process ended"), None)
             return
-        proves = how is not End.BROKEN and self._is_attentive()
+        # Whoever was about to tell where it stands may have been in a view of another coordinator.
+        proves = how is not End.BROKEN and self._is_attentive() and not connection.returning
         self._depart(connection, "its connection ended", silent=not proves)
 
     def _is_attentive(self) -> bool:
@@ -313,7 +315,8 @@ class Switchboard:
             return False
         newest = max([message.promised, *(link.view.generation for link in message.received)])
         here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
-        return newest > state.generation and 2 * here > view.world_size
+        news = newest > state.generation and membership.is_news(state, message.received)
+        return news and 2 * here > view.world_size
 
     def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:
         """Another coordinator tells where it is."""
@@ -510,12 +513,10 @@ class Switchboard:
                 self._send(wire.encode(wire.Announce(view.generation)), *view.ids)
             case membership.Finish(worker):
                 self._send(wire.encode(wire.Finish(self._proof_to(worker))), worker)
-            case membership.Hand(worker, view):
-                self._send(wire.encode(wire.NewView(view)), worker)
             case membership.Claim(worker, bid):
                 self._send(wire.encode(wire.Claim(bid.claim, bid.members)), worker)
             case membership.Agree(view):
-                self._send(wire.encode(wire.Agreed(view.generation)), *view.ids)
+                self._send(wire.encode(wire.Agreed(view.generation, view.ids)), *view.ids)
             case membership.Resign(worker):
                 self._send(wire.encode(wire.Resign()), worker)
             case membership.Resume(view):

@@ -46,7 +46,7 @@ MAX_FAILURE_CHARS = 500
 MAX_RETURNED = 1000
 """Positions that a place may name."""
 _MAX_COUNT = 2**53
-_MAX_RETURNED_GENERATION = 2**52  # so that views can follow, however much a worker that comes back makes up
+_MAX_RETURNED_GENERATION = 5 * 10**8  # views can follow, with claims of 9 digits, whatever one that comes back makes up
 _MAX_AMOUNT = 1e9  # seconds, for one: 30 years
 
 
@@ -264,11 +264,15 @@ def _load_claim(value: Any) -> str:
     return claim
 
 
-def _load_ids(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or not value:
+def _load_names(value: Any) -> tuple[str, ...]:
+    if type(value) is not list:
         raise ValueError("expected a list of ids")
-    ids = tuple(_NAME.load(worker) for worker in value)
-    if list(ids) != sorted(set(ids)):
+    return tuple(_NAME.load(worker) for worker in value)
+
+
+def _load_ids(value: Any) -> tuple[str, ...]:
+    ids = _load_names(value)
+    if not ids or list(ids) != sorted(set(ids)):
         raise ValueError("expected sorted ids")
     return ids
 
@@ -493,6 +497,7 @@ class Agreed:
     """All members of this view have told that they have one store."""
 
     generation: Count
+    members: Annotated[tuple[str, ...], _Codec(_load_names, list)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,17 @@ class Standing:
             return replace(self, links=links, settled=generation)
         return self
 
-    def agreed(self, generation: int) -> Standing:
-        """All members of a view have told that they have one store."""
-        links = tuple(replace(link, agreed=True) if link.view.generation == generation else link for link in self.links)
-        return replace(self, links=links)
+    def agreed(self, generation: int, members: tuple[str, ...]) -> Standing:
+        """All members of a view have told that they have one store. There may be another one of its generation."""
+        view = (generation, members)
+        links = (
+            replace(link, agreed=True) if (link.view.generation, link.view.ids) == view else link for link in self.links
+        )
+        return replace(self, links=tuple(links))
+
+    def claiming(self) -> Standing:
+        """It is asked for a claim of what it is in: that must not go on as it is, whoever leads."""
+        return self if self.view is None else replace(self, suspected=self.view.generation)
 
     def parted(self, *, over: bool) -> Standing:
         """The line has ended. `over`: the coordinator has ended it, without a word that this worker is out."""

@@ -27,7 +27,7 @@ _START = Retries(total=timedelta(minutes=1)).warning(logger)
 
 
 class Claiming:
-    """The claims of one training.
+    """The claims of one training; of the first one of this process, as a worker tells its place but once.
 
     Args:
         place: Where they are kept; None if there is no place for them, which is told as well.
@@ -47,6 +47,19 @@ class Claiming:
         self._run = ""
         self._digest: str | None = None
 
+    @property
+    def _one(self) -> Claiming:
+        """The one that counts."""
+        return self._session.first_claiming or self
+
+    def _is_first(self) -> bool:
+        if self._session.first_claiming is None:
+            self._session.first_claiming = self
+            return True
+        if str(self._one._place) != str(self._place):
+            logger.info("claims stay in %s, as in the first training of this process", self._one._place)
+        return False
+
     # ------------------------------------------------------------ start
 
     def begin(self) -> None:
@@ -55,6 +68,8 @@ class Claiming:
         Raises:
             UsageError: The place is of no known kind, or its package is missing.
         """
+        if not self._is_first():
+            return
         if self._place is None:
             self._session.use_store("")
             return
@@ -72,6 +87,8 @@ class Claiming:
 
     def begin_again(self) -> None:
         """The same, in one worker that then hands everything on: all who had a state are lost."""
+        if not self._is_first():
+            return
         if self._place is None:
             self._session.use_store("")
         else:
@@ -128,17 +145,20 @@ class Claiming:
         Raises:
             StorageFailed: That cannot be known.
         """
-        claims = self._claims
+        claims = self._one._claims
         return claims is not None and claims.excludes(self._session.worker.id, generation=generation)
 
     # ------------------------------------------------------------ newcomers
 
     def state(self) -> dict[str, Any] | None:
         """For newcomers: plain values; None if there is no place."""
-        return None if self._place is None else {"run": self._run, "digest": self._digest}
+        one = self._one
+        return None if one._place is None else {"run": one._run, "digest": one._digest}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
         """Be part of the others' run, or tell that nobody has a place."""
+        if not self._is_first():
+            return
         if self._place is None:
             if state is None:
                 self._session.use_store("")

@@ -85,7 +85,10 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._stopped.wait(_LOOK_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                logger.exception("cannot see whether workers stand still")
 
     def look(self) -> None:
         """Look at all workers once, and end those that are to be ended."""

@@ -12,7 +12,7 @@ from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 
-ABSURD = 2**52
+ABSURD = 5 * 10**8
 """A generation that is higher than any other."""
 Call = tuple[str, bool, Sequence[wire.FromWorker]]
 """Who a peer says it is, whether it comes back, and what it says then."""

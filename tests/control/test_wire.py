@@ -57,7 +57,7 @@ FROM_COORDINATOR = [
     wire.Alive(),
     wire.Resumed(7),
     wire.Claim(CLAIM, ("a", "ü-1")),
-    wire.Agreed(7),
+    wire.Agreed(7, ("b", "a")),
     wire.Resign(),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),

@@ -16,7 +16,6 @@ from ef_common.core.membership import (
     Dismiss,
     Finish,
     Gone,
-    Hand,
     Install,
     Leaving,
     Membership,
@@ -289,12 +288,13 @@ def test_leavers_are_nobodys_quorum():
 
 
 @pytest.mark.parametrize("newest", [1, 2])
-def test_member_that_lost_its_line_comes_back_and_gets_what_it_missed(newest):
+def test_member_that_lost_its_line_comes_back_and_gets_a_view_if_it_has_missed_one(newest):
+    """Not the one that it has missed: what that rested on may not hold any more."""
     job = founded("abc")
     if newest == 2:
         job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1))
     job.returns("b", view(1, "abc"))
-    assert job.of(Hand) == ([Hand("b", job.state.view)] if newest == 2 else [])
+    assert job.views[newest:] == ([(3, "abc")] if newest == 2 else [])
     assert job.state.workers["b"][1] is Phase.MEMBER
 
 
@@ -432,11 +432,35 @@ def test_member_that_tells_another_store_is_refused():
         founded("ab", "d1")(Stored("a", "d2"))
 
 
+def test_view_that_was_missed_is_not_issued_again_without_a_claim_that_it_needs_by_now():
+    """Those who have missed it have been with the others, and all have told their store."""
+    job = founded("abcde")
+    job.state = replace(job.state, stores=replace(job.state.stores, told={}))
+    job(Silent(("a", "b"), "silent"))
+    assert job.views[1:] == [(2, "cde")]
+    job.returns("c", view(1, "abcde"), store="d1", agreed=True)
+    assert job.views[2:] == []
+    assert [claim.bid.members for claim in job.of(Claim)][-1] == ("c", "d", "e")
+
+
+def test_leavers_that_are_silent_together_hold_up_nobody_that_comes_after_them():
+    job = founded("ab")(Leaving("a"), Leaving("b"), AtBoundary("a", 1), AtBoundary("b", 1))
+    assert job.state.last == {"a", "b"}
+    assert job(Silent(("a", "b"), "silent")).state.last == frozenset()
+
+
 def test_silences_that_are_noticed_together_are_decided_on_together():
     job = founded("abc")(Silent(("b", "c"), "silent"))
     assert job.views[1:] == []
     assert "only 1 of 3" in job.state.held
     assert founded("abcde")(Silent(("x", "b", "c"), "silent")).views[1:] == [(2, "ade")]
+
+
+def test_view_of_which_a_claim_may_exist_does_not_go_on_as_it_is():
+    """Whom the claim leaves out could save nothing in it, and would be left out for good if the others were lost."""
+    asked = Standing().received(view(5, "ab")).told("settled", 5).claiming()
+    assert asked.report(member("b")).suspects
+    assert Coordinator().returns("a", view(5, "ab")).returns("b", view(5, "ab"), suspects=True).views == [(6, "ab")]
 
 
 def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():

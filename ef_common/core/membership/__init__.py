@@ -55,7 +55,6 @@ from ef_common.core.membership.model import (
     Failed,
     Finish,
     Gone,
-    Hand,
     Install,
     Leaving,
     Membership,
@@ -78,7 +77,7 @@ from ef_common.core.membership.model import (
     Welcome,
 )
 from ef_common.core.membership.rules import is_at_work, phase_of
-from ef_common.core.membership.takeover import missing
+from ef_common.core.membership.takeover import is_news, missing
 
 __all__ = [
     "Abort",
@@ -96,7 +95,6 @@ __all__ = [
     "Failed",
     "Finish",
     "Gone",
-    "Hand",
     "Install",
     "Leaving",
     "Membership",
@@ -119,6 +117,7 @@ __all__ = [
     "Welcome",
     "decide",
     "is_at_work",
+    "is_news",
     "missing",
     "next_deadline",
     "phase_of",

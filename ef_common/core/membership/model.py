@@ -300,14 +300,6 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """Send a worker the view, which was issued before."""
-
-    worker: str
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
 class Dismiss:
     """Tell a worker that the others go on without it."""
 
@@ -364,19 +356,5 @@ class Resign:
     worker: str
 
 
-Action = (
-    Welcome
-    | Install
-    | Announce
-    | Finish
-    | Hand
-    | Dismiss
-    | Redirect
-    | Resume
-    | StepDown
-    | Abort
-    | Claim
-    | Agree
-    | Resign
-)
+Action = Welcome | Install | Announce | Finish | Dismiss | Redirect | Resume | StepDown | Abort | Claim | Agree | Resign
 Decision = tuple[Membership, tuple[Action, ...], str]

@@ -206,8 +206,13 @@ def gone(state: Membership, event: Gone, settings: Settings) -> Decision:
 def silent(state: Membership, event: Silent, settings: Settings) -> Decision:
     """Rule 3: several workers are lost at once. One after the other, the first would be left out too soon."""
     *others, last = sorted(event.workers, key=lambda worker: state.view is not None and worker in state.view.ids)
-    workers = MappingProxyType({worker: v for worker, v in state.workers.items() if worker not in others})
-    state = replace(state, workers=workers, at_boundary=state.at_boundary.difference(others))
+    state = replace(
+        state,
+        workers=MappingProxyType({worker: v for worker, v in state.workers.items() if worker not in others}),
+        at_boundary=state.at_boundary.difference(others),
+        dismissed=state.dismissed.difference(others),
+        last=state.last.difference(others),
+    )
     why = f"{event.why}, like {', '.join(others)}" if others else event.why
     return gone(state, Gone(last, why, silent=True), settings)
 

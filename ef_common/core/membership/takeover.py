@@ -13,7 +13,6 @@ from ef_common.core.membership.model import (
     Decision,
     Dismiss,
     Finish,
-    Hand,
     Membership,
     Phase,
     Redirect,
@@ -59,7 +58,7 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     if event.settled and all(link.view.generation != event.settled for link in event.received):
         raise ProtocolError(f"worker {worker} has settled in view {event.settled}, but does not name its members")
     newest = event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
-    if state.gathering_since is None and not state.idle and _is_news(state, event.received):
+    if state.gathering_since is None and not state.idle and is_news(state, event.received):
         after, actions, _ = step_down(state)
         return after, actions, f"{worker} knows view {newest} of another coordinator"
     if state.idle:
@@ -78,8 +77,13 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         state = replace(state, dismissed=state.dismissed | {worker})
         return state, (welcome, Dismiss(worker, "it was away for too long")), f"{worker} came back too late"
     state = _readmit(state, view, event)
-    if newest < view.generation:
-        return state, (welcome, Hand(worker, view)), f"{worker} is back"
+    if event.store is not None:
+        state = claims.stored(state, Stored(worker, event.store))
+    if newest < view.generation:  # that view has never come about; what it rested on may not hold any more
+        if state.held:
+            return state, (welcome,), f"{worker} is back"
+        after, actions, reason = rules.install_present(state, view, settings, f"{worker} is back")
+        return after, (welcome, *actions), reason
     if event.suspects and not state.held:
         after, actions, reason = rules.suspected(state, worker, view.generation, now, settings)
         return after, (welcome, *actions), reason
@@ -88,7 +92,7 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     return after, (welcome, *announce, *actions), reason or f"{worker} is back"
 
 
-def _is_news(state: Membership, received: tuple[Link, ...]) -> bool:
+def is_news(state: Membership, received: tuple[Link, ...]) -> bool:
     """Another coordinator has issued a view since."""
     news = (link.view for link in received if not any(is_same(link.view, known.view) for known in state.chain))
     return any(not state.chain or follows(view, state.chain[0].view, received) for view in news)

@@ -19,7 +19,6 @@ from ef_common.core.membership import (
     Dismiss,
     Event,
     Finish,
-    Hand,
     Install,
     Membership,
     Phase,
@@ -180,8 +179,6 @@ class Coordinator:
                     self._tell(worker, "announce", view.generation)
             case Finish(worker):
                 self._tell(worker, "finish", None)
-            case Hand(worker, view):
-                self._tell(worker, "view", view)
             case Dismiss(worker):
                 self._tell(worker, "evicted", False)
                 self.lines.pop(worker, None)
@@ -192,7 +189,7 @@ class Coordinator:
                 self._tell(worker, "claim", bid)
             case Agree(view):
                 for worker in view.ids:
-                    self._tell(worker, "agreed", view.generation)
+                    self._tell(worker, "agreed", view)
             case Resign(worker):
                 self._tell(worker, "resign", None)
             case Resume(view):
@@ -677,9 +674,10 @@ class Line:
         elif kind == "resume":
             self._taken = True
         elif kind == "claim":
+            self.standing = self.standing.claiming()
             self._request(value)
         elif kind == "agreed":
-            self.standing = self.standing.agreed(value)
+            self.standing = self.standing.agreed(value.generation, value.ids)
         elif kind == "resign":
             self.send("leave")
         elif kind == "redirect":
