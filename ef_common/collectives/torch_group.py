@@ -139,9 +139,13 @@ class TorchGroup(LinkedGroup):
         self._flying: set[Any] = set()
 
     def _start(self, act: Callable[[Any], Any]) -> TorchPending:
-        group = self._process_group  # before the guard looks: `abort` takes it away
-        work = self._guard(lambda: act(group))
-        self._flying.add(work)
+        held = [self._process_group]  # before the guard looks: `abort` takes it away
+        work = self._guard(lambda: act(held[0]))
+        with self._lock:
+            if self._process_group is held[0]:
+                self._flying.add(work)
+            else:  # aborted before this began, so it is lost, and whoever lets go of the group last waits for it
+                _bury([held.pop(), {work}], daemon=True)
         return TorchPending(work, self)
 
     def finish(self, work: Any) -> None:
@@ -255,7 +259,7 @@ class TorchGroup(LinkedGroup):
         if gone is not None:
             grave = [gone, self._flying]
             self._flying = set()
-            threading.Thread(target=_wait_and_drop, args=(grave,), daemon=self._lost, name="ef-bury").start()
+            _bury(grave, daemon=self._lost)
 
 
 def _has_ended(work: Any) -> bool:
@@ -278,6 +282,10 @@ def _gloo_is_idle() -> bool:
         if name in _GLOO_THREADS and state[:1] not in ("S", "I"):
             return False
     return True
+
+
+def _bury(grave: list[Any], *, daemon: bool) -> None:
+    threading.Thread(target=_wait_and_drop, args=(grave,), daemon=daemon, name="ef-bury").start()
 
 
 def _wait_and_drop(grave: list[Any]) -> None:

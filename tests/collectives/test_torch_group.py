@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ef_common.collectives.torch_group import TorchGroups
+from ef_common.collectives.torch_group import TorchGroup, TorchGroups
 from ef_common.errors import GroupBroken
 from ef_common.testing.harness import Job
 from tests.collectives import scripts
@@ -48,6 +49,38 @@ def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -
 
 def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
     assert run_in_processes(scripts.abort_wakes_peers, 3, directory, engine=engine) == [True] * 3
+
+
+def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_thread() -> None:
+    """Gloo's destructor waits for an operation that is lost, and whoever begins it has the last reference."""
+    ended_in: list[str] = []
+
+    class ProcessGroup:
+        def __del__(self) -> None:
+            ended_in.append(threading.current_thread().name)
+
+    class Links:
+        def close(self) -> None:
+            pass
+
+    def begin(_: ProcessGroup) -> Any:
+        group.abort()
+        wait_for_burials()
+        return Ended()
+
+    class Ended:
+        def wait(self) -> None:
+            pass
+
+    group = TorchGroup(ProcessGroup(), 2, (), Links())  # type: ignore[arg-type]
+    group._start(begin)
+    wait_for_burials()
+    assert ended_in == ["ef-bury"]
+
+
+def wait_for_burials() -> None:
+    for thread in [thread for thread in threading.enumerate() if thread.name == "ef-bury"]:
+        thread.join(20.0)
 
 
 def test_misuse_is_not_taken_for_a_loss(directory: Path, engine: str) -> None:
