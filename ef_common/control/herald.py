@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _AGAIN_S = 5.0
-_SELDOM_S = 60.0  # where nobody has answered for long
 _ATTEMPT_S = 0.5
 
 
@@ -48,7 +47,6 @@ class Herald:
         self._endpoint = endpoint
         self._stopped = threading.Event()
         self._due: dict[Address, float] = {}
-        self._failures: dict[Address, int] = {}  # in a row
         self._led = False
         self._thread = threading.Thread(target=self._run, name="elasticflow-herald", daemon=True)
 
@@ -87,10 +85,7 @@ class Herald:
             self._switchboard.standbys.pop(address, None)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
-            self._failures[address] = self._failures.get(address, -1) + 1
-            return min(_AGAIN_S * 2.0 ** self._failures[address], _SELDOM_S)
         else:
-            self._failures.pop(address, None)
             line.send(wire.Follow(self._port, leads))
             line.close()
         return _AGAIN_S
