@@ -96,6 +96,7 @@ class Session:
         leaving: It wants to leave.
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         note: Where the steps are noted down for the launcher.
+        first_claiming: Of the first training of this process (`ef_common.data.claiming`), which counts for all.
         on_view: Called with each view that is entered.
         on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
     """
@@ -119,6 +120,7 @@ class Session:
         self.leaving = False
         self.wish = False
         self.note = Note()
+        self.first_claiming: Any = None
         self._wished_in: int | None = None
         self._channel = channel
         self._groups = groups
@@ -234,9 +236,6 @@ class Session:
             CoordinatorLost, JobFinished: It cannot join any more.
         """
         return None if self._channel is None else self._channel.job_place()
-
-    first_claiming: Any = None
-    """Of the first training of this process (`ef_common.data.claiming`): what it has told counts for all."""
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """Tell the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""

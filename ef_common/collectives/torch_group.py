@@ -145,7 +145,7 @@ class TorchGroup(LinkedGroup):
             if self._process_group is held[0]:
                 self._flying.add(work)
             else:  # aborted before this began, so it is lost, and whoever lets go of the group last waits for it
-                _bury([held.pop(), {work}], daemon=True)
+                _close_in_thread([held.pop(), {work}], daemon=True)
         return TorchPending(work, self)
 
     def finish(self, work: Any) -> None:
@@ -259,7 +259,7 @@ class TorchGroup(LinkedGroup):
         if gone is not None:
             grave = [gone, self._flying]
             self._flying = set()
-            _bury(grave, daemon=self._lost)
+            _close_in_thread(grave, daemon=self._lost)
 
 
 def _has_ended(work: Any) -> bool:
@@ -284,7 +284,7 @@ def _gloo_is_idle() -> bool:
     return True
 
 
-def _bury(grave: list[Any], *, daemon: bool) -> None:
+def _close_in_thread(grave: list[Any], *, daemon: bool) -> None:
     threading.Thread(target=_wait_and_drop, args=(grave,), daemon=daemon, name="ef-bury").start()
 
 

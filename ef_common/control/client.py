@@ -47,13 +47,13 @@ from ef_common.ports import GetClaim
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
-_NOTED_S = 1.0  # so often at least its agent sees that this process lives
 """A worker sends so many heartbeats within the heartbeat timeout."""
 FAIL_S = 2.0
 """So long a worker that has failed waits until it has heard that all others have been told."""
 _JOIN_S = 5.0
 _ATTEMPT_S = 1.0
 _PAUSE_S = 0.1
+_NOTED_S = 1.0  # so often at least its agent sees that this process lives
 _SILENT_TIMEOUTS = 1.5
 """A coordinator that answers nothing for so many heartbeat timeouts is left: by then it has evicted this worker."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view

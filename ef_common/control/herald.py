@@ -61,7 +61,7 @@ class Herald:
     def _run(self) -> None:
         while not self._stopped.wait(_LOOK_S):
             state = self._switchboard.state
-            if state.view is None or not self._switchboard.contested:
+            if state.view is None or not state.contested:
                 continue
             leads = not state.held
             if leads and not self._led:

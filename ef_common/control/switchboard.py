@@ -123,7 +123,6 @@ class Switchboard:
         self._absent_at = -math.inf  # when we were found not to have listened
         self._noticed: set[str] = set()
         self._held_told = ""
-        self.contested = False  # others may lead, or look for a quorum; other threads look
 
     # ------------------------------------------------------------ life
 
@@ -265,7 +264,7 @@ class Switchboard:
                     self.on_end(connection, End.CLOSED)
             case _ if not _is_in_order(connection, message):
                 self.on_refusal(connection, "wrong order", f"{type(message).__name__} is not expected now")
-            case wire.Return() if self._is_impossible(message):
+            case wire.Return() if self._is_impossible(worker, message):
                 # Not refused: if it is early news after all, and no lie, its worker tries again.
                 self._notice("impossible", "worker %s names views that nobody can have issued", worker)
                 self._depart(connection, "it has come back with impossible news", silent=True)
@@ -303,11 +302,12 @@ class Switchboard:
         if len(self.standbys) > MAX_STANDBYS:
             self.standbys = {(member.address, member.standby): None for member in self._members() if member.standby}
 
-    def _is_impossible(self, message: wire.Return) -> bool:
+    def _is_impossible(self, worker: str, message: wire.Return) -> bool:
         """Whether it tells of a newer view than ours, though most members of ours are here.
 
         No other coordinator can have had the quorum for it (:mod:`ef_common.core.quorum`), but by a claim. Then ours is
-        held back as soon as this worker is given up, and it is believed when it comes again.
+        held back as soon as this worker is given up, and it is believed when it comes again. Whoever is no member, and
+        knows of views that never came about only, is no liar, and will hear that it is out.
         """
         state = self._state
         view = state.view
@@ -315,8 +315,8 @@ class Switchboard:
             return False
         newest = max([message.promised, *(link.view.generation for link in message.received)])
         here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
-        news = newest > state.generation and membership.is_news(state, message.received)
-        return news and 2 * here > view.world_size
+        matters = view.rank_of(worker) is not None or membership.is_news(state, message.received)
+        return matters and newest > state.generation and 2 * here > view.world_size
 
     def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:
         """Another coordinator tells where it is."""
@@ -437,16 +437,16 @@ class Switchboard:
         self._places.pop(worker, None)
         self._heard.pop(worker, None)
         self._tracks.pop(worker, None)
-        self._forget_keys()
+        self._forget_key(worker)
         self._on_population(len(self._workers))
         return True
 
-    def _forget_keys(self) -> None:
-        """Keep those of whoever is connected, or may come back."""
-        members = {worker for link in self._state.chain for worker in link.view.ids}
-        known = self._workers.keys() | self._state.returned.keys() | members
-        for worker in self._keys.keys() - known:
-            del self._keys[worker]
+    def _forget_key(self, worker: str) -> None:
+        """Unless this worker is connected, or may come back."""
+        state = self._state
+        known = worker in self._workers or worker in state.returned
+        if not known and all(link.view.rank_of(worker) is None for link in state.chain):
+            self._keys.pop(worker, None)
 
     # ------------------------------------------------------------ decisions
 
@@ -475,8 +475,6 @@ class Switchboard:
             if cause is not None:
                 self.on_refusal(cause, "illegal event", str(error))
             return
-        silent = isinstance(event, membership.Silent)
-        self.contested = self.contested or silent or self._state.took_over or bool(self._state.held)
         for action in actions:
             self._perform(action)
         self._knock_soon()
@@ -628,7 +626,8 @@ class Switchboard:
             if now - connection.since <= max(self._timeout_s, _STRANGER_S):
                 break
             self.on_refusal(connection, "no introduction", "it said nothing")
-        self._forget_keys()
+        for worker in self._keys.keys() - self._workers.keys():
+            self._forget_key(worker)
 
     def _look_for_silent(self, now: float) -> None:
         """Lose those that are silent for too long; a little later if more may be so, as we may be cut off."""

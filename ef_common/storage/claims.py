@@ -91,7 +91,7 @@ class Claims:
     """
 
     def __init__(self, place: Place, run: str) -> None:
-        self._store = place
+        self._place = place
         self._prefix = f"run-{run}-"
         self._marker = f"{MARKERS}/{run}.json"
 
@@ -102,9 +102,9 @@ class Claims:
             Whether the place creates exclusively. Some take that condition, and ignore it.
         """
         marker = {"run": self._marker}
-        self._store.create(self._marker, manifests.sealed(marker, "marker"))
+        self._place.create(self._marker, manifests.sealed(marker, "marker"))
         try:
-            self._store.create(self._marker, manifests.sealed({**marker, "again": True}, "marker"))
+            self._place.create(self._marker, manifests.sealed({**marker, "again": True}, "marker"))
         except AlreadyExists:
             return True
         return False
@@ -112,7 +112,7 @@ class Claims:
     def digest(self) -> str | None:
         """Of the marker, as it is read here: the same for all workers that have one place; None without it."""
         try:
-            return hashlib.blake2b(self._store.read(self._marker), digest_size=16).hexdigest()
+            return hashlib.blake2b(self._place.read(self._marker), digest_size=16).hexdigest()
         except NotFound:
             return None
 
@@ -122,22 +122,22 @@ class Claims:
         data = manifests.sealed({"winner": list(members)}, _KIND)
         try:
             # Never removed again: another one of the same members may have seen it.
-            self._store.create(f"{FOLDER}/{name}", data, keep=True)
+            self._place.create(f"{FOLDER}/{name}", data, keep=True)
         except AlreadyExists:
             return self._winner(name)
         return members
 
     def excludes(self, worker: str, *, generation: int) -> bool:
         """Whether a claim of a view with this generation, or a newer one, is of others than this worker."""
-        names = (entry.name for entry in self._store.entries(FOLDER) if entry.name.startswith(self._prefix))
+        names = (entry.name for entry in self._place.entries(FOLDER) if entry.name.startswith(self._prefix))
         newer = (name for name in names if _generation(name.removeprefix(self._prefix)) >= generation)
         return any(worker not in self._winner(name) for name in newer)
 
     def _winner(self, name: str) -> tuple[str, ...]:
         try:
-            winner = manifests.opened(self._store.read(f"{FOLDER}/{name}"), name, _KIND)["winner"]
+            winner = manifests.opened(self._place.read(f"{FOLDER}/{name}"), name, _KIND)["winner"]
         except (InvalidCheckpoint, NotFound, KeyError) as error:
-            raise StorageFailed(f"{self._store}: nobody can say who has the claim {name}: {error}") from None
+            raise StorageFailed(f"{self._place}: nobody can say who has the claim {name}: {error}") from None
         return tuple(str(worker) for worker in winner)
 
 

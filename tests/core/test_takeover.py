@@ -467,3 +467,10 @@ def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
     """The coordinator that heard of it may have let the worker go."""
     standing = Standing().told("leave", 0).received(view(1, "ab"))
     assert standing.report(member("a")).phase is Phase.LEAVING
+
+
+def test_coordinator_that_others_may_contest_is_known():
+    job = founded("abc")
+    assert not job(Gone("c", "killed")).state.contested
+    assert job(Silent(("b",), "silent")).state.contested
+    assert Coordinator().returns("ab", view(5, "ab")).state.contested

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from ef_common.core.membership import roster
 from ef_common.core.membership.model import Action, Agree, Claim, Claimed, Membership, Settings, Stored
 from ef_common.core.quorum import Bid, bids
 from ef_common.errors import ProtocolError
+
+_Value = TypeVar("_Value")
 
 _ASKED = 3
 """So many members try to get a claim: one of them may not reach the store, or die."""
@@ -18,10 +22,7 @@ def stored(state: Membership, event: Stored) -> Membership:
     """A member has told its store; it cannot tell another one."""
     if event.worker not in state.workers:
         return state
-    before = state.stores.told.get(event.worker, event.store)
-    if before != event.store:
-        raise ProtocolError(f"worker {event.worker} has told another store before: {before!r}, now {event.store!r}")
-    told = MappingProxyType({**state.stores.told, event.worker: event.store})
+    told = _once(state.stores.told, event.worker, event.store, f"worker {event.worker} has told another store before")
     return replace(state, stores=replace(state.stores, told=told))
 
 
@@ -29,11 +30,17 @@ def claimed(state: Membership, event: Claimed) -> Membership:
     """Whom a claim names, as the store says to one that was asked. That never changes, whoever asks."""
     if not any(bid.claim == event.claim and event.worker in workers for bid, workers in state.asked.items()):
         return state
-    before = state.stores.claims.get(event.claim, event.named)
-    if before != event.named:
-        raise ProtocolError(f"claim {event.claim} names {before}; worker {event.worker} says {event.named}")
-    claims = MappingProxyType({**state.stores.claims, event.claim: event.named})
+    problem = f"worker {event.worker} tells of others whom claim {event.claim} names"
+    claims = _once(state.stores.claims, event.claim, event.named, problem)
     return replace(state, stores=replace(state.stores, claims=claims))
+
+
+def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) -> Mapping[str, _Value]:
+    """With what has been told now, which cannot be told in another way."""
+    before = known.get(key, value)
+    if before != value:
+        raise ProtocolError(f"{problem}: {before!r}, now {value!r}")
+    return MappingProxyType({**known, key: value})
 
 
 def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Action, ...]]:

@@ -57,6 +57,8 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
         followed, further, why = takeover.try_again(state, now, settings)
     else:
         followed, further, why = state, (), ""
+    if not followed.contested and (followed.held or isinstance(event, Silent)):
+        followed = replace(followed, contested=True)
     followed, agree = claims.agree(before, followed)
     followed, asked = claims.ask(followed, settings)
     return followed, (*actions, *further, *agree, *asked), why or reason

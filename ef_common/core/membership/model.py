@@ -69,7 +69,7 @@ class Membership:
     gone: frozenset[str] = frozenset()  # likewise, of the members of the chain
     dead: frozenset[str] = frozenset()
     idle: bool = False  # a standby to which no member has come
-    took_over: bool = False  # it has been one
+    contested: bool = False  # others may lead, or look for a quorum
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
     outpaced: str = ""  # a member that is to be replaced as soon as a spare is ready

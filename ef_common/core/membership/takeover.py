@@ -62,21 +62,21 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         after, actions, _ = step_down(state)
         return after, actions, f"{worker} knows view {newest} of another coordinator"
     if state.idle:
-        state = Membership(generation=state.generation, gathering_since=now, took_over=True)
-    state = replace(state, generation=max(state.generation, event.promised, newest))
+        state = Membership(generation=state.generation, gathering_since=now, contested=True)
+    generation = max(state.generation, event.promised, newest)
     welcome = Welcome(worker, warm_up=False)
     if state.gathering_since is not None:
         workers = MappingProxyType({**state.workers, worker: (event.member, event.phase)})
         returned = MappingProxyType({**state.returned, worker: event})
         closed = state.closed or event.closed
-        state = replace(state, workers=workers, returned=returned, closed=closed)
+        state = replace(state, generation=generation, workers=workers, returned=returned, closed=closed)
         return state, (welcome,), f"{worker} has come from another coordinator"
     view = state.view
     rank = None if view is None else view.rank_of(worker)
     if view is None or rank is None:
         state = replace(state, dismissed=state.dismissed | {worker})
         return state, (welcome, Dismiss(worker, "it was away for too long")), f"{worker} came back too late"
-    state = _readmit(state, view, event)
+    state = _readmit(replace(state, generation=generation), view, event)
     if event.store is not None:
         state = claims.stored(state, Stored(worker, event.store))
     if newest < view.generation:  # that view has never come about; what it rested on may not hold any more

@@ -112,7 +112,6 @@ class Coordinator:
         self._wires: list[Wire] = []
         self._untold: list[Wire] = []  # of workers that are silent, and may come back as long as nobody goes on
         self._silent: list[Wire] = []  # who else is, is waited for
-        self.contested = False  # others may lead, or look for a quorum
         self._probing = False
         self.watch = None if limits is None else Watch(scheduler, limits, self._evict_hung, self._renew)
         self._suspended: list[Callable[[], None]] | None = None  # what has come since it stands still
@@ -155,8 +154,6 @@ class Coordinator:
         if self.watch is not None:
             self.watch.follow(self.state)
         self._observer(before, event, self.state)
-        silent = isinstance(event, membership.Silent)
-        self.contested = self.contested or silent or self.state.took_over or bool(self.state.held)
         for action in actions:
             self._carry_out(action)
         if before.view is None and self.state.view is not None:

@@ -640,7 +640,8 @@ class Simulation:
     def _heal(self) -> None:
         self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
         for coordinator in self.coordinators.values():
-            if coordinator.alive and coordinator.contested and coordinator.state.view and not coordinator.state.held:
+            state = coordinator.state
+            if coordinator.alive and state.contested and state.view and not state.held:
                 self._leads(coordinator)
 
     def _crash(self, victim: Worker) -> None:
