@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -10,12 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
+from ef_common.control import sockets
 from ef_common.control.connection import End
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
 from ef_common.control.sockets import format_address
 from ef_common.control.wire import Redirect
 from ef_common.errors import Evicted
+from ef_common.note import Note
 
 GUARD_S = 20.0
 
@@ -307,3 +310,52 @@ def test_door_is_closed_to_forked_children_and_open_as_long_as_the_worker_lives(
     workers[0].stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", door))
+
+
+def test_client_that_is_let_go_of_at_once_pauses_before_it_returns(job, monkeypatch):
+    _, workers, _ = job(2)
+    client, pauses, lines = workers[1].client, [], iter([object()] * 3)
+    monkeypatch.setattr(client, "_read", lambda line: "it has ended")
+    monkeypatch.setattr(client, "_return", lambda: next(lines, None))
+    monkeypatch.setattr(client._stopped, "wait", lambda seconds: pauses.append(seconds))
+    client._keep(object())
+    assert len(pauses) == 4
+    assert all(0 < seconds < 1 for seconds in pauses)
+
+
+class Beats(Note):
+    """Counts what is noted down for the agent."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_beats, self.rests = 0, False
+
+    def beat(self):
+        self.num_beats += 1
+
+    def rest(self):
+        self.rests = True
+
+
+def test_agent_sees_beats_each_second_however_rare_heartbeats_are_and_none_after_the_close(serve, join):
+    note = Beats()
+    worker = join(serve(1, heartbeat_timeout_s=600.0), "w0", note=note).started()
+    wait_until(lambda: note.num_beats >= 3)
+    assert not note.rests
+    worker.client.send("close")
+    wait_until(lambda: note.rests)
+
+
+def test_lines_leave_no_fork_handlers_behind():
+    def open_and_close():
+        ends = socket.socketpair()
+        Line(ends[0]).close()
+        ends[1].close()
+
+    open_and_close()
+    gc.collect()
+    before = len(sockets._CALLED_IN_CHILDREN)
+    for _ in range(10):
+        open_and_close()
+    gc.collect()
+    assert len(sockets._CALLED_IN_CHILDREN) <= before

@@ -169,6 +169,41 @@ def test_member_that_comes_back_and_does_not_tell_where_it_stands_once_is_refuse
 
 
 @pytest.mark.parametrize("returning", [False, True])
+def test_process_that_ends_before_it_has_told_where_it_stands_is_not_taken_for_gone(liar_and_worker, dial, returning):
+    """It may have been in a view of another coordinator."""
+    coordinator, liar, key, worker = liar_and_worker
+    if returning:
+        liar = dial(coordinator)
+        assert isinstance(liar.introduce("liar", TOKEN, key=key, returning=True), wire.Welcome)
+    liar.close()
+    assert worker.client.next_view(1).ids == ("w0",)
+    assert coordinator._switchboard.state.gone == (frozenset() if returning else {"liar"})
+
+
+def test_member_that_is_refused_is_not_taken_for_gone(liar_and_worker):
+    """It may not read why, and go on with another coordinator."""
+    coordinator, liar, _, worker = liar_and_worker
+    liar.say(COMES_BACK)
+    assert worker.client.next_view(1).ids == ("w0",)
+    assert coordinator._switchboard.state.gone == frozenset()
+
+
+def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_hears_that_it_is_out(
+    liar_and_worker, dial
+):
+    coordinator, *_ = liar_and_worker
+    alone = (Member("x", "n", "127.0.0.1"),)
+    links = (Link(View(1, alone, 1)), Link(View(3, alone, 1)))
+    superseded = dial(coordinator)
+    assert isinstance(superseded.introduce("x", TOKEN, returning=True), wire.Welcome)
+    superseded.say(
+        wire.Return("member", 3, 1, links, at_boundary=False, suspects=False, closed=False, failed="", store=None)
+    )
+    assert "away for too long" in next(m.reason for m in superseded.hear_all() if isinstance(m, wire.Evicted))
+    assert coordinator._switchboard.state.generation == 1
+
+
+@pytest.mark.parametrize("returning", [False, True])
 def test_peer_with_the_name_of_another_is_refused_also_while_its_line_is_broken(
     liar_and_worker, dial, caplog, returning
 ):

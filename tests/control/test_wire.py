@@ -218,9 +218,9 @@ def test_decode_redirect_to_what_is_no_address_raises_protocol_error(address):
 def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(field):
     record = json.loads(wire.encode(FROM_WORKER[1]))
     if field == "promised":
-        record[field] = 2**53
+        record[field] = 5 * 10**8 + 1  # claims have generations of nine digits
     else:
-        record[field][1][0][0] = 2**53
+        record[field][1][0][0] = 5 * 10**8 + 1
     with pytest.raises(ProtocolError, match=rf"return\.{field}"):
         wire.decode_from_worker(json.dumps(record).encode())
 

@@ -463,6 +463,18 @@ def test_view_of_which_a_claim_may_exist_does_not_go_on_as_it_is():
     assert Coordinator().returns("a", view(5, "ab")).returns("b", view(5, "ab"), suspects=True).views == [(6, "ab")]
 
 
+def test_agreement_is_of_one_view_of_its_generation():
+    standing = Standing().received(view(5, "ab"))
+    assert not standing.agreed(5, ("a", "b", "c")).links[0].agreed
+    assert standing.agreed(5, ("a", "b")).links[0].agreed
+
+
+def test_worker_that_knows_only_of_views_that_never_came_about_hears_that_it_is_out():
+    job = Coordinator().returns("ab", view(5, "ab")).returns("x", view(4, "abx"), view(7, "x", base=4), settled=4)
+    assert job.of(Dismiss) == [Dismiss("x", "it was away for too long")]
+    assert job.state.generation == 5
+
+
 def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
     """The coordinator that heard of it may have let the worker go."""
     standing = Standing().told("leave", 0).received(view(1, "ab"))

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ef_common.launch import frozen
 from ef_common.launch.frozen import PATIENCE_S, STILL_S, Watch
 from ef_common.note import Note
 
@@ -47,6 +49,21 @@ class Agent:
         while self.now < time:
             self.now += 1.0
             self.watch.look()
+
+
+def test_fault_in_a_look_does_not_end_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = threading.Semaphore(0)
+
+    def look(watch: Watch) -> None:
+        looks.release()
+        raise ValueError("as the test wants it")
+
+    monkeypatch.setattr(frozen, "_LOOK_S", 0.01)
+    monkeypatch.setattr(Watch, "look", look)
+    watch = Watch(tmp_path, lambda worker: None)
+    watch.start()
+    assert all(looks.acquire(timeout=10.0) for _ in range(3))
+    watch.stop()
 
 
 @pytest.fixture
