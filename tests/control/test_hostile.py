@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -201,6 +202,20 @@ def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_he
     )
     assert "away for too long" in next(m.reason for m in superseded.hear_all() if isinstance(m, wire.Evicted))
     assert coordinator._switchboard.state.generation == 1
+
+
+def test_member_that_makes_up_a_promise_raises_no_generation(serve, join, dial):
+    """It names no view that would be news, and the others, who are most, have seen none."""
+    coordinator, key = serve(3, token=TOKEN), new_nonce()
+    liar, workers = dial(coordinator), [join(coordinator, name, TOKEN) for name in HONEST]
+    liar.introduce("liar", TOKEN, key=key)
+    for worker in workers:
+        worker.started()
+    again = dial(coordinator)
+    again.introduce("liar", TOKEN, key=key, returning=True)
+    again.say(replace(COMES_BACK, promised=ABSURD, received=(Link(coordinator._switchboard.state.view),)))
+    assert sorted(workers[0].client.next_view(1).ids) == sorted(HONEST)
+    assert coordinator._switchboard.state.generation == 2
 
 
 @pytest.mark.parametrize("returning", [False, True])

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.faults.faults import MARKS
+
 FAIL = signal.SIGUSR2
 """A fault with this signal is an exception."""
 
@@ -25,6 +27,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     faulthandler.register(signal.SIGUSR2, file=sys.stderr, all_threads=True)
     signal.signal(FAIL, fail)
+    if any("after" in fault for fault in spec["faults"].values()):
+        marks = directory / "marks"
+        marks.mkdir(exist_ok=True)
+        os.environ[MARKS] = str(marks)
     result = train(spec, fault_of(directory, spec))
     (directory / "results" / f"{os.getpid()}.json").write_text(json.dumps(result))
 
