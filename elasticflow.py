@@ -68,7 +68,7 @@ def train(
         predict: Predictions for a batch, for `Trainer.predict` or `model.predict` afterwards.
         allow_unused: A parameter may be without influence on the cost of the first step.
         checkpoint: A URL for checkpoints; the same command starts from the newest. See `ElasticFlowStrategy`.
-        claims: A URL, of etcd say, where half of the workers claims to go on; by default where the checkpoints are.
+        claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
         global_batch_size: Samples of an update, however many workers share it.
         deterministic: The weights have the same bits for every number of workers.
         compensation: How the learning rate follows the number of workers.

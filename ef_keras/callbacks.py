@@ -67,7 +67,7 @@ def callbacks(
         checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
             from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
             :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
-        claims: Where exactly half of the workers claim that they go on without the others: a URL that all reach, of
+        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
             etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
             can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
         evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
