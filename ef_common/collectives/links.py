@@ -186,14 +186,16 @@ class Links:
                 time.sleep(_NO_FILE_PAUSE_S)
                 continue
             with self._changed:
+                self._make_room(MAX_STRANGERS - 1)
                 self._strangers[connection] = None
-            self._make_room(MAX_STRANGERS)
             threading.Thread(target=self._welcome, args=(connection,), daemon=True, name="ef-link").start()
 
     def _make_room(self, number: int) -> None:
         """Leave so many strangers, the newest."""
         with self._changed:
             crowd = list(self._strangers)[:-number]
+            for connection in crowd:
+                del self._strangers[connection]
         _turn_away(crowd)
 
     def _welcome(self, connection: socket.socket) -> None:

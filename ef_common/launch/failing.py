@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import NoneType, TracebackType
 
 from ef_common.errors import (
     DataWorkersLost,
@@ -61,8 +61,11 @@ class Failing:
         self._before, sys.excepthook = sys.excepthook, self._show_and_tell
 
     def _show_and_tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._before(kind, error, trace)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the output may be gone
+            if self._before is sys.__excepthook__:
+                _show(error)
+            else:
+                self._before(kind, error, trace)
             sys.stderr.flush()
         self.tell(error)
 
@@ -102,6 +105,16 @@ def is_users(error: BaseException) -> bool:
         seen.add(id(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return True
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback at once: line by line, it would mix with those of workers that share the output.
+
+    Of a failure of another worker only the message, as where it has reached this one explains nothing.
+    """
+    is_elsewhere = isinstance(error, JobFailed) and isinstance(error.__context__, (GroupBroken, NoneType))
+    lines = traceback.format_exception_only(error) if is_elsewhere else traceback.format_exception(error)
+    print("".join(lines), end="", file=sys.stderr)
 
 
 def _is_the_machines(error: BaseException) -> bool:

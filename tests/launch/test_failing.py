@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -172,4 +174,68 @@ def test_exception_that_nobody_catches_is_shown_and_told(monkeypatch, capsys):
     error = raised(ValueError("too large"))
     sys.excepthook(type(error), error, error.__traceback__)
     assert capsys.readouterr().err.count("ValueError: too large") == 1
+    assert len(session.told) == 1
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Ends a worker by an exception."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    Failing(Told()).install()  # type: ignore[arg-type]
+    return lambda error: sys.excepthook(type(error), error, error.__traceback__)
+
+
+class Output(io.StringIO):
+    """Notes each write to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str) -> int:
+        if text:
+            self.writes.append(text)
+        return len(text)
+
+
+def test_traceback_is_printed_at_once(hook, monkeypatch):
+    output = Output()
+    monkeypatch.setattr(sys, "stderr", output)
+    hook(raised(ValueError("too large"), within=KeyError("y")))
+    (text,) = output.writes
+    assert text.startswith("Traceback ")
+    assert "KeyError: 'y'" in text
+    assert text.endswith("\nValueError: too large\n")
+
+
+@pytest.mark.parametrize("within", [None, GroupBroken("peer")])
+def test_failure_of_another_worker_is_one_line(hook, capsys, within):
+    hook(raised(JobFailed("worker w-2 (node n) raised ValueError: x"), within=within))
+    assert capsys.readouterr().err == "ef_common.errors.JobFailed: worker w-2 (node n) raised ValueError: x\n"
+
+
+def test_failure_of_another_worker_does_not_hide_an_exception_of_this_one(hook, capsys):
+    hook(raised(JobFailed("boom"), within=ValueError("too large")))
+    text = capsys.readouterr().err
+    assert "ValueError: too large" in text
+    assert "JobFailed: boom" in text
+
+
+def test_hook_of_the_user_shows_exceptions_in_its_own_way(monkeypatch, capsys):
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    Failing(Told()).install()  # type: ignore[arg-type]
+    error = raised(ValueError("x"))
+    sys.excepthook(ValueError, error, error.__traceback__)
+    assert shown == [error]
+    assert capsys.readouterr().err == ""
+
+
+def test_exception_is_told_even_if_it_cannot_be_shown(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "stderr", None)
+    session = Told()
+    Failing(session).install()  # type: ignore[arg-type]
+    error = raised(ValueError("x"))
+    sys.excepthook(ValueError, error, error.__traceback__)
     assert len(session.told) == 1
