@@ -36,17 +36,23 @@ NUM_SURVIVORS = 2
 _FAULTS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSEGV", "SIGABRT", "SIGSTOP", "closed sockets")
 _CLOSE_SOCKETS = signal.SIGRTMIN
 _LOOK_S = 0.5
+_ROUND = 4
+"""Faults, on average, between two looks at what is used."""
+_NUM_SAMPLES, _SAMPLE_S = 8, 0.1
 _PR_SET_CHILD_SUBREAPER = 36
 _OPTIONS = {"length": 2403, "batch_size": 8, "val_length": 53, "step_sleep_s": 0.02}
 
 
 LIMITS = {"memory": 1.02, "threads": 1.0, "file descriptors": 1.0}
-"""How much more may be used in the last quarter of the time than in the second one."""
+"""How much more may be used in the last quarter of the looks than in the second one."""
 
 
 @dataclass
 class Usage:
-    """What a process uses, sampled over time: each list has one number for each look."""
+    """What a process uses while all train together, faults or no faults in between: a number for each look.
+
+    What it uses otherwise comes and goes with the other workers, so it tells nothing.
+    """
 
     memory: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
@@ -58,21 +64,25 @@ class Usage:
         self.threads.append(process.num_threads())
         self.descriptors.append(process.num_fds())
 
+    def note(self, samples: Usage) -> None:
+        """The median of the memory and the least of the others: a thread that saves, say, soon ends."""
+        self.memory.append(statistics.median_low(samples.memory))
+        self.threads.append(min(samples.threads))
+        self.descriptors.append(min(samples.descriptors))
+
     @property
     def growth(self) -> dict[str, float]:
-        """The last quarter of the time against the second one: the median of the memory, the least of the others.
-
-        Threads and file descriptors come and go with the other workers; what leaks does not go.
-        """
+        """The last quarter of the looks against the second one: medians. Of less than four, the last and the first."""
         return {
-            "memory": self._growth(self.memory, statistics.median),
-            "threads": self._growth(self.threads, min),
-            "file descriptors": self._growth(self.descriptors, min),
+            "memory": self._growth(self.memory),
+            "threads": self._growth(self.threads),
+            "file descriptors": self._growth(self.descriptors),
         }
 
-    def _growth(self, values: list[int], of: Callable[[list[int]], float]) -> float:
-        quarter = len(values) // 4
-        return of(values[-quarter:]) / of(values[quarter : 2 * quarter])
+    def _growth(self, values: list[int]) -> float:
+        begin = len(values) // 4
+        quarter = max(begin, 1)
+        return statistics.median(values[-quarter:]) / statistics.median(values[begin : begin + quarter])
 
 
 @dataclass
@@ -112,7 +122,10 @@ def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed:
         job.coordinator = CoordinatorProcess(Settings(last_call_s=1.5, start_nodes=NUM_WORKERS), HEARTBEAT_TIMEOUT_S)
         with job:
             storm = _Storm(job, host, random.Random(seed))
-            storm.rage(duration_s, every_s)
+            end = time.monotonic() + duration_s
+            while time.monotonic() < end or storm.num_looks < 2:
+                storm.rage(_ROUND * every_s, every_s)
+                storm.look()
             storm.finish()
             num_steps = max(event["step"] for event in job.events("step"))
     left_behind += [f"left behind: /dev/shm/{name}" for name in sorted(set(_shared_memory()) - before)]
@@ -130,29 +143,66 @@ class _Storm:
         self._others = [worker for worker in members if worker not in self._survivors]
         self._stopped: list[tuple[float, WorkerProcess]] = []
         self._struck: dict[WorkerProcess, str] = {}
+        self._calm_after: int | None = None
+        self.num_looks = 0
         self.usage = {worker: Usage() for worker in self._survivors}
         self.coordinator = Usage()
         self.num_faults = dict.fromkeys(_FAULTS, 0)
 
     def rage(self, duration_s: float, every_s: float) -> None:
-        """Strike, and look."""
+        """Strike for so long, on average so often."""
         end = time.monotonic() + duration_s
         next_fault = time.monotonic() + self._dice.expovariate(1 / every_s)
         while (now := time.monotonic()) < end:
             if now >= next_fault:
                 self._strike()
                 next_fault += self._dice.expovariate(1 / every_s)
-            for since, worker in list(self._stopped):
-                if now > since + 2 * HEARTBEAT_TIMEOUT_S:
-                    worker.kill(signal.SIGCONT)
-                    self._stopped.remove((since, worker))
-            self._replace()
-            for worker, usage in self.usage.items():
-                if not worker.alive:
-                    raise HarnessError(f"{worker.name}, which nobody struck, has ended\n{self._job.tails()}")
-                usage.look(psutil.Process(worker.pid))
-            self.coordinator.look(self._job.coordinator.process)
+            self._heal()
             time.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Wait until all train together, and take samples of those that are never struck."""
+        self._calm_after = None
+        while not self._together():
+            self._heal()
+            time.sleep(_LOOK_S)
+        processes = {worker: psutil.Process(worker.pid) for worker in self._survivors}
+        samples = {worker: Usage() for worker in self._survivors}
+        coordinator = Usage()
+        for _ in range(_NUM_SAMPLES):
+            for worker, process in processes.items():
+                samples[worker].look(process)
+            coordinator.look(self._job.coordinator.process)
+            time.sleep(_SAMPLE_S)
+        for worker, usage in self.usage.items():
+            usage.note(samples[worker])
+        self.coordinator.note(coordinator)
+        self.num_looks += 1
+
+    def _together(self) -> bool:
+        """Nobody is about to go, and all have made an update that began after that."""
+        if self._stopped or any(worker in self._struck for worker in self._others):
+            self._calm_after = None
+            return False
+        steps = self._job.events("step")
+        if self._calm_after is None:
+            self._calm_after = max(event["step"] for event in steps)
+        makers: dict[int, set[str]] = {}
+        for event in steps:
+            if event["step"] > self._calm_after + 1:
+                makers.setdefault(event["step"], set()).add(event["worker"])
+        return NUM_WORKERS in map(len, makers.values())
+
+    def _heal(self) -> None:
+        """Let those go on that were stopped for long enough to be given up, and replace those that are gone."""
+        for since, worker in list(self._stopped):
+            if time.monotonic() > since + 2 * HEARTBEAT_TIMEOUT_S:
+                worker.kill(signal.SIGCONT)
+                self._stopped.remove((since, worker))
+        self._replace()
+        for worker in self._survivors:
+            if not worker.alive:
+                raise HarnessError(f"{worker.name}, which nobody struck, has ended\n{self._job.tails()}")
 
     def _strike(self) -> None:
         """Strike one that trains, or is about to."""
