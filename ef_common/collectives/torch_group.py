@@ -41,8 +41,9 @@ from ef_common.ports import Bootstrap, Group, Pending
 
 logger = logging.getLogger(__name__)
 
-# A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator.
-OPERATION_TIMEOUT = timedelta(hours=6)
+# A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator. What Gloo
+# has lost keeps its threads, its files and its tensors for so long.
+OPERATION_TIMEOUT = timedelta(hours=1)
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.16  # each costs a third of a millisecond of a core that may be needed
 _SETTLE_POLL = timedelta(milliseconds=2)
 _IDLE_LOOKS = 3
