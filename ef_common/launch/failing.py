@@ -114,7 +114,7 @@ def _show(error: BaseException) -> None:
     """
     is_elsewhere = isinstance(error, JobFailed) and isinstance(error.__context__, (GroupBroken, NoneType))
     lines = traceback.format_exception_only(error) if is_elsewhere else traceback.format_exception(error)
-    print("".join(lines), end="", file=sys.stderr)
+    sys.stderr.write("".join(lines))
 
 
 def _is_the_machines(error: BaseException) -> bool:
