@@ -1,10 +1,11 @@
-"""What a coordinator tells others of its kind: that it leads the job, or that it gathers its members."""
+"""What a coordinator tells others of its kind: that it leads, that it gathers its members, that the job has failed."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from dataclasses import dataclass
 
 from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
@@ -21,12 +22,18 @@ _AGAIN_S = 5.0
 _ATTEMPT_S = 0.5
 
 
+@dataclass(frozen=True)
+class _News:
+    leads: bool = False
+    failed: str = ""
+
+
 class Herald:
     """A thread that tells the standbys of all nodes, and whoever listens at the endpoint.
 
     It is repeated now and then. A standby that nobody listens for is gone for good; at the endpoint another agent may
     come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has
-    nothing to tell.
+    nothing to tell, unless the job has failed.
 
     Args:
         name: The coordinator's.
@@ -47,7 +54,7 @@ class Herald:
         self._endpoint = endpoint
         self._stopped = threading.Event()
         self._due: dict[Address, float] = {}
-        self._led = False
+        self._told = _News()
         self._thread = threading.Thread(target=self._run, name="elasticflow-herald", daemon=True)
 
     def start(self) -> None:
@@ -61,19 +68,21 @@ class Herald:
     def _run(self) -> None:
         while not self._stopped.wait(_LOOK_S):
             state = self._switchboard.state
-            if state.view is None or not state.contested:
+            if not state.failed and (state.view is None or not state.contested):
                 continue
-            leads = not state.held
-            if leads and not self._led:
+            news = _News(leads=not state.failed and not state.held, failed=state.failed)
+            if news != self._told and (news.leads or news.failed):
                 self._due = {}
-            self._led = leads
-            known = {**self._switchboard.standbys, **({} if self._endpoint is None else {self._endpoint: None})}
+            self._told = news
+            known = dict(self._switchboard.standbys)
+            if self._endpoint is not None and not state.failed:  # the next job may be there already
+                known[self._endpoint] = None
             self._due = {address: due for address, due in self._due.items() if address in known}
             for address in known:
                 if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
-                    self._due[address] = time.monotonic() + self._tell(address, leads=leads)
+                    self._due[address] = time.monotonic() + self._tell(address, news)
 
-    def _tell(self, address: Address, *, leads: bool) -> float:
+    def _tell(self, address: Address, news: _News) -> float:
         """Tell one; returns how long to wait until the next time, in seconds."""
         try:
             line, _ = attempt_line(
@@ -86,6 +95,6 @@ class Herald:
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
         else:
-            line.send(wire.Follow(self._port, leads))
+            line.send(wire.Follow(self._port, news.leads, news.failed))
             line.close()
         return _AGAIN_S

@@ -274,6 +274,9 @@ class Switchboard:
                 self._look_soon()
             case wire.Moved():
                 self._depart(connection, "it has gone to another coordinator", silent=True)
+            case wire.Follow(failed=why) if why:
+                self._depart(connection, "it is a coordinator", silent=True)
+                self._submit(membership.FailedElsewhere(why), None)
             case wire.Follow(port, leads):
                 self._heed(connection, worker, format_address((connection.peer, port)), leads=leads)
             case wire.Heartbeat(place, progress):

@@ -327,10 +327,14 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Of another coordinator: it listens on this port, and `leads`, or gathers members so far."""
+    """Of another coordinator: it listens on this port, and `leads`, or gathers members so far.
+
+    `failed`: why the job has failed; "" if it has not.
+    """
 
     port: Annotated[int, _integer(1, 65535)]
     leads: Flag
+    failed: Failure = ""
 
 
 @dataclass(frozen=True, slots=True)

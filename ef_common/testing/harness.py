@@ -313,6 +313,7 @@ def _work(
 ) -> None:
     """Body of a worker process."""
     os.setsid()  # its children can then be ended with it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the forkserver, and so with us
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):

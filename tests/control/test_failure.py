@@ -32,7 +32,7 @@ def test_failure_before_the_first_view_is_told_to_those_who_wait_for_it(serve, j
     coordinator = serve(3)
     waiting = join(coordinator, "a")
     failing = join(coordinator, "b")
-    wait_until(lambda: len(coordinator._switchboard.state.workers) == 2)
+    wait_until(lambda: len(coordinator._switchboard.state.workers) == 2 and failing.client._process)
     failing.client.fail(WHY)
     for worker in (waiting, failing):
         with pytest.raises(JobFailed, match="ValueError: x"):
@@ -74,6 +74,23 @@ def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job,
     for worker in (workers[0], workers[2]):
         with pytest.raises(JobFailed, match="ValueError: x"):
             worker.client.next_view(1)
+
+
+def test_failure_is_told_to_all_standbys_for_those_who_come_to_them_afterwards(job):  # noqa: F811
+    coordinators, workers, _ = job(3)
+    workers[1].client.fail(WHY)
+    wait_until(lambda: all(one._switchboard.state.failed for one in coordinators))
+    assert {one._switchboard.state.failed for one in coordinators} == {WHY}
+
+
+def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serve):  # noqa: F811
+    coordinators, workers, _ = job(2)
+    next_job = serve(2)
+    coordinators[0]._herald._endpoint = next_job.address
+    workers[1].client.fail(WHY)
+    wait_until(lambda: coordinators[1]._switchboard.state.failed)
+    assert next_job.address not in coordinators[0]._herald._due
+    assert not next_job._switchboard.state.failed
 
 
 AGENT = Member("n-agent", "n", "")

@@ -28,6 +28,7 @@ FROM_WORKER = [
     wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
     wire.Moved(),
     wire.Follow(29400, leads=True),
+    wire.Follow(29400, leads=False, failed="worker w raised ValueError: x"),
     wire.Heartbeat(None),
     wire.Heartbeat(Place(2, 40, (7, 3))),
     wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4, evicts_stragglers=True)),

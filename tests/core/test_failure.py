@@ -12,6 +12,7 @@ from ef_common.core.membership import (
     Dismiss,
     Event,
     Failed,
+    FailedElsewhere,
     Gone,
     Leaving,
     Membership,
@@ -151,3 +152,21 @@ def test_12_standby_sends_an_agent_to_the_one_that_leads() -> None:
     standby(Failed("agent", "boom", fatal=True))
     assert standby.actions == (Redirect("agent"),)
     assert not standby.state.failed
+
+
+def test_12_failure_that_another_coordinator_knows_ends_the_job_here(job: Coordinator) -> None:
+    job(FailedElsewhere("boom"))
+    assert told(job) == ["a", "b", "c", "d"]
+    assert job.state.failed == "boom"
+    assert not job(FailedElsewhere("again")).actions
+
+
+def test_12_standby_that_has_heard_of_it_from_another_coordinator_tells_whoever_comes() -> None:
+    standby = Coordinator()
+    standby.state = Membership(idle=True)
+    standby(FailedElsewhere("boom"))
+    assert standby.actions == ()
+    standby(Returned(member("b"), Phase.MEMBER, promised=1, received=(Link(View(1, (member("a"), member("b")))),)))
+    assert told(standby) == ["b"]
+    standby(Arrived(member("n")))
+    assert told(standby) == ["n"]

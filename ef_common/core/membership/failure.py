@@ -12,6 +12,7 @@ from ef_common.core.membership.model import (
     Dismiss,
     Event,
     Failed,
+    FailedElsewhere,
     Membership,
     Phase,
     Redirect,
@@ -36,6 +37,8 @@ def react(state: Membership, event: Event) -> Decision | None:
             if fatal or stands in (Phase.EARLY, Phase.MEMBER, Phase.LEAVING) or not state.generation:
                 return _fail(state, worker, why)
             return _dismiss(state, worker, why)
+        case FailedElsewhere(why):
+            return _fail(state, None, why)
     return None
 
 
@@ -47,11 +50,12 @@ def _dismiss(state: Membership, worker: str, why: str) -> Decision:
     return state, (action,), f"{worker} failed before it was admitted: {why}"
 
 
-def _fail(state: Membership, worker: str, why: str) -> Decision:
+def _fail(state: Membership, worker: str | None, why: str) -> Decision:
     # The one that tells comes last: what it hears, all have been told. Until then it looks for somebody to tell.
     others = [other for other in state.workers if other != worker]
     after = Membership(generation=state.generation, failed=why)
-    return after, tuple(Abort(one, why) for one in (*others, worker)), f"the job has failed: {why}"
+    last = () if worker is None else (worker,)
+    return after, tuple(Abort(one, why) for one in (*others, *last)), f"the job has failed: {why}"
 
 
 def _afterwards(state: Membership, event: Event) -> Decision:

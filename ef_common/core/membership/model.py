@@ -245,6 +245,13 @@ class Failed:
     fatal: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FailedElsewhere:
+    """Another coordinator knows that the job has failed, and why."""
+
+    why: str
+
+
 Event = (
     Arrived
     | Ready
@@ -261,6 +268,7 @@ Event = (
     | Claimed
     | Proved
     | Outranked
+    | FailedElsewhere
     | Tick
     | Failed
 )

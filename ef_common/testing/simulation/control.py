@@ -43,6 +43,7 @@ from ef_common.testing.simulation.invariants import SILENT, Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
 MESSAGE_S = 0.005
+HERALD_S = 0.125
 FIRST = 1
 """Address of the coordinator with which the job begins; those of the others are above it."""
 NEVER = 1 << 60
@@ -156,7 +157,7 @@ class Coordinator:
         self._observer(before, event, self.state)
         for action in actions:
             self._carry_out(action)
-        if before.view is None and self.state.view is not None:
+        if (before.view is None and self.state.view is not None) or (self.state.failed and not before.failed):
             self.on_lead(self)
         self._set_alarm()
         self._begin_to_probe()
@@ -206,8 +207,11 @@ class Coordinator:
                     self.die()
 
     def heed(self, other: Coordinator) -> None:
-        """Another one says that it leads, or gathers members without a quorum so far."""
+        """Another one says that it leads, or gathers members without a quorum so far, or that the job has failed."""
         if other is self or not self.alive or self._later(lambda: self.heed(other)):
+            return
+        if other.state.failed:
+            self.handle(membership.FailedElsewhere(other.state.failed))
             return
         self.hint = other.number
         if not other.state.held or other.number < self.number:

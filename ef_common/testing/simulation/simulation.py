@@ -15,7 +15,7 @@ from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, L
 from ef_common.pace import Pace
 from ef_common.session import Session
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
-from ef_common.testing.simulation.control import FIRST, MESSAGE_S, Coordinator, Line
+from ef_common.testing.simulation.control import FIRST, HERALD_S, MESSAGE_S, Coordinator, Line
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.hangs import BEAT_S, GRACE_S, HUNG
 from ef_common.testing.simulation.invariants import Invariants, Violation, lost_in
@@ -234,10 +234,16 @@ class Simulation:
 
     def _leads(self, leader: Coordinator) -> None:
         """It tells all others, as far as it reaches them."""
-        if not leader.state.held and leader.state.generation > 1:
+        if not leader.state.held and not leader.state.failed and leader.state.generation > 1:
             self.count("takeover")
+        if leader.state.failed:
+            self.scheduler.after(self.scheduler.delay(HERALD_S), self._tell_others, leader)
+        else:
+            self._tell_others(leader)
+
+    def _tell_others(self, leader: Coordinator) -> None:
         for other in self.coordinators.values():
-            if other is not leader and not self.cuts.until(leader.name, other.name):
+            if leader.alive and other is not leader and not self.cuts.until(leader.name, other.name):
                 self.scheduler.after(self.scheduler.delay(MESSAGE_S), other.heed, leader)
 
     @property
