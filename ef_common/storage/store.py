@@ -13,8 +13,10 @@ Every error of a store is a `StorageFailed` with a reason, `NotFound` or `Alread
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ PART_BYTES = 16 << 20
 
 NUM_READERS = 8
 """How many parts of an object are read at once: one connection to an object store does not bring much."""
+
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 Way = Literal["ranges", "parts"]
 """How several writers write one file."""
@@ -94,6 +98,8 @@ class Store:
     def create(self, name: str, data: bytes, *, keep: bool = False) -> None:
         """Write a small file, unless one of this name exists. If that fails, what is there is removed, or kept.
 
+        In a file system nobody ever finds a part of it, also if this process is killed, where there are hard links.
+
         A store may have done what it then reports as failed, and be asked again. So one that exists counts as ours if
         it holds the same bytes: they should contain something that nobody else writes.
 
@@ -102,11 +108,35 @@ class Store:
             StorageFailed: It may exist now, or not.
         """
         try:
-            with self._opened(name, "xb", f"create {name}", keep=keep) as file:
-                file.write(data)
+            if not (self._is_local and self._create_by_link(name, data)):
+                with self._opened(name, "xb", f"create {name}", keep=keep) as file:
+                    file.write(data)
         except AlreadyExists:
             if self.read(name) != data:
                 raise
+
+    def _create_by_link(self, name: str, data: bytes) -> bool:
+        """Write it under another name first; False if the file system has no hard links."""
+        folder, _, last = name.rpartition("/")
+        draft = f"{folder}/.{last}.{secrets.token_hex(8)}".lstrip("/")
+        what = f"create {name}"
+
+        def link(_: Any) -> bool:
+            try:
+                os.link(self._path(draft), self._path(name))
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    return False
+                raise
+            return True
+
+        with self._opened(draft, "wb", what) as file:
+            file.write(data)
+        try:
+            return self._run(what, link, exclusive=True)
+        finally:
+            with contextlib.suppress(StorageFailed):
+                self.delete(draft)
 
     def read(self, name: str) -> bytes:
         """All bytes of a small file."""
@@ -122,12 +152,9 @@ class Store:
     @property
     def shares(self) -> Way | None:
         """How several writers can write one file: into ranges of it, in parts that the store joins, or not at all."""
-        from fsspec.implementations.local import LocalFileSystem
-
-        fs = self._connected()
-        if isinstance(fs, LocalFileSystem):
+        if self._is_local:
             return "ranges"
-        return "parts" if callable(getattr(fs, "merge", None)) else None
+        return "parts" if callable(getattr(self._connected(), "merge", None)) else None
 
     @contextlib.contextmanager
     def range_writer(self, name: str, start: int) -> Iterator[Writer]:
@@ -251,6 +278,12 @@ class Store:
             self._run(f"delete {name}", remove)
 
     # ------------------------------------------------------------ fsspec
+
+    @property
+    def _is_local(self) -> bool:
+        from fsspec.implementations.local import LocalFileSystem
+
+        return isinstance(self._connected(), LocalFileSystem)
 
     @contextlib.contextmanager
     def _translated(self, file: Any, what: str) -> Iterator[Writer]:

@@ -179,7 +179,9 @@ def test_manifest_is_created_when_the_data_has_reached_the_disk(local: Store, mo
     checkpoints = job(local)
     monkeypatch.setattr("ef_common.storage.store.os.fsync", record)
     checkpoints.publish(CheckpointId(1, 1, 10), content(10))
-    assert synced == [("weights", False), ("small", False), ("manifest.json", True)]
+    (*_, (manifest, _)) = synced
+    assert manifest.startswith(".manifest.json.")
+    assert synced == [("weights", False), ("small", False), (manifest, False)]
 
 
 # ---------------------------------------------------------------- damage

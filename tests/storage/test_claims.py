@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -112,12 +114,24 @@ def test_claim_that_is_torn_is_nobodys(tmp_path: Path) -> None:
             claims.get(CLAIM, winner)
 
 
-def test_claim_whose_creation_is_reported_as_failed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_claim_whose_creation_is_reported_as_failed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
     """Another one of the same half may have read it, and have gone on."""
-    with monkeypatch.context() as patch:
-        patch.setattr("ef_common.storage.store.sync", fail)
-        with pytest.raises(StorageFailed):
-            Claims(Store(tmp_path), RUN).get(CLAIM, ("a",))
+
+    def link(source: str, target: str) -> None:
+        if has_links:
+            made(source, target)
+            raise OSError(errno.EIO, "the answer is lost")
+        monkeypatch.setattr("ef_common.storage.store.sync", fail)
+        raise OSError(errno.EPERM, "no hard links here")
+
+    made = os.link
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StorageFailed):
+        Claims(Store(tmp_path), RUN).get(CLAIM, ("a",))
+    monkeypatch.undo()
     assert Claims(Store(tmp_path), RUN).get(CLAIM, ("b",)) == ("a",)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
+import os
 import random
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -195,6 +200,56 @@ def test_bucket_is_never_made(moto: dict[str, Any]) -> None:
     with pytest.raises(FileNotFoundError):
         _make_parents(filesystem, "not-a-bucket/run/checkpoints")
     assert not filesystem.exists("not-a-bucket")
+
+
+def test_create_by_a_process_that_is_killed_leaves_the_name_to_others(tmp_path: Path) -> None:
+    """At each line of it."""
+    lines = 0
+    ended = False
+    while not ended:
+        lines += 1
+        place = tmp_path / str(lines)
+        child = os.fork()
+        if child == 0:
+            _die_after(lines)
+            Store(str(place)).create("claims/one", b"of the first")
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store = Store(str(place))
+        with contextlib.suppress(AlreadyExists):
+            store.create("claims/one", b"of the second")
+        assert store.read("claims/one") in ((b"of the first",) if ended else (b"of the first", b"of the second"))
+    assert lines > 10
+    assert [entry.name for entry in store.entries("claims")] == ["one"]
+
+
+def _die_after(lines: int) -> None:
+    left = lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("storage/store.py"):
+            return None
+        left -= event == "line"
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_create_without_hard_links_is_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def link(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    store = Store(str(tmp_path))
+    store.create("a/b", b"first")
+    with pytest.raises(AlreadyExists):
+        store.create("a/b", b"second")
+    assert store.read("a/b") == b"first"
+    assert [entry.name for entry in store.entries("a")] == ["b"]
 
 
 def test_create_that_loses_late_does_not_remove_the_other_ones_file(
