@@ -50,6 +50,8 @@ BEATS_PER_TIMEOUT = 4
 """A worker sends so many heartbeats within the heartbeat timeout."""
 FAIL_S = 2.0
 """So long a worker that has failed waits until it has heard that all others have been told."""
+_GOODBYE_S = 1.0
+"""So long a coordinator may take to end a line that this worker has ended."""
 _JOIN_S = 5.0
 _ATTEMPT_S = 1.0
 _PAUSE_S = 0.1
@@ -283,17 +285,22 @@ class CoordinatorClient:
         self._inbox.end_met.set()
         line = self._line
         if line is not None:
-            line.hang_up()
+            line.end_sending()
         self._inbox.put_end(CoordinatorLost("this worker has closed its line to the coordinator"))
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+        self._join(_GOODBYE_S)
         line = self._line
         if line is not None:
+            line.hang_up()
+            self._join(_JOIN_S)
             line.close()
         self._close_door()
 
     # ------------------------------------------------------------ threads
+
+    def _join(self, seconds: float) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(seconds)
 
     def _spawn(self, name: str, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)

@@ -141,6 +141,15 @@ class Line:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
         self._socket.close()
 
+    def end_sending(self) -> None:
+        """End the connection in order: the peer reads to the end, and ends it in turn. `receive` goes on until then.
+
+        If bytes of the peer's were never read, its system would throw away what it has not read itself.
+        """
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def hang_up(self) -> None:
         """End the connection in both directions, from any thread; `receive` returns None then."""
         self._closed = True

@@ -17,6 +17,7 @@ from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError
 from ef_common.session import ControlChannel
+from tests.control.test_failover import wait_until
 
 MEMBER = Member("w", "n", "")
 
@@ -216,6 +217,22 @@ def test_client_stop_may_be_repeated_and_come_before_start():
     client.stop()
     client.stop()
     client.send("bye")
+
+
+def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile(form):
+    """If the client did not read that any more, its system would reset the line, and the word be lost."""
+    coordinator, (worker,) = form(1)
+    (connection,) = coordinator._switchboard._workers.values()
+
+    def be_busy() -> None:
+        for _ in range(3):
+            time.sleep(0.1)
+            connection.write(wire.encode(wire.Alive()))
+
+    coordinator._loop.call_soon_threadsafe(be_busy)
+    worker.client.send("close")
+    worker.client.stop()
+    wait_until(lambda: coordinator._switchboard.state.closed)
 
 
 def test_client_started_twice_raises_protocol_error(form):
