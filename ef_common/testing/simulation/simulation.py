@@ -711,8 +711,14 @@ class Simulation:
         victim.factory.thaw()
         victim.process.thaw()
         wire = victim.line.wire
-        if wire is not None and wire.coordinator.lines.get(victim.name) is not wire:  # it gets no answers
-            self.scheduler.after(1.5 * self.schedule.job.heartbeat_timeout_s, victim.line.silent, wire)
+        if wire is None:
+            return
+        patience_s = 1.5 * self.schedule.job.heartbeat_timeout_s
+        cut = max(
+            self.cuts.until(victim.name, wire.coordinator.name), self.cuts.until(wire.coordinator.name, victim.name)
+        )
+        if wire.coordinator.lines.get(victim.name) is not wire or cut > self.scheduler.now + patience_s:  # no answers
+            self.scheduler.after(patience_s, victim.line.silent, wire)
 
     def _leave(self, victim: Worker) -> None:
         phase = self.coordinator.state.workers.get(victim.name, (None, None))[1]
