@@ -44,6 +44,7 @@ from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
 
 MESSAGE_S = 0.005
 HERALD_S = 0.125
+"""Typically, until a coordinator tells the others that the job has failed: its herald looks four times a second."""
 FIRST = 1
 """Address of the coordinator with which the job begins; those of the others are above it."""
 NEVER = 1 << 60
