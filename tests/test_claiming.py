@@ -22,6 +22,7 @@ from ef_common.session import Session
 from ef_common.storage.claims import Place, place_for
 from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store
+from tests.collectives.cluster import Cluster
 from tests.storage.conftest import require_etcd
 from tests.storage.etcd import EtcdServers
 
@@ -151,6 +152,25 @@ def test_that_there_is_no_place_is_told_if_the_others_have_none_either() -> None
         claiming, session = member(place)
         claiming.load_state(state)
         assert session.told.empty()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_place_that_only_some_members_have_is_not_told_and_training_begins(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All take part in finding out, else the next collective would be another one for each."""
+    places: list[Place | None] = [None, None]
+    places[rank] = place_for(tmp_path)
+    told: list[str] = []
+
+    def begin(session: Session, rank: int) -> list[bytes]:
+        monkeypatch.setattr(session, "use_store", lambda store, claim=None: told.append(store))
+        Claiming(places[rank], session).begin()
+        return session.group.all_gather(bytes([rank]))
+
+    assert Cluster(2).run(begin) == [[b"\0", b"\1"]] * 2
+    assert not told
+    assert caplog.text.count("some workers have no place for claims") == 2
 
 
 @pytest.mark.usefixtures("impatient")

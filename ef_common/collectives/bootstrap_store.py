@@ -72,5 +72,5 @@ def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: 
         if is_void():
             raise GroupBroken("replaced while it was built")
     if errors:
-        raise errors[0]
-    return outcome[0]
+        raise errors.pop()  # what it holds goes with it: in this list, its own traceback would keep it
+    return outcome.pop()

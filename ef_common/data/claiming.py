@@ -63,24 +63,32 @@ class Claiming:
     # ------------------------------------------------------------ start
 
     def begin(self) -> None:
-        """Find out whether all have one place. All members of a first view call this together.
+        """Find out whether all have one place. All members of a first view call this together, with a place or without.
 
         Raises:
             UsageError: The place is of no known kind, or its package is missing.
         """
         if not self._is_first():
             return
-        if self._place is None:
-            self._session.use_store("")
-            return
         found: list[str] = []
         while not found:  # else rank 0 was lost meanwhile
-            mine = self._mark(self._place) if self._session.rank == 0 else None
+            mine = None
+            if self._session.rank == 0:
+                mine = "" if self._place is None else self._mark(self._place)
             runs, _ = operations.gather(self._session, mine, what="name of a run")
             found = [run for run in runs if run is not None]
         self._run = max(found)
-        digests, _ = operations.gather(self._session, self._read(), what="digest of a place for claims")
-        if len(set(digests)) == 1:
+        digest = "" if self._place is None else self._read()
+        digests, _ = operations.gather(self._session, digest, what="digest of a place for claims")
+        if set(digests) == {""}:
+            self._session.use_store("")
+        elif "" in digests:
+            logger.warning(
+                "some workers have no place for claims, so none breaks ties. Set the same for all (claims=, "
+                "checkpoint= or ELASTICFLOW_CLAIMS). Received: %s",
+                self._place,
+            )
+        elif len(set(digests)) == 1:
             self._use(digests[0])
         else:
             logger.warning("%s is not one place for all workers, so it breaks no ties", self._place)

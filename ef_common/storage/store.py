@@ -128,6 +128,7 @@ class Store:
                 if error.errno in _NO_LINKS:
                     return False
                 raise
+            _sync_folder(os.path.dirname(self._path(name)))
             return True
 
         with self._opened(draft, "wb", what) as file:
@@ -450,6 +451,15 @@ def _complete(file: Any) -> None:
         file.flush()
         sync(number)
     file.close()
+
+
+def _sync_folder(path: str) -> None:
+    """Have the names in a folder on the disk: a power cut may otherwise lose a file that was written."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        sync(number)
+    finally:
+        os.close(number)
 
 
 def _give_up(file: Any) -> None:

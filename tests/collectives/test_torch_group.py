@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,33 @@ from tests.collectives.seats import ENGINES, preload, run_in_processes, sit, vie
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Addresses(dict[str, bytes]):
+    """The bootstrap of a view, of which there is one member only."""
+
+    def put(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return super().get(key, b"1")
+
+    def replaced(self) -> bool:
+        return False
+
+
+def usage() -> tuple[int, int]:
+    """Threads of Gloo, and open files."""
+    names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names), len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
@@ -49,6 +79,22 @@ def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -
 
 def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
     assert run_in_processes(scripts.abort_wakes_peers, 3, directory, engine=engine) == [True] * 3
+
+
+def test_group_that_cannot_be_connected_leaves_no_thread_and_no_file(without_collector: None) -> None:
+    """Its exception held the frames that held it, until the garbage collector came by."""
+
+    class NobodyComes(Addresses):
+        def get(self, key: str) -> bytes:
+            if key not in self and not key.startswith("port/"):
+                raise GroupBroken("replaced")
+            return super().get(key)
+
+    groups, before = TorchGroups(), usage()
+    for _ in range(3):
+        with pytest.raises(GroupBroken):
+            groups.build(view_of(2), rank=0, bootstrap=NobodyComes())
+    assert usage() == before
 
 
 def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_thread() -> None:

@@ -238,6 +238,17 @@ def _die_after(lines: int) -> None:
     sys.settrace(trace)
 
 
+def test_create_has_the_name_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+
+    def note(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "a" / "b").exists()))
+
+    monkeypatch.setattr("ef_common.storage.store.sync", note)
+    Store(str(tmp_path)).create("a/b", b"first")
+    assert synced[-1] == (str(tmp_path / "a"), True)
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
 def test_create_without_hard_links_is_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def link(source: str, target: str) -> None:
