@@ -380,6 +380,17 @@ def test_members_are_told_when_all_of_them_have_one_store():
     assert job(Stored("n", "d1")).of(Agree)[2:] == [Agree(job.state.view)]
 
 
+def test_members_are_told_so_again_when_one_comes_back_or_all_come_to_a_successor():
+    """The one may not have heard it; of the others, some may not, and their coordinator is no more."""
+    job = founded("abc", "d1")
+    job.returns("b", view(1, "abc"), store="d1", over=False)
+    assert job.of(Agree) == [Agree(job.state.view)] * 2
+    successor = Coordinator().returns("ab", view(5, "abc"), store="d1")
+    assert successor.of(Agree) == []
+    successor.returns("c", view(5, "abc"), store="d1", agreed=True)
+    assert successor.of(Agree) == [Agree(view(5, "abc"))]
+
+
 @pytest.mark.parametrize("proof", [(Proved("b"),), ()])
 def test_half_of_a_successor_goes_on_once_it_has_the_claim_whether_the_others_are_dead_or_silent(proof):
     job = Coordinator().returns("a", view(5, "ab"), store="d1")(*proof)(Tick(), at=2.0)

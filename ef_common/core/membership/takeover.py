@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ef_common.core.membership import claims, roster, rules
 from ef_common.core.membership.model import (
     Action,
+    Agree,
     Announce,
     AtBoundary,
     Decision,
@@ -89,7 +90,7 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         return after, (welcome, *actions), reason
     announce = (Announce(view),) if state.announced else ()
     after, actions, reason = rules.plan(state, settings) if event.at_boundary else (state, (), "")
-    return after, (welcome, *announce, *actions), reason or f"{worker} is back"
+    return after, (welcome, *announce, *_agreed(state, view), *actions), reason or f"{worker} is back"
 
 
 def is_news(state: Membership, received: tuple[Link, ...]) -> bool:
@@ -196,13 +197,18 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
 def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
     """All members of the view are here, and nothing is wrong with it."""
     reason = f"the members of view {view.generation} go on with it"
-    actions: tuple[Action, ...] = (Resume(view),)
+    actions: tuple[Action, ...] = (Resume(view), *_agreed(state, view))
     leaving = any(phase is Phase.LEAVING for _, phase in state.workers.values())
     if leaving or roster.admissible(state, roster.remaining(state, view), settings):
         state, announce, _ = rules.announce(state, reason)
         actions += announce
     planned, install, why = rules.plan(state, settings)
     return planned, (*actions, *install), why or reason
+
+
+def _agreed(state: Membership, view: View) -> tuple[Action, ...]:
+    """All members have one store: not all of them may have heard so before."""
+    return (Agree(view),) if any(link.agreed and link.view == view for link in state.chain) else ()
 
 
 def try_again(state: Membership, now: float, settings: Settings) -> Decision:
