@@ -26,7 +26,7 @@ class Pace:
     __slots__ = (
         "_clock",
         "_computing_s",
-        "_in_step",
+        "_kind",
         "_longest",
         "_now",
         "_num_begun",
@@ -41,7 +41,7 @@ class Pace:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._now: tuple[int, int, bool, str, float] | None = None
-        self._in_step = False
+        self._kind = OTHER  # of the step that it is in
         self._num_begun = 0
         self._since = 0.0
         self._span_s = 0.0  # computing since the step, or what else is done, began
@@ -50,12 +50,6 @@ class Pace:
         self._sums = (0, 0.0, 0.0)
         self._num_samples = 0
         self.evicts_stragglers = False
-
-    @property
-    def _kind(self) -> str:
-        if not self._in_step:
-            return OTHER
-        return FIRST if self._num_begun <= NUM_FIRST else STEP
 
     def wait(self, generation: int, number: int, *, at_boundary: bool = False) -> None:
         """It begins to wait for the others (`number` SETTLING: in a view that settles)."""
@@ -71,7 +65,7 @@ class Pace:
         now = self._clock()
         self._step_waiting_s += now - self._since
         self._since = now
-        if not self._in_step:
+        if self._kind == OTHER:
             self._end_span(OTHER)
         self._now = (generation, number, False, self._kind, now)
 
@@ -81,9 +75,9 @@ class Pace:
         Args:
             num_samples: So many are this worker's; 0 if the step does not tell how fast it is.
         """
-        if self._in_step:
+        if self._kind != OTHER:
             self._num_samples += num_samples
-        if self._in_step or self._now is None:
+        if self._kind != OTHER or self._now is None:
             return
         self._num_samples = num_samples
         now = self._clock()
@@ -91,27 +85,28 @@ class Pace:
         self._end_span(OTHER)
         self._since = now
         self._step_waiting_s = 0.0
-        self._in_step = True
         self._num_begun += 1
+        self._kind = FIRST if self._num_begun <= NUM_FIRST else STEP
         self._now = (*self._now[:3], self._kind, now)
 
     def end_step(self) -> None:
         """The reduction is complete."""
-        if not self._in_step or self._now is None:
+        if self._kind == OTHER or self._now is None:
             return
         now = self._clock()
         self._span_s += now - self._since
         self._since = now
         kind, took_s = self._kind, self._span_s
         self._end_span(kind)
-        self._in_step = False
+        self._kind = OTHER
         if kind == STEP and self._num_samples:
             num, computing_s, waiting_s = self._sums
             self._sums = (num + self._num_samples, computing_s + took_s, waiting_s + self._step_waiting_s)
         self._now = (*self._now[:3], OTHER, now)
 
     def _end_span(self, kind: str) -> None:
-        self._longest[kind] = max(self._longest[kind], self._span_s)
+        if self._span_s > self._longest[kind]:
+            self._longest[kind] = self._span_s
         self._span_s = 0.0
 
     def read(self) -> Progress | None:

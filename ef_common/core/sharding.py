@@ -15,6 +15,7 @@ are not divided: single positions, or micro-batches if the sums must not depend 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -166,6 +167,7 @@ def made_up(window: Window, held: Mapping[str, Iterable[int]]) -> dict[str, list
     return {member: missing[low:high] for member, (low, high) in zip(members, shares, strict=True)}
 
 
+@lru_cache(64)  # mostly the same, three times a step
 def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> Range:
     """Balanced contiguous share of a rank: shares differ by at most one item, the first ones are larger.
 
