@@ -61,11 +61,11 @@ def load(file: Any, own: Callable[[], Any], *, weights_only: bool | None = None)
 def warn_if_unreadable(tree: dict[str, Any]) -> None:
     """Warn if `load` would refuse what is about to be saved."""
     file = io.BytesIO()
-    torch.save(copy_tree(tree, lambda tensor, path: torch.empty(0)), file)
-    file.seek(0)
     try:
+        torch.save(copy_tree(tree, lambda tensor, path: torch.empty(0)), file)
+        file.seek(0)
         load(file, lambda: tree)
-    except UsageError as error:
+    except Exception as error:  # of the user's objects; training goes on
         logger.warning("this training will not go on from its checkpoints by itself: %s", error)
 
 

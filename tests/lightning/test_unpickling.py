@@ -147,8 +147,11 @@ def test_hooks_of_the_user_that_fail_before_the_training_cost_only_their_objects
     assert "no optimizer yet" in caplog.text
 
 
-def test_warning_comes_with_the_first_checkpoint_that_could_not_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("value", [Slotted(Table(a=1)), Innocent.Inner(), lambda: None])  # type: ignore[arg-type]
+def test_warning_comes_with_the_first_checkpoint_that_could_not_be_loaded(
+    value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     warn_if_unreadable({"w": torch.ones(3), "hyper_parameters": {"a": SETTINGS, "b": Slotted(1)}})
     assert not caplog.text
-    warn_if_unreadable({"w": torch.ones(3), "hyper_parameters": {"a": Slotted(Table(a=1))}})  # type: ignore[arg-type]
+    warn_if_unreadable({"w": torch.ones(3), "hyper_parameters": {"a": value}})
     assert "will not go on from its checkpoints" in caplog.text
