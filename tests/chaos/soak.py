@@ -139,10 +139,10 @@ def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed:
         job = TrainingJob(directory, HOSTS[host], guard_s=180.0)
         job.coordinator = CoordinatorProcess(Settings(last_call_s=1.5, start_nodes=NUM_WORKERS), HEARTBEAT_TIMEOUT_S)
         with job:
-            storm = _Storm(job, host, random.Random(seed))
+            storm = _Storm(job, host, random.Random(seed), every_s)
             end = time.monotonic() + duration_s
             while time.monotonic() < end or storm.num_looks < 2:
-                storm.rage(_ROUND * every_s, every_s)
+                storm.rage(_ROUND * every_s)
                 storm.look()
             storm.finish()
             num_steps = max(event["step"] for event in job.events("step"))
@@ -151,8 +151,8 @@ def soak(host: str, directory: Path, *, duration_s: float, every_s: float, seed:
 
 
 class _Storm:
-    def __init__(self, job: TrainingJob, host: str, dice: random.Random) -> None:
-        self._job, self._dice = job, dice
+    def __init__(self, job: TrainingJob, host: str, dice: random.Random, every_s: float) -> None:
+        self._job, self._dice, self._every_s = job, dice, every_s
         self._args = (host, {**_OPTIONS, **job.patient})
         for _ in range(NUM_WORKERS):
             job.start(train, *self._args)
@@ -162,21 +162,23 @@ class _Storm:
         self._stopped: list[tuple[float, WorkerProcess]] = []
         self._struck: dict[WorkerProcess, str] = {}
         self._calm_after: int | None = None
+        self._next_fault = time.monotonic() + self._pause_s()
         self.num_looks = 0
         self.usage = {worker: Usage() for worker in self._survivors}
         self.coordinator = Usage()
         self.num_faults = dict.fromkeys(_FAULTS, 0)
 
-    def rage(self, duration_s: float, every_s: float) -> None:
-        """Strike for so long, on average so often."""
+    def rage(self, duration_s: float) -> None:
+        """Strike for so long; what was due since the time before, too, so that the average holds."""
         end = time.monotonic() + duration_s
-        next_fault = time.monotonic() + self._dice.expovariate(1 / every_s)
         while (now := time.monotonic()) < end:
-            if now >= next_fault:
-                self._strike()
-                next_fault += self._dice.expovariate(1 / every_s)
+            if now >= self._next_fault and self._strike():
+                self._next_fault += self._pause_s()
             self._heal()
             time.sleep(_LOOK_S)
+
+    def _pause_s(self) -> float:
+        return self._dice.expovariate(1 / self._every_s)
 
     def look(self) -> None:
         """Wait until all train together, and take samples of those that are never struck."""
@@ -222,18 +224,19 @@ class _Storm:
             if not worker.alive:
                 raise HarnessError(f"{worker.name}, which nobody struck, has ended\n{self._job.tails()}")
 
-    def _strike(self) -> None:
-        """Strike one that trains, or is about to."""
+    def _strike(self) -> bool:
+        """Strike one that trains, or is about to, if there is one."""
         connected = {event["pid"] for event in self._job.events("start")}
         able = [w for w in self._others if w.alive and w not in self._struck and w.pid in connected]
         if not able:
-            return
+            return False
         victim, fault = self._dice.choice(able), self._dice.choice(_FAULTS)
         self.num_faults[fault] += 1
         self._struck[victim] = fault
         victim.kill(_CLOSE_SOCKETS if fault == "closed sockets" else signal.Signals[fault])
         if fault == "SIGSTOP":
             self._stopped.append((time.monotonic(), victim))
+        return True
 
     def _replace(self) -> None:
         """Start a newcomer for each that has been struck; one whose connections were closed may come back."""
