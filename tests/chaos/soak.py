@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import json
 import os
 import random
 import signal
@@ -300,8 +302,10 @@ def command(host: str, minutes: float, every_s: float, seed: int, run_dir: Path)
     """Four workers, of which two are struck again and again."""
     console = Console(highlight=False)
     soaked = soak(host, run_dir, duration_s=60 * minutes, every_s=every_s, seed=seed)
-    console.print(f"{soaked.num_steps} updates; faults: {soaked.num_faults}; the audit holds")
     usages = [*((f"survivor {i}", u) for i, u in enumerate(soaked.survivors)), ("coordinator", soaked.coordinator)]
+    series = {name: dataclasses.asdict(usage) for name, usage in usages}
+    (run_dir / "usage.json").write_text(json.dumps(series))
+    console.print(f"{soaked.num_steps} updates; faults: {soaked.num_faults}; the audit holds")
     table = Table("last quarter against the second", "memory", *REMAINS)
     for name, usage in usages:
         table.add_row(name, f"{usage.memory_growth:.3f}", *(f"{more:+g}" for more in usage.more.values()))
