@@ -318,7 +318,7 @@ class Switchboard:
             return False
         newest = max([message.promised, *(link.view.generation for link in message.received)])
         here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
-        matters = view.rank_of(worker) is not None or membership.is_news(state, message.received)
+        matters = view.rank_of(worker) is not None or membership.is_news(state, message.received, message.settled)
         return matters and newest > state.generation and 2 * here > view.world_size
 
     def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:

@@ -380,6 +380,23 @@ def test_members_are_told_when_all_of_them_have_one_store():
     assert job(Stored("n", "d1")).of(Agree)[2:] == [Agree(job.state.view)]
 
 
+def test_newcomer_whose_first_view_went_on_without_it_is_no_member_wherever_the_others_come():
+    """It is alone at a standby, with a view in which it has not settled; the others have dropped it since, and trained.
+
+    In a view of all three it would wait for them to begin, and they for it to come to a boundary.
+    """
+    job = Coordinator().returns("n", view(2, "abn", base=1, admitted_at=2), settled=0)(Tick(), at=2.0)
+    assert "all are needed" in job.state.held
+    dropped = view(3, "ab", base=1, admitted_at=2)
+    job.returns("a", dropped, at=3.0)
+    assert job.of(StepDown) == [StepDown()]
+    job.returns("a", dropped, at=4.0).returns("n", view(2, "abn", base=1, admitted_at=2), settled=0, at=4.0)
+    job.returns("b", dropped, at=4.0)
+    assert [action.worker for action in job.of(Dismiss)] == ["n"]
+    assert job.views == []
+    assert job.state.view == dropped
+
+
 def test_members_are_told_so_again_when_one_comes_back_or_all_come_to_a_successor():
     """The one may not have heard it; of the others, some may not, and their coordinator is no more."""
     job = founded("abc", "d1")

@@ -59,7 +59,7 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     if event.settled and all(link.view.generation != event.settled for link in event.received):
         raise ProtocolError(f"worker {worker} has settled in view {event.settled}, but does not name its members")
     newest = event.received[-1].view.generation if event.received else 0  # it was admitted, and does not know it yet
-    if state.gathering_since is None and not state.idle and is_news(state, event.received):
+    if state.gathering_since is None and not state.idle and is_news(state, event.received, event.settled):
         after, actions, _ = step_down(state)
         return after, actions, f"{worker} knows view {newest} of another coordinator"
     if state.idle:
@@ -93,10 +93,22 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     return after, (welcome, *announce, *_agreed(state, view), *actions), reason or f"{worker} is back"
 
 
-def is_news(state: Membership, received: tuple[Link, ...]) -> bool:
-    """Another coordinator has issued a view since."""
-    news = (link.view for link in received if not any(is_same(link.view, known.view) for known in state.chain))
-    return any(not state.chain or follows(view, state.chain[0].view, received) for view in news)
+def is_news(state: Membership, received: tuple[Link, ...], settled: int) -> bool:
+    """Whether a worker knows a view that another coordinator has issued since.
+
+    One in which it has settled has come about, maybe without those who are here: nobody may have settled in what they
+    know.
+
+    Args:
+        state: Of this coordinator.
+        received: Views that the worker has received.
+        settled: Generation of the one in which it has settled.
+    """
+    news = [link.view for link in received if not any(is_same(link.view, known.view) for known in state.chain)]
+    if not state.chain:
+        return bool(news)
+    first = state.chain[0].view
+    return any(view.generation == settled > first.generation or follows(view, first, received) for view in news)
 
 
 def told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -> Membership:
