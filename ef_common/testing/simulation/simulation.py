@@ -634,9 +634,14 @@ class Simulation:
         return set().union(*(node for node in nodes if node & half))
 
     def _can_claim(self, reaching: Collection[str]) -> bool:
-        """All members know that all have one store, and some are among those that reach it."""
+        """All members know that all have one store, and some are among those that reach it.
+
+        Some of them may get a planned view yet, and newcomers in it cannot have told their store.
+        """
         state = self.coordinator.state
         if state.view is None or state.closed or not state.view.ids or not state.settled.issuperset(state.view.ids):
+            return False
+        if state.announced:
             return False
         known = [self.workers[name].line.standing.links[-1:] for name in state.view.ids]
         return any(name in reaching for name in state.view.ids) and all(
