@@ -17,7 +17,7 @@ from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.layout import Layout, Path
 from ef_common.storage.shares import SharedFile
-from ef_lightning import hooks, unpickling
+from ef_lightning import hooks
 from ef_lightning.file_layout import IsShared, layout_of, save
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.random_state import restore_random_state
@@ -62,8 +62,6 @@ class TrainerCheckpoints:
         self._running: torch.Tensor | None = None
         self._path: str | None = None
         self._model: str | None = None
-        self._weights_only: bool | None = None
-        self._has_saved = False
         hooks.before_restoring(trainer, self._find)
 
     def attach(
@@ -84,9 +82,8 @@ class TrainerCheckpoints:
 
     # ------------------------------------------------------------ start
 
-    def _find(self, path: Any, weights_only: bool | None) -> Any:
+    def _find(self, path: Any) -> Any:
         """The file to resume from: ours if there is one, else what the user named."""
-        self._weights_only = weights_only
         self._model = self._fingerprint()  # as the user made it: its types may change when it is set up
         found = None if self._session.newcomer else self.job.begin(self._model or "")
         if found is None:
@@ -124,7 +121,7 @@ class TrainerCheckpoints:
 
     def _read(self) -> dict[str, Any]:
         with self.job.open(FILE) as file:
-            checkpoint = unpickling.load(file, self._own, weights_only=self._weights_only)
+            checkpoint = _load(file)
         self._random = checkpoint[CHECKPOINT_KEY].pop("random")
         return checkpoint
 
@@ -201,15 +198,7 @@ class TrainerCheckpoints:
 
     def _dumped(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with self._session.alone("on_save_checkpoint, or a state_dict()"):
-            tree = dump()
-        if not self._has_saved and self._weights_only is not False:
-            unpickling.warn_if_unreadable(tree)
-        self._has_saved = True
-        return tree
-
-    def _own(self) -> dict[str, Any]:
-        with self._session.alone("on_save_checkpoint, or a state_dict()"):
-            return hooks.dump_checkpoint(self._trainer)
+            return dump()
 
     def _content_of(self, file: WriteFile | SharedFile) -> Content:
         loader = self._loader()
@@ -278,3 +267,15 @@ def _take_types(module: torch.nn.Module, saved: dict[str, Any]) -> None:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if name in saved and isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             tensor.data = tensor.data.to(saved[name].dtype)
+
+
+def _load(file: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if "weights_only" not in str(error):
+            raise
+        logger.warning("the checkpoint holds objects of your own (hyper-parameters, states of callbacks): %s", error)
+        file.seek(0)
+        found = torch.load(file, map_location="cpu", weights_only=False)
+    return found

@@ -352,19 +352,13 @@ def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
         connector._loaded_checkpoint = previous
 
 
-def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) -> None:
-    """Let `choose` say which file `fit` resumes from, once.
-
-    Args:
-        trainer: The Trainer.
-        choose: Given the file that the user named, and `weights_only` (None before Lightning 2.6, which knows it).
-    """
+def before_restoring(trainer: Any, choose: Callable[[Any], Any]) -> None:
+    """Let `choose` say which file `fit` resumes from. It is given the one that the user named, and is called once."""
     connector = trainer._checkpoint_connector
 
     def restore(path: Any = None, *args: Any, **kwargs: Any) -> None:
         del connector._restore_modules_and_callbacks
-        weights_only = args[0] if args else kwargs.get("weights_only")
-        connector._restore_modules_and_callbacks(choose(path, weights_only), *args, **kwargs)
+        connector._restore_modules_and_callbacks(choose(path), *args, **kwargs)
 
     connector._restore_modules_and_callbacks = restore
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -440,43 +437,6 @@ def test_checkpoints_of_a_newer_version_are_refused_and_left_alone(
     with pytest.raises(NewerFormat, match=r"A newer version of ElasticFlow wrote.*Received: format=99"):
         start(CASES["dropout_and_statistics"](pl, tmp_path), settings, monkeypatch)
     assert listing(tmp_path / "store") == before
-
-
-class Malicious:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __deepcopy__(self, memo: Any) -> Malicious:
-        return self  # a copy would be made by it
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self._folder,)
-
-
-def test_code_in_a_checkpoint_does_not_run_unless_the_user_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def training_of(*objects: Any) -> Case:
-        class Holding(noisy(pl)):  # type: ignore[misc]
-            def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-                checkpoint["objects"] = objects
-
-        return Case(Holding, {}, SHUFFLED, LENGTH)
-
-    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
-    start(training_of(Malicious(str(tmp_path / "made"))), settings, monkeypatch, BreaksOffWhenSaved())
-    before = listing(tmp_path / "store" / "checkpoints")
-    with pytest.raises(UsageError, match=r"fit\(…, weights_only=False\).*posix.mkdir"):
-        start(training_of(Normalizer(1.0)), settings, monkeypatch)
-    assert listing(tmp_path / "store" / "checkpoints") == before
-    assert not (tmp_path / "made").exists()
-    if "weights_only" in inspect.signature(pl.Trainer.fit).parameters:  # since Lightning 2.6
-        monkeypatch.setattr(pl.Trainer, "fit", partialmethod(pl.Trainer.fit, weights_only=False))
-        trainer, _ = start(training_of(), settings, monkeypatch)
-        assert trainer.state.status == "finished"
-        assert (tmp_path / "made").exists()
 
 
 def _cut(file: Path) -> None:
