@@ -111,6 +111,8 @@ class Store:
             if not (self._is_local and self._create_by_link(name, data)):
                 with self._opened(name, "xb", f"create {name}", keep=keep) as file:
                     file.write(data)
+            if self._is_local:
+                self._run(f"create {name}", lambda _: _sync_folders(self._path(name), upto=self._root))
         except AlreadyExists:
             if self.read(name) != data:
                 raise
@@ -128,7 +130,6 @@ class Store:
                 if error.errno in _NO_LINKS:
                     return False
                 raise
-            _sync_folder(os.path.dirname(self._path(name)))
             return True
 
         with self._opened(draft, "wb", what) as file:
@@ -453,13 +454,18 @@ def _complete(file: Any) -> None:
     file.close()
 
 
-def _sync_folder(path: str) -> None:
-    """Have the names in a folder on the disk: a power cut may otherwise lose a file that was written."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        sync(number)
-    finally:
-        os.close(number)
+def _sync_folders(path: str, *, upto: str) -> None:
+    """Have the name of a file on the disk, and those of its folders: a power cut may otherwise lose what is in it."""
+    while path != os.path.dirname(upto):
+        path = os.path.dirname(path)
+        try:
+            number = os.open(path, os.O_RDONLY)
+        except PermissionError:  # a folder that may be passed through, but not read
+            continue
+        try:
+            sync(number)
+        finally:
+            os.close(number)
 
 
 def _give_up(file: Any) -> None:

@@ -238,15 +238,37 @@ def _die_after(lines: int) -> None:
     sys.settrace(trace)
 
 
-def test_create_has_the_name_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_create_has_the_name_on_the_disk_too(has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[str, bool]] = []
 
     def note(descriptor: int) -> None:
-        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "a" / "b").exists()))
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "root" / "a" / "b").exists()))
 
     monkeypatch.setattr("ef_common.storage.store.sync", note)
-    Store(str(tmp_path)).create("a/b", b"first")
-    assert synced[-1] == (str(tmp_path / "a"), True)
+    if not has_links:
+        monkeypatch.setattr(os, "link", _no_link)
+    Store(str(tmp_path / "root")).create("a/b", b"first")
+    folders = [tmp_path / "root" / "a", tmp_path / "root", tmp_path]
+    assert synced[-3:] == [(str(folder), True) for folder in folders]
+
+
+def test_create_passes_through_folders_that_it_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def may_open(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == str(tmp_path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", may_open)
+    store = Store(str(tmp_path / "root"))
+    store.create("a/b", b"first")
+    assert store.read("a/b") == b"first"
+
+
+def _no_link(source: str, target: str) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
