@@ -60,7 +60,8 @@ connected stays until the garbage collector finds it (one thread, four files).
 class Usage:
     """What a process uses while all train together, faults or no faults in between: a number for each look.
 
-    What it uses otherwise comes and goes with the other workers, so it tells nothing.
+    What it uses otherwise comes and goes with the other workers, so it tells nothing. Memory is what it does not share
+    with files: workers are forked here, so what is theirs alone grows with each page that they or others write to.
     """
 
     memory: list[int] = field(default_factory=list)
@@ -69,7 +70,8 @@ class Usage:
 
     def look(self, process: psutil.Process) -> None:
         """Take a sample."""
-        self.memory.append(process.memory_full_info().uss)
+        memory = process.memory_info()
+        self.memory.append(memory.rss - memory.shared)
         self.threads.append(process.num_threads())
         self.descriptors.append(process.num_fds())
 
