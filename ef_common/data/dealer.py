@@ -93,24 +93,20 @@ class Dealer:
             self._log.write("epoch", epoch=before.epoch, length=before.length)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
-        start, stop = mine = window.slice_of(self._session.worker.id)
-        self._note((window.start, window.stop) if window.piece else mine)
+        self._note()
+        start, stop = window.slice_of(self._session.worker.id)
         # The last ones of an epoch may be smaller, and take as long.
         whole = self.global_batch is not None or stop - start == self.batch_size
         self._session.begin_step(stop - start if whole else 0)
         return window
 
-    def _note(self, newest: Range) -> None:
-        """Note down what this worker is about to work on; of a global batch, that is any of it.
-
-        Args:
-            newest: Places of what was dealt last.
-        """
+    def _note(self) -> None:
+        """Note down what this worker is about to work on; of a global batch, that is any of it."""
         progress, worker = self.progress, self._session.worker.id
         ranges: list[Range] = []
-        for window in progress.uncommitted[:-1]:
-            ranges += progress.ranges((window.start, window.stop) if window.piece else window.slice_of(worker))
-        ranges += progress.ranges(newest)
+        for window in progress.uncommitted:
+            places = (window.start, window.stop) if window.piece else window.slice_of(worker)
+            ranges += progress.ranges(places)
         self._session.note.begin(progress.epoch, self.num_updates + 1, ranges)
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:

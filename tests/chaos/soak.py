@@ -51,8 +51,8 @@ REMAINS = {"threads": 5, "file descriptors": 9}
 """What remains of one old Gloo group, for a while.
 
 If a peer dies the moment before Gloo sends to it what it has asked for, Gloo never ends that operation: its group stays
-until the operation's timeout (four threads, five files), after about one fault in a hundred. A group that could not be
-connected stays until the garbage collector finds it (one thread, four files).
+until the operation's timeout (four threads, five files), after about one fault in a hundred. A group that nobody needs
+any more before it is connected stays until Gloo has given it up (one thread, four files).
 """
 
 
