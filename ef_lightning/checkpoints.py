@@ -20,6 +20,7 @@ from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks
 from ef_lightning.file_layout import IsShared, layout_of, save
 from ef_lightning.host_copy import HostCopies
+from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, PlainCheckpoints
 from ef_lightning.random_state import restore_random_state
 from ef_lightning.shares import LEAST_TENSOR_BYTES, ShareCopy
 from ef_lightning.train_loader import ElasticLoader
@@ -27,8 +28,6 @@ from ef_lightning.train_loader import ElasticLoader
 logger = logging.getLogger(__name__)
 
 FILE = "lightning.ckpt"
-CHECKPOINT_KEY = "elasticflow"
-"""Where a checkpoint file holds what Lightning does not know: how far its epoch is, the ratio of the run …"""
 
 
 class TrainerCheckpoints:
@@ -62,6 +61,7 @@ class TrainerCheckpoints:
         self._running: torch.Tensor | None = None
         self._path: str | None = None
         self._model: str | None = None
+        self._plain = PlainCheckpoints(None)
         hooks.before_restoring(trainer, self._find)
 
     def attach(
@@ -82,8 +82,9 @@ class TrainerCheckpoints:
 
     # ------------------------------------------------------------ start
 
-    def _find(self, path: Any) -> Any:
+    def _find(self, path: Any, weights_only: bool | None) -> Any:
         """The file to resume from: ours if there is one, else what the user named."""
+        self._plain = PlainCheckpoints(weights_only)
         self._model = self._fingerprint()  # as the user made it: its types may change when it is set up
         found = None if self._session.newcomer else self.job.begin(self._model or "")
         if found is None:
@@ -121,7 +122,7 @@ class TrainerCheckpoints:
 
     def _read(self) -> dict[str, Any]:
         with self.job.open(FILE) as file:
-            checkpoint = _load(file)
+            checkpoint = self._plain.load(file)
         self._random = checkpoint[CHECKPOINT_KEY].pop("random")
         return checkpoint
 
@@ -198,7 +199,7 @@ class TrainerCheckpoints:
 
     def _dumped(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with self._session.alone("on_save_checkpoint, or a state_dict()"):
-            return dump()
+            return self._plain.of(dump())
 
     def _content_of(self, file: WriteFile | SharedFile) -> Content:
         loader = self._loader()
@@ -267,15 +268,3 @@ def _take_types(module: torch.nn.Module, saved: dict[str, Any]) -> None:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if name in saved and isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             tensor.data = tensor.data.to(saved[name].dtype)
-
-
-def _load(file: Any) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        if "weights_only" not in str(error):
-            raise
-        logger.warning("the checkpoint holds objects of your own (hyper-parameters, states of callbacks): %s", error)
-        file.seek(0)
-        found = torch.load(file, map_location="cpu", weights_only=False)
-    return found

@@ -332,6 +332,12 @@ def go_on_between_steps(trainer: Any, host: Host) -> None:
             callback.on_train_epoch_start(trainer)
 
 
+HYPER_PARAMETERS = tuple(
+    (f"{owner}hyper_parameters", f"{owner}hparams_name", f"{owner}hparams_type") for owner in ("", "datamodule_")
+)
+"""Where a checkpoint holds the module's and the data module's, whose argument they are, and their class."""
+
+
 def dump_checkpoint(trainer: Any) -> dict[str, Any]:
     """What Lightning would write into a checkpoint file."""
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -352,13 +358,19 @@ def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
         connector._loaded_checkpoint = previous
 
 
-def before_restoring(trainer: Any, choose: Callable[[Any], Any]) -> None:
-    """Let `choose` say which file `fit` resumes from. It is given the one that the user named, and is called once."""
+def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) -> None:
+    """Let `choose` say which file `fit` resumes from, once.
+
+    Args:
+        trainer: The Trainer.
+        choose: Given the file that the user named, and `weights_only` (None before Lightning 2.6, which knows it).
+    """
     connector = trainer._checkpoint_connector
 
     def restore(path: Any = None, *args: Any, **kwargs: Any) -> None:
         del connector._restore_modules_and_callbacks
-        connector._restore_modules_and_callbacks(choose(path), *args, **kwargs)
+        weights_only = args[0] if args else kwargs.get("weights_only")
+        connector._restore_modules_and_callbacks(choose(path, weights_only), *args, **kwargs)
 
     connector._restore_modules_and_callbacks = restore
 

@@ -22,8 +22,9 @@ from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks
-from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
+from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import Host
+from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
 from ef_lightning.train_loader import ElasticLoader
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 1 << 16
 _CHUNK_BYTES = 8 << 20
-_NOT_SENT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters", "loops")
+_NOT_SENT = (*(key for keys in hooks.HYPER_PARAMETERS for key in keys), "loops")
 
 
 class TrainerState:

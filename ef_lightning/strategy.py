@@ -37,7 +37,7 @@ from ef_common.session import Barrier, Session
 from ef_common.storage.claims import place_for
 from ef_lightning import hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for
-from ef_lightning.checkpoints import CHECKPOINT_KEY, TrainerCheckpoints
+from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
@@ -47,6 +47,7 @@ from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
+from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 

@@ -49,10 +49,7 @@ class ArrayLeaves:
         Raises:
             TypeError, ValueError: There is no such type or shape.
         """
-        found = np.dtype(dtype) if dtype.isalnum() else None  # NumPy parses what is not as a list of fields
-        if found is None or not _travels(found):
-            raise TypeError(f"arrays of this type do not travel. Received: {dtype!r}")
-        return np.empty(shape, dtype=found)
+        return np.empty(shape, dtype=_dtype(dtype))
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
         """Its memory, shape (bytes,), uint8; a view where it is contiguous."""
@@ -73,6 +70,13 @@ class ArrayLeaves:
 
 def _travels(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" or dtype.name == "bfloat16"
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    found = np.dtype(name) if str(name).isalnum() else None  # NumPy parses what is not as a list of fields
+    if found is None or not _travels(found):
+        raise TypeError(f"arrays of this type do not travel. Received: {name!r}")
+    return found
 
 
 class Codec:
@@ -161,8 +165,10 @@ class Codec:
         if taken is not None:
             leaves.append(taken[1])
             return [taken[0], len(leaves) - 1, list(value.shape)]
-        if isinstance(value, np.generic):
-            return ["n", value.dtype.str, value.item()]
+        if isinstance(value, np.generic) and _travels(value.dtype):
+            return ["n", value.dtype.name, base64.b64encode(value.tobytes()).decode()]
+        if isinstance(value, deque):
+            return ["q", [value.maxlen, [self._encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]]]
         if isinstance(value, bytes):
             return ["b", base64.b64encode(value).decode()]
         if isinstance(value, Path):
@@ -197,7 +203,10 @@ class Codec:
             return self._leaves.give(tag, leaves[content], node[2])
         match tag:
             case "n":
-                return np.dtype(content).type(node[2])
+                return np.frombuffer(base64.b64decode(node[2], validate=True), _dtype(content))[0]
+            case "q":
+                maxlen, items = content
+                return deque((self._decode(item, leaves) for item in items), maxlen)
             case "b":
                 return base64.b64decode(content, validate=True)
             case "p":
@@ -212,7 +221,7 @@ class Codec:
         return self._leaves.decode_other(tag, content)
 
 
-_SEQUENCES: dict[str, Any] = {"l": list, "u": tuple, "e": set, "f": frozenset, "q": deque}
+_SEQUENCES: dict[str, Any] = {"l": list, "u": tuple, "e": set, "f": frozenset}
 
 
 def _load(header: bytes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_tree_round_trip_gives_an_equal_tree_of_the_same_types(value: Any) -> No
     [
         OrderedDict(b=1, a=2),
         deque([1, 2]),
+        deque([(1,), "a"], maxlen=2),
         {3, 4},
         Path("a/b"),
         timedelta(seconds=1.5),
@@ -54,12 +56,18 @@ def test_tree_round_trip_gives_an_equal_tree_of_the_same_types(value: Any) -> No
         torch.device("cpu"),
         np.float32(0.5),
         np.int64(7),
+        np.bool_(True),
+        np.uint8(200),
+        np.float16(-0.1),
+        np.longdouble(1) / 3,
+        np.complex64(1 + 2j),
     ],
 )
 def test_special_value_round_trip_is_equal(value: Any) -> None:
     copy = TENSORS.loads(TENSORS.dumps({"x": [value]}))["x"][0]
     assert copy == value
     assert type(copy) is type(value)
+    assert repr(copy) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,12 @@ def test_array_round_trip_is_equal() -> None:
     array = np.arange(12, dtype=np.uint32).reshape(3, 4)
     copy = TENSORS.loads(TENSORS.dumps(array))
     np.testing.assert_array_equal(copy, array)
+
+
+@pytest.mark.parametrize("value", [np.datetime64("2026-01-01"), np.void(b"x"), Fraction(1, 2)])
+def test_value_of_another_type_raises_and_tells_which(value: Any) -> None:
+    with pytest.raises(UnsupportedError, match=type(value).__name__):
+        TENSORS.dumps([value])
 
 
 class Strange:
@@ -111,6 +125,12 @@ def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
         {"tree": [], "tensors": []},
         {"tree": ["b", 5], "tensors": []},
         {"tree": ["s", 1e308], "tensors": []},
+        {"tree": ["n", "O", "AAAAAAAAAAA="], "tensors": []},
+        {"tree": ["n", "float64", "AAAA"], "tensors": []},
+        {"tree": ["n", "float64", ""], "tensors": []},
+        {"tree": ["n", 3, ""], "tensors": []},
+        {"tree": ["q", [-1, []]], "tensors": []},
+        {"tree": ["q", [1]], "tensors": []},
     ],
 )
 def test_malformed_tree_raises_a_protocol_error(document: dict[str, Any]) -> None:

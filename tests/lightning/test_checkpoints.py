@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import os
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from ef_common.core.retention import Retention
@@ -160,26 +166,68 @@ class Normalizer:
 
 
 DOUBLING = Normalizer(2.0)
+CONFIG = OmegaConf.create({"width": 4, "data": {"path": "${oc.env:HOME}/data"}})
 
 
 @case
-def objects_of_ones_own(pl: Any, folder: Path) -> Case:
+def hyper_parameters_of_ones_own(pl: Any, folder: Path) -> Case:
     class Own(noisy(pl)):  # type: ignore[misc]
-        def __init__(self, folder: Path = folder, normalizer: Any = DOUBLING) -> None:
+        def __init__(self, folder: Path = folder, normalizer: Any = DOUBLING, config: Any = CONFIG) -> None:
             super().__init__()
             self.save_hyperparameters()
-            self.normalizer = normalizer
-
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["normalizer"] = Normalizer(self.normalizer.mean)
-
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            self.normalizer = checkpoint["normalizer"]
 
         def loss(self, batch: Any) -> Tensor:
-            return super().loss(batch) * self.normalizer.mean
+            return super().loss(batch) * self.hparams.normalizer.mean * self.hparams.config.width
 
     return Case(Own, {}, SHUFFLED, LENGTH)
+
+
+@case
+def configuration_as_the_one_argument(pl: Any, folder: Path) -> Case:
+    class Own(noisy(pl)):  # type: ignore[misc]
+        def __init__(self, config: Any = CONFIG) -> None:
+            super().__init__()
+            self.save_hyperparameters(config)
+
+    return Case(Own, {}, SHUFFLED, LENGTH)
+
+
+@case
+def numbers_of_numpy(pl: Any, folder: Path) -> Case:
+    class History(pl.Callback):
+        def __init__(self) -> None:
+            self.best, self.losses, self.recent = np.float64(np.inf), np.zeros(0, np.float32), deque(maxlen=2)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
+            loss = outputs["loss"].detach().numpy()
+            self.best, self.losses = min(self.best, np.float64(loss)), np.append(self.losses, loss)
+            self.recent.append(loss[()])
+            module.noise = 0.01 * sum(self.recent) + float(self.best)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"best": self.best, "losses": self.losses, "recent": self.recent}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            vars(self).update(state)
+
+    class Own(noisy(pl)):  # type: ignore[misc]
+        noise = 0.0
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), np.float64(0.01))
+
+        def loss(self, batch: Any) -> Tensor:
+            return super().loss(batch) * (1 + self.noise)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["noise"] = (np.asarray(self.noise), Path("noise"))
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            noise, name = checkpoint["noise"]
+            self.noise = float(noise)
+            assert name == Path("noise")
+
+    return Case(Own, {"callbacks": [History()]}, SHUFFLED, LENGTH)
 
 
 def start(
@@ -222,6 +270,8 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """A tree as one dict, so that a failed comparison names what differs."""
     if isinstance(value, Tensor):
         return {path: (str(value.dtype), value.tolist())}
+    if isinstance(value, np.ndarray):
+        return leaves(torch.from_numpy(value), path)
     if not isinstance(value, dict | list | tuple):
         return {path: value}
     parts = value.items() if isinstance(value, dict) else enumerate(value)
@@ -437,6 +487,66 @@ def test_checkpoints_of_a_newer_version_are_refused_and_left_alone(
     with pytest.raises(NewerFormat, match=r"A newer version of ElasticFlow wrote.*Received: format=99"):
         start(CASES["dropout_and_statistics"](pl, tmp_path), settings, monkeypatch)
     assert listing(tmp_path / "store") == before
+
+
+class Malicious:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __deepcopy__(self, memo: Any) -> Malicious:
+        return self  # a copy would be made by it
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._folder,)
+
+
+def test_objects_in_a_checkpoint_are_loaded_only_if_the_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def training_of(*objects: Any) -> Case:
+        class Holding(noisy(pl)):  # type: ignore[misc]
+            def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+                checkpoint["objects"] = objects
+
+            def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+                assert objects == checkpoint["objects"] or not objects
+
+        return Case(Holding, {}, SHUFFLED, LENGTH)
+
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    start(training_of(DOUBLING), settings, monkeypatch, BreaksOffWhenSaved())
+    assert "will not go on from its checkpoints by itself" in caplog.text
+    assert "Normalizer" in caplog.text
+    with pytest.raises(UsageError, match=r"add_safe_globals.*Normalizer"):
+        start(training_of(DOUBLING), settings, monkeypatch)
+    with torch.serialization.safe_globals([Normalizer]):
+        start(training_of(DOUBLING), settings, monkeypatch, BreaksOffWhenSaved())
+
+    settings = Checkpointing(str(tmp_path / "other"), every_steps=1)
+    start(training_of(Malicious(str(tmp_path / "made"))), settings, monkeypatch, BreaksOffWhenSaved())
+    before = listing(tmp_path / "other" / "checkpoints")
+    with pytest.raises(UsageError, match=r"fit\(…, weights_only=False\).*posix.mkdir"):
+        start(training_of(), settings, monkeypatch)
+    assert listing(tmp_path / "other" / "checkpoints") == before
+    assert not (tmp_path / "made").exists()
+    if "weights_only" in inspect.signature(pl.Trainer.fit).parameters:  # since Lightning 2.6
+        monkeypatch.setattr(pl.Trainer, "fit", partialmethod(pl.Trainer.fit, weights_only=False))
+        trainer, _ = start(training_of(), settings, monkeypatch)
+        assert trainer.state.status == "finished"
+        assert (tmp_path / "made").exists()
+
+
+def test_model_is_loaded_from_a_checkpoint_with_the_hyper_parameters_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = CASES["hyper_parameters_of_ones_own"](pl, tmp_path)
+    start(chosen, Checkpointing(str(tmp_path / "store"), every_steps=1), monkeypatch, BreaksOffWhenSaved())
+    [folder] = (tmp_path / "store" / "checkpoints").iterdir()
+    loaded = type(chosen.make()).load_from_checkpoint(folder / "lightning.ckpt", normalizer=Normalizer(3.0))
+    assert loaded.hparams.normalizer.mean == 3.0
+    assert loaded.hparams.config.width == 4
 
 
 def _cut(file: Path) -> None:

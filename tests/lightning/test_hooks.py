@@ -246,6 +246,19 @@ def test_checkpoint_holds_the_loaders_state_where_it_is_expected(host: str) -> N
     assert trainer.fit_loop._combined_loader_states_to_load == [{"place": 2}]
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_hyper_parameters_are_where_they_are_expected(host: str) -> None:
+    pl = importlib.import_module(host)
+    kinds = ("KEY", "NAME", "TYPE")
+    assert (
+        tuple(
+            tuple(getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{kind}") for kind in kinds)
+            for owner in (pl.LightningModule, pl.LightningDataModule)
+        )
+        == hooks.HYPER_PARAMETERS
+    )
+
+
 def test_metric_states_are_synchronized_by_one_method() -> None:
     assert not [name for name in vars(MeanMetric) if name == "_sync_dist"]
     assert callable(Metric._sync_dist)
