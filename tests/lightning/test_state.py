@@ -1,15 +1,21 @@
-"""Memory that a newcomer has at hand before the others wait for it."""
+"""What a newcomer is sent, and memory that it has at hand for it before the others wait."""
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
+from ef_lightning import strategy_for
 from ef_lightning.state import state_kinds
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
 
 SHAPES = [(3, 2), (3,)]
 
@@ -50,3 +56,32 @@ def test_kinds_of_state_are_those_that_the_optimizer_will_keep(make: Any) -> Non
 
 def test_optimizer_that_wants_a_closure_is_left_alone() -> None:
     assert state_kinds(torch.optim.LBFGS(parameters())) == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("host", HOSTS)
+def test_hyper_parameters_of_any_type_keep_no_newcomer_out(host: str) -> None:
+    pl = importlib.import_module(host)
+    config = OmegaConf.create({"width": 4})
+
+    class Own(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters(config)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.sent = json.loads(self.trainer.strategy.session.state.describe())
+
+    class Data(pl.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters(config)
+
+        def train_dataloader(self) -> Any:
+            return training.loader(9)
+
+    module = Own()
+    training.trainer(pl, strategy_for(host)()).fit(module, datamodule=Data(config))
+    keys = [key for key, _ in module.sent["tree"][1]]
+    assert "checkpoint" in keys
+    assert "error" not in keys
