@@ -123,6 +123,8 @@ class TrainerCheckpoints:
     def _read(self) -> dict[str, Any]:
         with self.job.open(FILE) as file:
             checkpoint = self._plain.load(file)
+        hooks.keep_own_files(self._trainer, checkpoint)
+        hooks.add_hyper_parameters(self._trainer, checkpoint)
         self._random = checkpoint[CHECKPOINT_KEY].pop("random")
         return checkpoint
 
@@ -194,12 +196,12 @@ class TrainerCheckpoints:
         collect = self._collect
         if collect is None:
             raise RuntimeError("there is nothing to save before the training has been set up")
-        copy = self._copies.of(self._dumped(collect))
+        copy = self._copies.of(self._plain.of(self._dumped(collect)))
         return self._content_of(lambda file: save(copy.tree, file)), copy.release
 
     def _dumped(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with self._session.alone("on_save_checkpoint, or a state_dict()"):
-            return self._plain.of(dump())
+            return dump()
 
     def _content_of(self, file: WriteFile | SharedFile) -> Content:
         loader = self._loader()
@@ -236,7 +238,7 @@ class TrainerCheckpoints:
         def offer() -> Layout:
             if self._collect is None:
                 raise RuntimeError("there is nothing to save before the training has been set up")
-            trees.append(self._dumped(self._collect))
+            trees.append(self._plain.of(self._dumped(self._collect)))
             return layout_of(trees[0], self._is_shared())
 
         def make(plan: Plan) -> tuple[Content, Callable[[], None]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ef_common.errors import ProtocolError
 from ef_lightning.host import Host
 
 # ---------------------------------------------------------------- set-up
@@ -190,6 +191,9 @@ def _results(trainer: Any) -> list[Any]:
 _META = "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx metric_attribute"
 
 
+_REDUCTIONS = ("mean", "sum", "min", "max", "amin", "amax")
+
+
 def _describe(key: str, result: Any) -> dict[str, Any]:
     meta = result.meta
     return {
@@ -205,6 +209,8 @@ def _describe(key: str, result: Any) -> dict[str, Any]:
 
 def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: dict[str, Any]) -> Any:
     module = "trainer.connectors.logger_connector.result"
+    if described["reduce_fx"] not in _REDUCTIONS:
+        raise ProtocolError(f"unknown reduction of a metric. Received: {described['reduce_fx']!r}")
     meta = host.get(module, "_Metadata")(reduce_fx=getattr(torch, described["reduce_fx"]), **described["fields"])
     should, rank_zero_only = described["sync"]
     meta.sync = host.get(module, "_Sync")(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
@@ -274,7 +280,12 @@ def loop_progress(trainer: Any) -> dict[str, Any]:
 
 def load_loop_progress(trainer: Any, state: dict[str, Any]) -> None:
     """Set these counters, without the restart that loading a checkpoint would announce."""
+    known = loop_progress(trainer)
     for name, value in state.items():
+        if name not in known:
+            raise ProtocolError(
+                f"the loops of this release of Lightning count nothing of this name. Received: {name!r}"
+            )
         *path, last = name.split(".")
         owner = trainer.fit_loop
         for part in path:
@@ -342,6 +353,46 @@ def dump_checkpoint(trainer: Any) -> dict[str, Any]:
     """What Lightning would write into a checkpoint file."""
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     return checkpoint
+
+
+def add_hyper_parameters(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """Add those of the module and the data module that a checkpoint lacks: hooks of the user's may look at them."""
+    for owner, (key, *_) in zip((trainer.lightning_module, trainer.datamodule), HYPER_PARAMETERS, strict=True):
+        if owner is not None and owner.hparams:
+            kept = checkpoint.get(key)
+            checkpoint[key] = {**owner.hparams, **kept} if isinstance(kept, dict) else owner.hparams
+
+
+CHECKPOINT_FILES = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path", "_last_checkpoint_saved")
+"""What a ModelCheckpoint knows of files, besides `best_k_models`."""
+
+
+def keep_own_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """Forget, in a checkpoint that comes from a store, files that are none of the callbacks' own."""
+    for callback in trainer.checkpoint_callbacks:
+        state = checkpoint.get("callbacks", {}).get(callback.state_key)
+        if state is not None:
+            checkpoint["callbacks"][callback.state_key] = own_files(trainer, callback, state)
+
+
+def own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a ModelCheckpoint without files outside the folders of this training.
+
+    It removes the files that its state names, and `Trainer.test(ckpt_path="best")` loads them, from any URL.
+    """
+    folders = (getattr(callback, "dirpath", None), trainer.default_root_dir, *(log.save_dir for log in trainer.loggers))
+    roots = [str(folder) for folder in folders if folder]
+
+    def is_own(name: Any) -> bool:
+        path = str(name)
+        return not path or (".." not in path.split("/") and any(path == r or path.startswith(f"{r}/") for r in roots))
+
+    kept = {name: value for name, value in state.items() if name not in CHECKPOINT_FILES or is_own(value)}
+    forgotten = {name: "" for name in state if name not in kept and name != "dirpath"}
+    models = state.get("best_k_models")
+    if models is not None:
+        kept["best_k_models"] = {name: score for name, score in models.items() if is_own(name)}
+    return {**kept, **forgotten}
 
 
 def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:

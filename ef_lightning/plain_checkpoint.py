@@ -1,7 +1,7 @@
 """Checkpoints that torch loads without running what they name (`weights_only`): the store brings no code into a worker.
 
 A checkpoint of Lightning's may hold more than tensors and plain values. Hyper-parameters of other types are left out:
-nothing is resumed from them. What the codec knows, as newcomers get it, is encoded. The rest only the user can allow.
+Lightning resumes nothing from them. What the codec knows is encoded as for newcomers. The rest only the user can allow.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 import torch
 
+from ef_common.collectives.codec import type_of_numbers
 from ef_common.collectives.torch_codec import TENSORS
-from ef_common.errors import ProtocolError, UnsupportedError, UsageError
+from ef_common.errors import ProtocolError, UsageError
 from ef_common.storage.layout import Path
 from ef_lightning import hooks
 
@@ -24,7 +30,9 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_KEY = "elasticflow"
 """Where a checkpoint file holds what Lightning does not know: how far its epoch is, the ratio of the run …"""
 
-_BASIC = (type(None), bool, int, float, str)
+_BASIC = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
+_ENCODED = (type(None), bool, int, float, str, bytes, timedelta, type(FilePath()), torch.Tensor)
+_NUMBERS = "biufc"
 _MOST_TOLD = 3
 _HELP = (
     "Keep tensors, arrays, numbers, texts and containers of them, or name what may be loaded by "
@@ -37,13 +45,12 @@ class PlainCheckpoints:
     """Makes the checkpoints of one training plain, and loads them.
 
     Args:
-        weights_only: Of `Trainer.fit`: whether to refuse objects of types that torch does not know. None for torch's
-            default, which is to do so. False: checkpoints stay as they are.
+        weights_only: Of `Trainer.fit`. False: checkpoints are saved as they are, and whatever they name is loaded.
     """
 
     def __init__(self, weights_only: bool | None) -> None:
-        self._weights_only = weights_only
-        self._refused: set[type] = set()
+        self._weights_only = weights_only is not False
+        self._left_out: set[tuple[str, Any]] = set()
         self._told: set[str] = set()
 
     def of(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -52,127 +59,131 @@ class PlainCheckpoints:
         Args:
             checkpoint: Lightning's. It is not changed.
         """
-        if self._weights_only is False:
+        if not self._weights_only:
             return checkpoint
         kept = dict(checkpoint)
         for keys in hooks.HYPER_PARAMETERS:
             self._leave_out(kept, *keys)
         found = _Found()
         plain: dict[str, Any] = self._plain(kept, (), found)
-        if found.encoded:
-            payload = bytearray(TENSORS.dumps(found.encoded, what="checkpoint"))
-            encoded = torch.frombuffer(payload, dtype=torch.uint8)
-            plain[CHECKPOINT_KEY] = {**plain.get(CHECKPOINT_KEY, {}), "encoded": encoded}
-        news = [where for where, kind in found.refused.items() if kind not in self._told]
-        if news:
-            self._told |= set(found.refused.values())
-            shown = ", ".join(f"{where} ({found.refused[where]})" for where in news[:_MOST_TOLD])
-            more = f" and {len(news) - _MOST_TOLD} more" if len(news) > _MOST_TOLD else ""
-            logger.warning(
-                "this training will not go on from its checkpoints by itself. %s. Received: %s%s", _HELP, shown, more
-            )
+        if found.numbers or found.encoded:
+            own = plain.get(CHECKPOINT_KEY, {})
+            plain[CHECKPOINT_KEY] = {**own, "numbers": found.numbers, "encoded": found.encoded}
+        self._warn(found.refused)
         return plain
 
     def load(self, file: Any) -> dict[str, Any]:
-        """Read a file of `torch.save`, with what `of` has encoded in its place.
+        """Read a file of `torch.save`, and put back what `of` has taken out of its place.
 
         Args:
             file: Can seek.
 
         Raises:
             UsageError: There are objects in it that torch does not load.
-            ProtocolError: What is encoded in it has no place in it.
+            ProtocolError: What was taken out has no place in it.
         """
         try:
             checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=self._weights_only)
         except pickle.UnpicklingError as error:
-            if self._weights_only is False:
+            if not self._weights_only:
                 raise
             raise UsageError(
                 f"the checkpoint holds objects that torch does not load, as they could run any code. {_HELP}. "
                 f"Received: {_reason(error)}"
             ) from None
-        try:
-            encoded = checkpoint.get(CHECKPOINT_KEY, {}).pop("encoded", None)
-            for path, value in () if encoded is None else TENSORS.loads(encoded.numpy().tobytes()):
-                checkpoint[path[0]] = _replaced(checkpoint[path[0]], path[1:], value)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ProtocolError(f"a checkpoint with values that have no place in it: {error!r}") from None
-        return checkpoint
+        return restore(checkpoint)
 
     def _leave_out(self, checkpoint: dict[str, Any], key: str, name_key: str, type_key: str) -> None:
         """Leave out the hyper-parameters that are not plain; all of them if they are one argument."""
         if key not in checkpoint:
             return
         values, argument = checkpoint[key], checkpoint.get(name_key)
-        argument = key if argument in (None, "kwargs") else argument
-        if isinstance(values, dict) and argument == key:
-            left_out = [name for name, value in values.items() if not self._is_plain(value)]
-            checkpoint[key] = {name: value for name, value in values.items() if name not in left_out}
-        else:
-            left_out = [] if self._is_plain(values) else [argument]
-            for each in (key, name_key, type_key) if left_out else ():
-                checkpoint.pop(each, None)
-        if left_out and key not in self._told:
-            self._told.add(key)
-            logger.info(
-                "checkpoints lack the hyper-parameters that are not plain. Nothing goes on from them; "
-                "hand them to load_from_checkpoint. Received: %s",
-                ", ".join(map(str, left_out)),
+        several = isinstance(values, dict) and argument in (None, "kwargs")
+        named = values if several else {argument or key: values}
+        kept, news = {}, []
+        for name, value in named.items():
+            found = _Found()
+            if (key, name) in self._left_out:
+                continue
+            plain = self._plain(value, (), found)
+            if found.encoded or found.refused:
+                self._left_out.add((key, name))
+                news.append(str(name))
+            else:
+                kept[name] = plain  # with NumPy's numbers as Python's
+        if news:
+            logger.warning(
+                "checkpoints lack hyper-parameters that are not plain. The training goes on without them; to load a "
+                "model, hand them to load_from_checkpoint. Received: %s",
+                ", ".join(news),
             )
-
-    def _is_plain(self, value: Any) -> bool:
-        found = _Found()
-        self._plain(value, (), found)
-        return not found.encoded and not found.refused
+        if several:
+            checkpoint[key] = kept
+        elif kept:
+            (checkpoint[key],) = kept.values()
+        else:
+            for each in (key, name_key, type_key):
+                checkpoint.pop(each, None)
 
     def _plain(self, value: Any, path: Path, found: _Found) -> Any:
-        if type(value) in _BASIC or isinstance(value, torch.Tensor):
+        kind = type(value)
+        if kind in _BASIC or isinstance(value, torch.Tensor):
             return value
         if isinstance(value, dict) and all(map(_is_basic, value)):
             return {key: self._plain(part, (*path, key), found) for key, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._plain(part, (*path, index), found) for index, part in enumerate(value))
-        if self._is_loaded(value):
-            return value
+        if kind in (list, tuple):
+            return kind(self._plain(part, (*path, index), found) for index, part in enumerate(value))
+        if (kind is bytes and value) or (kind is set and all(map(_is_basic, value))):
+            return value  # without bytes, torch refuses them
+        if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS and type(number := value.item()) in _BASIC:
+            found.numbers.setdefault(value.dtype.name, []).append(path)
+            return number
         try:
-            TENSORS.encode(value)
-        except UnsupportedError:
-            where = "".join(f"[{key!r}]" for key in path)
-            found.refused[where] = f"{type(value).__module__}.{type(value).__qualname__}"
-            return value
-        found.encoded.append((path, value))
-        number = value.item() if isinstance(value, np.generic) else None
-        return number if type(number) in _BASIC else None
+            if _is_encoded(value):
+                found.encoded.append((path, *TENSORS.encode(value)))
+                return None
+            if self._is_loaded(value):
+                return value
+        except Exception as error:  # an object of the user's may do anything when it is saved
+            logger.debug("%s cannot be saved: %r", kind, error)
+        found.refused["".join(f"[{key!r}]" for key in path)] = f"{kind.__module__}.{kind.__qualname__}"
+        return value
 
     def _is_loaded(self, value: Any) -> bool:
         """Whether torch loads what it saves of this."""
-        kind = type(value)
-        if kind in self._refused:
-            return False
         file = io.BytesIO()
+        torch.save(value, file)
+        file.seek(0)
         try:
-            torch.save(value, file)
-            file.seek(0)
-            torch.load(file, weights_only=self._weights_only)
-        except Exception as error:  # an object of the user's may do anything when it is saved
-            logger.debug("torch does not load what is of type %s: %r", kind, error)
-            if kind.__module__ != "builtins":  # of containers it depends on what is in them
-                self._refused.add(kind)
+            torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
             return False
         return True
+
+    def _warn(self, refused: dict[str, str]) -> None:
+        news = [f"{where} ({kind})" for where, kind in refused.items() if kind not in self._told]
+        self._told |= set(refused.values())
+        if news:
+            more = [f"and {len(news) - _MOST_TOLD} more"] if len(news) > _MOST_TOLD else []
+            logger.warning(
+                "this training will not go on from its checkpoints by itself. %s. Received: %s",
+                _HELP,
+                ", ".join(news[:_MOST_TOLD] + more),
+            )
 
 
 class _Found:
     """What is not plain in a tree.
 
     Attributes:
-        encoded: What the codec knows, with its place.
+        numbers: Places of NumPy's numbers, which are in the tree as Python's, by the name of their type.
+        encoded: Place, header and leaves of what the codec knows.
         refused: The names of the other types, by their place.
     """
 
     def __init__(self) -> None:
-        self.encoded: list[tuple[Path, Any]] = []
+        self.numbers: dict[str, list[Path]] = {}
+        self.encoded: list[tuple[Path, bytes, list[torch.Tensor]]] = []
         self.refused: dict[str, str] = {}
 
 
@@ -180,14 +191,59 @@ def _is_basic(key: Any) -> bool:
     return type(key) in _BASIC or (type(key) is tuple and all(map(_is_basic, key)))
 
 
-def _replaced(tree: Any, path: Path, value: Any) -> Any:
-    if not path:
-        return value
-    part = _replaced(tree[path[0]], path[1:], value)
-    if isinstance(tree, tuple):
-        return (*tree[: path[0]], part, *tree[path[0] + 1 :])
-    tree[path[0]] = part
-    return tree
+def _is_encoded(value: Any) -> bool:
+    """Whether the codec gives it back as it is; of some classes it makes their base class."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset, deque):
+        return all(map(_is_encoded, value))
+    if kind is dict:
+        return all(map(_is_encoded, value)) and all(map(_is_encoded, value.values()))
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return value.dtype.kind in _NUMBERS
+    return kind in _ENCODED
+
+
+# ---------------------------------------------------------------- back
+
+
+def restore(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Put back what `PlainCheckpoints.of` has taken out of a checkpoint, if it is one of those.
+
+    Raises:
+        ProtocolError: It has no place in it.
+    """
+    places: dict[Any, Any] = {}
+    try:
+        own = checkpoint.get(CHECKPOINT_KEY, {})
+        numbers, encoded = own.pop("numbers", {}), own.pop("encoded", [])
+        for name, paths in numbers.items():
+            for path in paths:
+                _place(places, path, type_of_numbers(name).type)
+        for path, header, leaves in encoded:
+            _place(places, path, partial(_instead, TENSORS.decode(header, leaves)))
+        return checkpoint if not places else dict(_replaced(checkpoint, places))
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ProtocolError(f"a checkpoint with values that have no place in it: {error!r}") from None
+
+
+def _instead(value: Any, _: Any) -> Any:
+    return value
+
+
+def _place(places: dict[Any, Any], path: Path, make: Callable[[Any], Any]) -> None:
+    for key in path[:-1]:
+        places = places.setdefault(key, {})
+    places[path[-1]] = make
+
+
+def _replaced(tree: Any, places: Any) -> Any:
+    """A tree with other values in some places; each container is made once."""
+    if callable(places):
+        return places(tree)
+    items = dict(tree) if type(tree) is dict else dict(enumerate(tree)) if type(tree) in (list, tuple) else {}
+    replaced = {key: _replaced(items[key], part) for key, part in places.items()}
+    parts = {**items, **replaced}
+    return parts if type(tree) is dict else type(tree)(parts.values())
 
 
 def _reason(error: Exception) -> str:

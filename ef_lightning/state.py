@@ -126,6 +126,12 @@ class TrainerState:
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
+        running["checkpoint_callbacks"] = [
+            hooks.own_files(self._trainer, callback, _without_names(private))
+            for callback, private in zip(
+                self._callbacks("ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
+            )
+        ]
         state = {"compensation": saved.pop("compensation"), "checkpoints": None, "claims": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         hooks.set_logged_values(self._trainer, running["values"])
@@ -274,6 +280,11 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
 def _private(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
     return {k: v for k, v in vars(callback).items() if _is_plain(v) and k != "_last_time_checked"}
+
+
+def _without_names(private: dict[str, Any]) -> dict[str, Any]:
+    """Those that may come from a store: not how files are named."""
+    return {k: v for k, v in private.items() if not isinstance(v, str) or k in hooks.CHECKPOINT_FILES}
 
 
 # ---------------------------------------------------------------- packing

@@ -47,7 +47,7 @@ from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
-from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
+from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
@@ -601,6 +601,7 @@ class ElasticMixin(CollectivesMixin):
         checkpoint = None if self._checkpoints is None else self._checkpoints.load(path)
         if checkpoint is None:
             checkpoint = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        checkpoint = restore(checkpoint)
         state = checkpoint.pop(CHECKPOINT_KEY, None)
         if state is not None:
             for name in ("running", "random"):

@@ -25,8 +25,8 @@ class ArrayLeaves:
 
     def take(self, value: Any) -> tuple[str, Any] | None:
         """Tag and leaf of a value that travels as one; None for anything else."""
-        if isinstance(value, np.ndarray) and _travels(value.dtype):
-            return "a", np.ascontiguousarray(value)
+        if type(value) in (np.ndarray, np.memmap) and _travels(value.dtype):
+            return "a", np.ascontiguousarray(value, value.dtype.newbyteorder("="))
         return None
 
     def give(self, tag: str, leaf: Any, shape: Sequence[int]) -> Any:
@@ -49,7 +49,7 @@ class ArrayLeaves:
         Raises:
             TypeError, ValueError: There is no such type or shape.
         """
-        return np.empty(shape, dtype=_dtype(dtype))
+        return np.empty(shape, dtype=type_of_numbers(dtype))
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
         """Its memory, shape (bytes,), uint8; a view where it is contiguous."""
@@ -72,7 +72,12 @@ def _travels(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" or dtype.name == "bfloat16"
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def type_of_numbers(name: str) -> np.dtype[Any]:
+    """A type of NumPy's, by its name.
+
+    Raises:
+        TypeError: It is not one of numbers.
+    """
     found = np.dtype(name) if str(name).isalnum() else None  # NumPy parses what is not as a list of fields
     if found is None or not _travels(found):
         raise TypeError(f"arrays of this type do not travel. Received: {name!r}")
@@ -82,7 +87,8 @@ def _dtype(name: str) -> np.dtype[Any]:
 class Codec:
     """Encodes trees of plain values, and of what `leaves` knows.
 
-    Plain are: None, bool, int, float, str, bytes, list, tuple, set, deque, dict, Path, timedelta, NumPy numbers.
+    Plain are: None, bool, int, float, str, bytes, list, tuple, set, frozenset, deque, dict, Path, timedelta,
+    and NumPy's numbers and arrays. Of a subclass, an enum of numbers say, it makes the class itself.
     """
 
     def __init__(self, leaves: ArrayLeaves) -> None:
@@ -174,7 +180,7 @@ class Codec:
         if isinstance(value, Path):
             return ["p", str(value)]
         if isinstance(value, timedelta):
-            return ["s", value.total_seconds()]
+            return ["s", [value.days, value.seconds, value.microseconds]]
         for tag, kind in _SEQUENCES.items():
             if type(value) is kind:
                 return [tag, [self._encode(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)]]
@@ -203,7 +209,7 @@ class Codec:
             return self._leaves.give(tag, leaves[content], node[2])
         match tag:
             case "n":
-                return np.frombuffer(base64.b64decode(node[2], validate=True), _dtype(content))[0]
+                return np.frombuffer(base64.b64decode(node[2], validate=True), type_of_numbers(content))[0]
             case "q":
                 maxlen, items = content
                 return deque((self._decode(item, leaves) for item in items), maxlen)
@@ -212,7 +218,7 @@ class Codec:
             case "p":
                 return Path(content)
             case "s":
-                return timedelta(seconds=content)
+                return timedelta(*content)
             case "d" | "o":
                 pairs = ((self._decode(k, leaves), self._decode(v, leaves)) for k, v in content)
                 return OrderedDict(pairs) if tag == "o" else dict(pairs)

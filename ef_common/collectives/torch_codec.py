@@ -20,7 +20,9 @@ class TensorLeaves(ArrayLeaves):
         if isinstance(value, Tensor):
             return "t", value.detach()
         taken = super().take(value)
-        return None if taken is None else ("a", torch.from_numpy(taken[1]))
+        if taken is None or taken[1].dtype.name not in _ARRAYS:
+            return None
+        return "a", torch.from_numpy(taken[1] if taken[1].flags.writeable else taken[1].copy())
 
     def give(self, tag: str, leaf: Any, shape: Sequence[int]) -> Any:
         """See the base class."""
@@ -63,9 +65,13 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_ARRAYS = {"bool", "float16", "float32", "float64", "complex64", "complex128", *_INTEGERS}
+
+
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, str(name), None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex or name in _ARRAYS):
         raise ValueError(f"unknown type of tensor. Received: {name!r}")
     return dtype
 

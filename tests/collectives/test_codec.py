@@ -52,6 +52,7 @@ def test_tree_round_trip_gives_an_equal_tree_of_the_same_types(value: Any) -> No
         {3, 4},
         Path("a/b"),
         timedelta(seconds=1.5),
+        timedelta(days=200_000, microseconds=1),
         torch.float16,
         torch.device("cpu"),
         np.float32(0.5),
@@ -88,10 +89,39 @@ def test_tensor_round_trip_keeps_type_shape_and_bits(tensor: torch.Tensor) -> No
     assert torch.equal(copy, tensor)
 
 
-def test_array_round_trip_is_equal() -> None:
-    array = np.arange(12, dtype=np.uint32).reshape(3, 4)
-    copy = TENSORS.loads(TENSORS.dumps(array))
+@pytest.mark.parametrize("codec", [ARRAYS, TENSORS])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.uint32).reshape(3, 4),
+        np.arange(12.0).reshape(3, 4)[::2, ::-1],
+        np.arange(3, dtype=">i4"),
+        np.broadcast_to(np.float16(1.5), (2, 2)),
+        np.array([True, False]),
+        np.zeros((2, 0), np.complex64),
+        np.array(3, np.int8),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_array_round_trip_is_equal(codec: Any, array: Any) -> None:
+    copy = codec.loads(codec.dumps(array))
     np.testing.assert_array_equal(copy, array)
+    assert copy.dtype == array.dtype.newbyteorder("=")
+    assert copy.shape == array.shape
+
+
+@pytest.mark.parametrize("codec", [ARRAYS, TENSORS])
+@pytest.mark.parametrize(
+    "array", [np.ma.masked_equal([1, 2], 2), np.array(["a"]), np.array([{}]), np.zeros(2, "f4,i4")]
+)
+def test_arrays_of_another_kind_raise(codec: Any, array: Any) -> None:
+    with pytest.raises(UnsupportedError, match="rray"):
+        codec.dumps([array])
+
+
+def test_array_that_torch_does_not_know_raises() -> None:
+    with pytest.raises(UnsupportedError, match="ndarray"):
+        TENSORS.dumps(np.zeros(2, np.longdouble))
 
 
 @pytest.mark.parametrize("value", [np.datetime64("2026-01-01"), np.void(b"x"), Fraction(1, 2)])
@@ -129,6 +159,10 @@ def test_garbage_raises_a_protocol_error(payload: bytes) -> None:
         {"tree": ["n", "float64", "AAAA"], "tensors": []},
         {"tree": ["n", "float64", ""], "tensors": []},
         {"tree": ["n", 3, ""], "tensors": []},
+        {"tree": ["n", "U1", "AAAAAA=="], "tensors": []},
+        {"tree": ["n", "float64", "AAAAAAAAAAA=!"], "tensors": []},
+        {"tree": ["s", 3], "tensors": []},
+        {"tree": ["s", ["a", 0, 0]], "tensors": []},
         {"tree": ["q", [-1, []]], "tensors": []},
         {"tree": ["q", [1]], "tensors": []},
     ],
@@ -138,7 +172,9 @@ def test_malformed_tree_raises_a_protocol_error(document: dict[str, Any]) -> Non
         TENSORS.decode(json.dumps(document).encode(), [])
 
 
-@pytest.mark.parametrize("specs", [[["nonsense", [1]]], [["float32", [-1]]], [["load", [1]]], [[1]], 3])
+@pytest.mark.parametrize(
+    "specs", [[["nonsense", [1]]], [["float32", [-1]]], [["load", [1]]], [["quint8", [1]]], [["bits8", [1]]], [[1]], 3]
+)
 def test_malformed_tensor_specs_raise_a_protocol_error(specs: Any) -> None:
     header = json.dumps({"tree": None, "tensors": specs}).encode()
     with pytest.raises(ProtocolError):

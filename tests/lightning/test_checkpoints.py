@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import json
@@ -25,6 +26,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import NewerFormat, UnsupportedError, UsageError
 from ef_common.launch import process
 from ef_lightning import strategy_for
+from ef_lightning.plain_checkpoint import PlainCheckpoints
 from tests.lightning import battery, training
 from tests.lightning.battery import Case
 from tests.lightning.conftest import HOSTS
@@ -179,6 +181,10 @@ def hyper_parameters_of_ones_own(pl: Any, folder: Path) -> Case:
         def loss(self, batch: Any) -> Tensor:
             return super().loss(batch) * self.hparams.normalizer.mean * self.hparams.config.width
 
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            if self._trainer is not None:
+                assert checkpoint["hyper_parameters"] == dict(self.hparams)
+
     return Case(Own, {}, SHUFFLED, LENGTH)
 
 
@@ -188,6 +194,9 @@ def configuration_as_the_one_argument(pl: Any, folder: Path) -> Case:
         def __init__(self, config: Any = CONFIG) -> None:
             super().__init__()
             self.save_hyperparameters(config)
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert checkpoint["hyper_parameters"] == CONFIG
 
     return Case(Own, {}, SHUFFLED, LENGTH)
 
@@ -536,6 +545,56 @@ def test_objects_in_a_checkpoint_are_loaded_only_if_the_user_says_so(
         trainer, _ = start(training_of(), settings, monkeypatch)
         assert trainer.state.status == "finished"
         assert (tmp_path / "made").exists()
+
+
+def test_file_with_numbers_of_numpy_is_loaded_whole_when_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = CASES["numbers_of_numpy"]
+    undisturbed, _ = start(make(pl, tmp_path), None, monkeypatch)
+    start(make(pl, tmp_path), Checkpointing(str(tmp_path / "a"), every_steps=1), monkeypatch, BreaksOffWhenSaved())
+    [folder] = (tmp_path / "a" / "checkpoints").iterdir()
+    monkeypatch.setattr(pl.Trainer, "fit", partialmethod(pl.Trainer.fit, ckpt_path=folder / "lightning.ckpt"))
+    again, _ = start(make(pl, tmp_path), Checkpointing(str(tmp_path / "b")), monkeypatch)
+    mine, theirs = (vars(trainer.callbacks[0])["losses"] for trainer in (again, undisturbed))
+    assert type(mine) is np.ndarray
+    assert mine.shape == theirs.shape
+
+
+@pytest.mark.parametrize("foreign", ["http://127.0.0.1:9/evil.ckpt", "{folder}/best/../thesis", "/thesis"])
+def test_files_that_a_checkpoint_names_elsewhere_are_forgotten(
+    foreign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning removes the files of a ModelCheckpoint that have become worse, and loads the best one to test it."""
+    foreign = foreign.format(folder=tmp_path)
+    own = str(tmp_path / "best" / "own.ckpt")
+    scores = {own: torch.tensor(1e9), foreign: torch.tensor(2e9)}
+    files = {"best_model_path": foreign, "kth_best_model_path": foreign, "last_model_path": own}
+
+    def forged(self: Any, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        [state] = [state for name, state in checkpoint["callbacks"].items() if name.startswith("ModelCheckpoint")]
+        state.update({**files, "best_k_models": scores})
+        return checkpoint
+
+    class Looks(pl.Callback):
+        seen: Any = None
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            self.seen = copy.deepcopy(trainer.checkpoint_callback.state_dict())
+
+    (tmp_path / "thesis").mkdir()
+    settings, looks = Checkpointing(str(tmp_path / "store"), every_steps=1), Looks()
+    with monkeypatch.context() as attack:
+        attack.setattr(PlainCheckpoints, "of", forged)
+        start(CASES["callbacks_that_remember"](pl, tmp_path), settings, monkeypatch, BreaksOffWhenSaved())
+    start(CASES["callbacks_that_remember"](pl, tmp_path), settings, monkeypatch, looks)
+    assert {name: looks.seen[name] for name in files} == {
+        "best_model_path": "",
+        "kth_best_model_path": "",
+        "last_model_path": own,
+    }
+    assert looks.seen["best_k_models"].keys() == {own}
+    assert (tmp_path / "thesis").exists()
 
 
 def test_model_is_loaded_from_a_checkpoint_with_the_hyper_parameters_that_it_lacks(

@@ -259,6 +259,25 @@ def test_hyper_parameters_are_where_they_are_expected(host: str) -> None:
     )
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_files_of_a_checkpoint_callback_are_those_that_are_expected(host: str, tmp_path: Path) -> None:
+    pl = importlib.import_module(host)
+    callback = pl.callbacks.ModelCheckpoint(tmp_path / "best")
+    trainer = training.trainer(
+        pl, "auto", logger=pl.loggers.CSVLogger(tmp_path / "logs"), default_root_dir=tmp_path / "root"
+    )
+    texts = {name for name, value in callback.state_dict().items() if isinstance(value, str)} - {"monitor"}
+    assert texts <= {*hooks.CHECKPOINT_FILES} <= {*vars(callback)}
+    own = [f"{tmp_path}/{folder}/a.ckpt" for folder in ("best", "logs/version_0", "root/deep/er")]
+    foreign = ["/etc/a.ckpt", "s3://bucket/a.ckpt", f"{tmp_path}/best/../a.ckpt", f"{tmp_path}/bester/a.ckpt", "a.ckpt"]
+    state = {"best_k_models": dict.fromkeys([*own, *foreign], 1.0), "best_model_score": 2.0, "monitor": "loss"}
+    assert hooks.own_files(trainer, callback, state) == {**state, "best_k_models": dict.fromkeys(own, 1.0)}
+    for name in hooks.CHECKPOINT_FILES:
+        assert [hooks.own_files(trainer, callback, {name: path}) for path in own] == [{name: path} for path in own]
+        forgotten = {} if name == "dirpath" else {name: ""}
+        assert [hooks.own_files(trainer, callback, {name: path}) for path in foreign] == [forgotten] * len(foreign)
+
+
 def test_metric_states_are_synchronized_by_one_method() -> None:
     assert not [name for name in vars(MeanMetric) if name == "_sync_dist"]
     assert callable(Metric._sync_dist)
