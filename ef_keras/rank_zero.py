@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from ef_common.session import Session
+from ef_keras.memories import restore
 
 _KINDS = (
     "BackupAndRestore",
@@ -36,14 +37,6 @@ def only_on_rank_zero(callbacks: Any, session: Session) -> None:
 def unwrapped(callback: Any) -> Any:
     """The user's callback, if this stands for one."""
     return callback.wrapped if isinstance(callback, OnRankZero) else callback
-
-
-def restore(callback: Any, memory: dict[str, Any]) -> None:
-    """Let a callback remember: its fields, or what it takes by `load_state_dict`."""
-    if "user" in memory:
-        callback.load_state_dict(memory["user"])
-    else:
-        vars(callback).update(memory)
 
 
 class OnRankZero:

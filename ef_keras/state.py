@@ -14,18 +14,10 @@ from ef_common.data.claiming import Claiming
 from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_keras import hooks
 from ef_keras.checkpoints import FitCheckpoints
-from ef_keras.rank_zero import OnRankZero, restore, unwrapped
+from ef_keras.memories import memory_of, restore
+from ef_keras.rank_zero import OnRankZero, unwrapped
 
 logger = logging.getLogger(__name__)
-
-_REMEMBERED: dict[str, tuple[str, ...]] = {
-    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
-    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
-    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
-    "History": ("epoch", "history"),
-    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
-}
-"""Fields of Keras's own callbacks that change while they run, by the name of their class."""
 
 Memory = tuple[str, dict[str, Any]]
 """What a callback remembers: its key (see `_by_kind`), and its fields."""
@@ -134,7 +126,7 @@ class FitState:
             (key, memory)
             for key, callback in _by_kind(self._callbacks()).items()
             if isinstance(callback, OnRankZero) or not of_rank_zero
-            if (memory := _memory_of(callback)) is not None
+            if (memory := memory_of(unwrapped(callback))) is not None
         ]
 
     def remember(self, memories: Sequence[Memory]) -> None:
@@ -173,23 +165,3 @@ def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:
         number = sum(key.startswith(f"{name}#") for key in found)
         found[f"{name}#{number}"] = callback
     return found
-
-
-def _memory_of(callback: Any) -> dict[str, Any] | None:
-    """What a callback remembers; one of the user's says so with `state_dict` and `load_state_dict`."""
-    callback = unwrapped(callback)
-    if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
-        return {"user": callback.state_dict()}
-    for kind in type(callback).__mro__:
-        if kind.__name__ in _REMEMBERED and kind.__module__.startswith("keras."):
-            names = _REMEMBERED[kind.__name__]
-            return {name: getattr(callback, name) for name in names if _is_plain(getattr(callback, name, None))}
-    return None
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        ARRAYS.encode(value)
-    except UnsupportedError:
-        return False
-    return True

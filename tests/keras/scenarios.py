@@ -15,8 +15,8 @@ from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.failing import Failing
 from ef_keras import hooks
+from ef_keras.memories import FIELDS, memory_of, restore
 from ef_keras.rank_zero import OnRankZero
-from ef_keras.state import _REMEMBERED
 from tests.keras.features import CustomStep, compiled, data, net
 
 
@@ -223,18 +223,26 @@ def look_at_hooks() -> dict[str, Any]:
         "seed": [hooks.random_seed(), keras.utils.set_random_seed(5), hooks.random_seed()],
         "step": hooks.new_train_function(model) is not model.train_function,
         "missing": _missing_fields(),
+        "remembered": _remembered(),
     }
 
 
 def _missing_fields() -> list[str]:
     arguments = {"ModelCheckpoint": {"filepath": "x.keras"}, "TensorBoard": {"log_dir": "logs"}}
     missing = []
-    for name, fields in _REMEMBERED.items():
+    for name, fields in FIELDS.items():
         kind = getattr(keras.callbacks, name)
         source = inspect.getsource(kind) + inspect.getsource(kind.__mro__[1])
         callback = kind(**arguments.get(name, {}))
         missing += [f"{name}.{f}" for f in fields if not hasattr(callback, f) and f"self.{f} =" not in source]
     return missing
+
+
+def _remembered() -> list[Any]:
+    """What a callback takes in of a memory that says more than callbacks remember."""
+    callback = keras.callbacks.ModelCheckpoint("x.keras")
+    restore(callback, {"best": 0.5, "filepath": "/elsewhere.keras", "new": 1})
+    return [callback.filepath, "new" in vars(callback), memory_of(callback)]
 
 
 # ---------------------------------------------------------------- exceptions that leave a fit
