@@ -17,7 +17,7 @@ from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.layout import Layout, Path
 from ef_common.storage.shares import SharedFile
-from ef_lightning import hooks
+from ef_lightning import hooks, own_files
 from ef_lightning.file_layout import IsShared, layout_of, save
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, PlainCheckpoints
@@ -123,7 +123,7 @@ class TrainerCheckpoints:
     def _read(self) -> dict[str, Any]:
         with self.job.open(FILE) as file:
             checkpoint = self._plain.load(file)
-        hooks.keep_own_files(self._trainer, checkpoint)
+        own_files.forget_foreign_files(self._trainer, checkpoint)
         hooks.add_hyper_parameters(self._trainer, checkpoint)
         self._random = checkpoint[CHECKPOINT_KEY].pop("random")
         return checkpoint

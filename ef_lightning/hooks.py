@@ -7,8 +7,10 @@ the name of what moved when a release of Lightning changes one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -360,39 +362,7 @@ def add_hyper_parameters(trainer: Any, checkpoint: dict[str, Any]) -> None:
     for owner, (key, *_) in zip((trainer.lightning_module, trainer.datamodule), HYPER_PARAMETERS, strict=True):
         if owner is not None and owner.hparams:
             kept = checkpoint.get(key)
-            checkpoint[key] = {**owner.hparams, **kept} if isinstance(kept, dict) else owner.hparams
-
-
-CHECKPOINT_FILES = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path", "_last_checkpoint_saved")
-"""What a ModelCheckpoint knows of files, besides `best_k_models`."""
-
-
-def keep_own_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Forget, in a checkpoint that comes from a store, files that are none of the callbacks' own."""
-    for callback in trainer.checkpoint_callbacks:
-        state = checkpoint.get("callbacks", {}).get(callback.state_key)
-        if state is not None:
-            checkpoint["callbacks"][callback.state_key] = own_files(trainer, callback, state)
-
-
-def own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a ModelCheckpoint without files outside the folders of this training.
-
-    It removes the files that its state names, and `Trainer.test(ckpt_path="best")` loads them, from any URL.
-    """
-    folders = (getattr(callback, "dirpath", None), trainer.default_root_dir, *(log.save_dir for log in trainer.loggers))
-    roots = [str(folder) for folder in folders if folder]
-
-    def is_own(name: Any) -> bool:
-        path = str(name)
-        return not path or (".." not in path.split("/") and any(path == r or path.startswith(f"{r}/") for r in roots))
-
-    kept = {name: value for name, value in state.items() if name not in CHECKPOINT_FILES or is_own(value)}
-    forgotten = {name: "" for name in state if name not in kept and name != "dirpath"}
-    models = state.get("best_k_models")
-    if models is not None:
-        kept["best_k_models"] = {name: score for name, score in models.items() if is_own(name)}
-    return {**kept, **forgotten}
+            checkpoint[key] = {**owner.hparams, **kept} if isinstance(kept, dict) else copy(owner.hparams)
 
 
 def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
@@ -453,9 +423,10 @@ def logger_versions(trainer: Any) -> list[Any]:
 
 def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
     """Make the loggers of this worker write where those of rank 0 do, should it become rank 0."""
-    for logger, version in zip(trainer.loggers, versions, strict=True):
-        if hasattr(logger, "_version") and version is not None:
-            logger._version = version
+    for log, version in zip(trainer.loggers, versions, strict=True):
+        is_name = isinstance(version, int) or (isinstance(version, str) and re.fullmatch(r"\w[\w.=-]*", version))
+        if hasattr(log, "_version") and is_name:  # a store may have named a folder elsewhere
+            log._version = version
 
 
 def step_to_log(trainer: Any) -> int | None:

@@ -33,7 +33,7 @@ CHECKPOINT_KEY = "elasticflow"
 _BASIC = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
 _ENCODED = (type(None), bool, int, float, str, bytes, timedelta, type(FilePath()), torch.Tensor)
 _NUMBERS = "biufc"
-_MOST_TOLD = 3
+_MOST_BITS = 2000
 _HELP = (
     "Keep tensors, arrays, numbers, texts and containers of them, or name what may be loaded by "
     "torch.serialization.add_safe_globals([…]), or, if you trust whoever may write into the store, let everything be "
@@ -51,7 +51,7 @@ class PlainCheckpoints:
     def __init__(self, weights_only: bool | None) -> None:
         self._weights_only = weights_only is not False
         self._left_out: set[tuple[str, Any]] = set()
-        self._told: set[str] = set()
+        self._refused: set[type] = set()
 
     def of(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """The same checkpoint, as basic values and what torch loads. Warns of what torch will refuse all the same.
@@ -65,11 +65,12 @@ class PlainCheckpoints:
         for keys in hooks.HYPER_PARAMETERS:
             self._leave_out(kept, *keys)
         found = _Found()
-        plain: dict[str, Any] = self._plain(kept, (), found)
+        plain: dict[str, Any] = _plain(kept, (), found)
         if found.numbers or found.encoded:
-            own = plain.get(CHECKPOINT_KEY, {})
-            plain[CHECKPOINT_KEY] = {**own, "numbers": found.numbers, "encoded": found.encoded}
-        self._warn(found.refused)
+            header, leaves = TENSORS.encode([value for _, value in found.encoded])
+            encoded = ([path for path, _ in found.encoded], header, leaves)
+            plain[CHECKPOINT_KEY] = {**plain.get(CHECKPOINT_KEY, {}), "numbers": found.numbers, "encoded": encoded}
+        self._warn_of(found.others)
         return plain
 
     def load(self, file: Any) -> dict[str, Any]:
@@ -105,8 +106,8 @@ class PlainCheckpoints:
             found = _Found()
             if (key, name) in self._left_out:
                 continue
-            plain = self._plain(value, (), found)
-            if found.encoded or found.refused:
+            plain = _plain(value, (), found)
+            if found.encoded or not all(_is_loaded(other) for _, other in found.others):
                 self._left_out.add((key, name))
                 news.append(str(name))
             else:
@@ -125,70 +126,76 @@ class PlainCheckpoints:
             for each in (key, name_key, type_key):
                 checkpoint.pop(each, None)
 
-    def _plain(self, value: Any, path: Path, found: _Found) -> Any:
-        kind = type(value)
-        if kind in _BASIC or isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, dict) and all(map(_is_basic, value)):
-            return {key: self._plain(part, (*path, key), found) for key, part in value.items()}
-        if kind in (list, tuple):
-            return kind(self._plain(part, (*path, index), found) for index, part in enumerate(value))
-        if (kind is bytes and value) or (kind is set and all(map(_is_basic, value))):
-            return value  # without bytes, torch refuses them
-        if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS and type(number := value.item()) in _BASIC:
-            found.numbers.setdefault(value.dtype.name, []).append(path)
-            return number
-        try:
-            if _is_encoded(value):
-                found.encoded.append((path, *TENSORS.encode(value)))
-                return None
-            if self._is_loaded(value):
-                return value
-        except Exception as error:  # an object of the user's may do anything when it is saved
-            logger.debug("%s cannot be saved: %r", kind, error)
-        found.refused["".join(f"[{key!r}]" for key in path)] = f"{kind.__module__}.{kind.__qualname__}"
-        return value
-
-    def _is_loaded(self, value: Any) -> bool:
-        """Whether torch loads what it saves of this."""
-        file = io.BytesIO()
-        torch.save(value, file)
-        file.seek(0)
-        try:
-            torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:
-            return False
-        return True
-
-    def _warn(self, refused: dict[str, str]) -> None:
-        news = [f"{where} ({kind})" for where, kind in refused.items() if kind not in self._told]
-        self._told |= set(refused.values())
-        if news:
-            more = [f"and {len(news) - _MOST_TOLD} more"] if len(news) > _MOST_TOLD else []
+    def _warn_of(self, others: list[tuple[Path, Any]]) -> None:
+        """Warn of those that torch does not load, once for each class."""
+        others = [(path, value) for path, value in others if type(value) not in self._refused]
+        if not others or _is_loaded([value for _, value in others]):
+            return
+        refused = []
+        for path, value in others:
+            if type(value) not in self._refused and not _is_loaded(value):
+                self._refused.add(type(value))
+                refused.append(f"{''.join(f'[{key!r}]' for key in path)} ({_name(type(value))})")
+        if refused:
             logger.warning(
                 "this training will not go on from its checkpoints by itself. %s. Received: %s",
                 _HELP,
-                ", ".join(news[:_MOST_TOLD] + more),
+                ", ".join(refused),
             )
+
+
+def _plain(value: Any, path: Path, found: _Found) -> Any:
+    """A tree of basic values and tensors, with what else is in it noted in `found`."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor) or _is_basic(value):
+        return value
+    if isinstance(value, dict) and all(map(_is_key, value)):
+        return {key: _plain(part, (*path, key), found) for key, part in value.items()}
+    if kind in (list, tuple):
+        if len(value) > 1 and _is_number(value[0]) and all(type(part) is type(value[0]) for part in value):
+            found.numbers.setdefault(value[0].dtype.name, []).append(path)
+            return kind(part.item() for part in value)
+        return kind(_plain(part, (*path, index), found) for index, part in enumerate(value))
+    if (kind is bytes and value) or (kind is set and all(map(_is_basic, value))):
+        return value  # without bytes, torch refuses them
+    if _is_number(value):
+        found.numbers.setdefault(value.dtype.name, []).append(path)
+        return value.item()
+    if _is_encoded(value):
+        found.encoded.append((path, value))
+        return None
+    found.others.append((path, value))
+    return value
 
 
 class _Found:
     """What is not plain in a tree.
 
     Attributes:
-        numbers: Places of NumPy's numbers, which are in the tree as Python's, by the name of their type.
-        encoded: Place, header and leaves of what the codec knows.
-        refused: The names of the other types, by their place.
+        numbers: Places of NumPy's numbers, and of lists and tuples of them, which are in the tree as Python's; by the
+            name of their type.
+        encoded: What the codec knows, which is not in the tree, with its place.
+        others: All else, with its place.
     """
 
     def __init__(self) -> None:
         self.numbers: dict[str, list[Path]] = {}
-        self.encoded: list[tuple[Path, bytes, list[torch.Tensor]]] = []
-        self.refused: dict[str, str] = {}
+        self.encoded: list[tuple[Path, Any]] = []
+        self.others: list[tuple[Path, Any]] = []
 
 
-def _is_basic(key: Any) -> bool:
-    return type(key) in _BASIC or (type(key) is tuple and all(map(_is_basic, key)))
+def _is_basic(value: Any) -> bool:
+    kind = type(value)
+    return kind in _BASIC and (kind is not int or value.bit_length() < _MOST_BITS)  # torch reads no longer ones
+
+
+def _is_key(key: Any) -> bool:
+    """Whether it can be part of a path: what does not equal itself is not found again."""
+    return all(map(_is_key, key)) if type(key) is tuple else _is_basic(key) and key == key
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.generic) and value.dtype.kind in _NUMBERS and type(value.item()) in _BASIC
 
 
 def _is_encoded(value: Any) -> bool:
@@ -196,11 +203,30 @@ def _is_encoded(value: Any) -> bool:
     kind = type(value)
     if kind in (list, tuple, set, frozenset, deque):
         return all(map(_is_encoded, value))
-    if kind is dict:
+    if isinstance(value, dict):  # of any class: files hold none but dicts
         return all(map(_is_encoded, value)) and all(map(_is_encoded, value.values()))
-    if kind is np.ndarray or isinstance(value, np.generic):
+    if kind in (np.ndarray, np.memmap):
+        return TENSORS.takes(value)
+    if isinstance(value, np.generic):
         return value.dtype.kind in _NUMBERS
-    return kind in _ENCODED
+    return kind in _ENCODED and (kind is not int or value.bit_length() < _MOST_BITS)
+
+
+def _is_loaded(value: Any) -> bool:
+    """Whether torch loads what it saves of this."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # an object of the user's may do anything when it is saved
+        logger.debug("torch does not load what is of type %s: %r", type(value), error)
+        return False
+    return True
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 # ---------------------------------------------------------------- back
@@ -215,15 +241,19 @@ def restore(checkpoint: dict[str, Any]) -> dict[str, Any]:
     places: dict[Any, Any] = {}
     try:
         own = checkpoint.get(CHECKPOINT_KEY, {})
-        numbers, encoded = own.pop("numbers", {}), own.pop("encoded", [])
-        for name, paths in numbers.items():
-            for path in paths:
-                _place(places, path, type_of_numbers(name).type)
-        for path, header, leaves in encoded:
-            _place(places, path, partial(_instead, TENSORS.decode(header, leaves)))
+        numbers, (paths, header, leaves) = own.pop("numbers", {}), own.pop("encoded", ([], None, []))
+        for name, found in numbers.items():
+            for path in found:
+                _place(places, path, partial(_numbers, type_of_numbers(name).type))
+        for path, value in zip(paths, TENSORS.decode(header, leaves) if paths else (), strict=True):
+            _place(places, path, partial(_instead, value))
         return checkpoint if not places else dict(_replaced(checkpoint, places))
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ProtocolError(f"a checkpoint with values that have no place in it: {error!r}") from None
+
+
+def _numbers(kind: Callable[[Any], Any], value: Any) -> Any:
+    return type(value)(map(kind, value)) if type(value) in (list, tuple) else kind(value)
 
 
 def _instead(value: Any, _: Any) -> Any:

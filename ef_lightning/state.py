@@ -21,7 +21,7 @@ from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
 from ef_common.errors import ElasticFlowError, UnsupportedError
-from ef_lightning import hooks
+from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import Host
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
@@ -127,7 +127,7 @@ class TrainerState:
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
         running["checkpoint_callbacks"] = [
-            hooks.own_files(self._trainer, callback, _without_names(private))
+            own_files.written_files(self._trainer, callback, private)
             for callback, private in zip(
                 self._callbacks("ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
             )
@@ -280,11 +280,6 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
 def _private(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
     return {k: v for k, v in vars(callback).items() if _is_plain(v) and k != "_last_time_checked"}
-
-
-def _without_names(private: dict[str, Any]) -> dict[str, Any]:
-    """Those that may come from a store: not how files are named."""
-    return {k: v for k, v in private.items() if not isinstance(v, str) or k in hooks.CHECKPOINT_FILES}
 
 
 # ---------------------------------------------------------------- packing

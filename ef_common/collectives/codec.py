@@ -94,6 +94,10 @@ class Codec:
     def __init__(self, leaves: ArrayLeaves) -> None:
         self._leaves = leaves
 
+    def takes(self, value: Any) -> bool:
+        """Whether this travels as a leaf."""
+        return self._leaves.take(value) is not None
+
     def encode(self, value: Any, *, what: str = "value") -> tuple[bytes, list[Any]]:
         """Encode a tree of plain values.
 

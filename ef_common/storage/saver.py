@@ -278,7 +278,7 @@ class Saver:
     def _pause(self, seconds: float) -> None:
         with self._changed:
             if self._changed.wait_for(self._is_superseded, seconds):
-                raise ShareMissing("given up for a newer one, while others still wrote their shares")
+                raise ShareMissing("a newer one is due, while others still write their shares")
 
     def _is_superseded(self) -> bool:
         return self._pending is not None

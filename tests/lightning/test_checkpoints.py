@@ -21,6 +21,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import NewerFormat, UnsupportedError, UsageError
@@ -595,6 +596,40 @@ def test_files_that_a_checkpoint_names_elsewhere_are_forgotten(
     }
     assert looks.seen["best_k_models"].keys() == {own}
     assert (tmp_path / "thesis").exists()
+
+
+def test_who_begins_again_from_a_store_writes_where_its_own_program_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = {
+        "dirpath": str(tmp_path),
+        "filename": "../../{epoch}",
+        "FILE_EXTENSION": Path("/elsewhere"),
+        "best_model_path": "http://127.0.0.1:9/evil.ckpt",
+        "_last_checkpoint_saved": str(tmp_path / "best" / "last.ckpt"),
+    }
+
+    class BeginsAgain(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *args: Any) -> None:
+            state, known = trainer.strategy.session.state, trainer.checkpoint_callback
+            monkeypatch.setattr(trainer.strategy._checkpoints, "saved", lambda: forge(state.checkpoint()))
+            before = dict(vars(known))
+            assert state.restore()
+            self.changed = {key: value for key, value in vars(known).items() if value is not before[key]}
+            raise BreaksOffError
+
+    def forge(checkpoint: dict[str, Any]) -> dict[str, Any]:
+        own = checkpoint["elasticflow"]
+        running = TENSORS.loads(own["running"].numpy().tobytes())
+        running["checkpoint_callbacks"][0].update(forged)
+        own["running"] = torch.frombuffer(bytearray(TENSORS.dumps(running)), dtype=torch.uint8)
+        return checkpoint
+
+    begins = BeginsAgain()
+    settings = Checkpointing(str(tmp_path / "store"), every_steps=1)
+    start(CASES["callbacks_that_remember"](pl, tmp_path), settings, monkeypatch, begins)
+    assert begins.changed["_last_checkpoint_saved"] == forged["_last_checkpoint_saved"]
+    assert begins.changed.keys() & forged.keys() == {"_last_checkpoint_saved"}
 
 
 def test_model_is_loaded_from_a_checkpoint_with_the_hyper_parameters_that_it_lacks(

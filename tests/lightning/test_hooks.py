@@ -19,7 +19,9 @@ import torch
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, Metric
 
+from ef_common.errors import ProtocolError
 from ef_lightning import hooks
+from ef_lightning import host as hosts
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
 
@@ -260,22 +262,29 @@ def test_hyper_parameters_are_where_they_are_expected(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_files_of_a_checkpoint_callback_are_those_that_are_expected(host: str, tmp_path: Path) -> None:
+def test_versions_of_loggers_are_taken_if_they_name_no_other_folder(host: str, tmp_path: Path) -> None:
     pl = importlib.import_module(host)
-    callback = pl.callbacks.ModelCheckpoint(tmp_path / "best")
-    trainer = training.trainer(
-        pl, "auto", logger=pl.loggers.CSVLogger(tmp_path / "logs"), default_root_dir=tmp_path / "root"
-    )
-    texts = {name for name, value in callback.state_dict().items() if isinstance(value, str)} - {"monitor"}
-    assert texts <= {*hooks.CHECKPOINT_FILES} <= {*vars(callback)}
-    own = [f"{tmp_path}/{folder}/a.ckpt" for folder in ("best", "logs/version_0", "root/deep/er")]
-    foreign = ["/etc/a.ckpt", "s3://bucket/a.ckpt", f"{tmp_path}/best/../a.ckpt", f"{tmp_path}/bester/a.ckpt", "a.ckpt"]
-    state = {"best_k_models": dict.fromkeys([*own, *foreign], 1.0), "best_model_score": 2.0, "monitor": "loss"}
-    assert hooks.own_files(trainer, callback, state) == {**state, "best_k_models": dict.fromkeys(own, 1.0)}
-    for name in hooks.CHECKPOINT_FILES:
-        assert [hooks.own_files(trainer, callback, {name: path}) for path in own] == [{name: path} for path in own]
-        forgotten = {} if name == "dirpath" else {name: ""}
-        assert [hooks.own_files(trainer, callback, {name: path}) for path in foreign] == [forgotten] * len(foreign)
+    trainer = training.trainer(pl, "auto", logger=pl.loggers.CSVLogger(tmp_path))
+    for version in (3, "version_3", "2026-11-23", "a.b=c"):
+        hooks.set_logger_versions(trainer, [version])
+        assert hooks.logger_versions(trainer) == [version]
+    for version in (None, "../../x", "..", "/etc", "a/b", "", 1.5, ["x"]):
+        hooks.set_logger_versions(trainer, [version])
+        assert hooks.logger_versions(trainer) == ["a.b=c"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_counters_and_reductions_that_there_are_not_are_refused(host: str) -> None:
+    pl = importlib.import_module(host)
+    trainer = training.trainer(pl, "auto")
+    progress = hooks.loop_progress(trainer)
+    hooks.load_loop_progress(trainer, progress)
+    with pytest.raises(ProtocolError, match=r"trainer\.strategy"):
+        hooks.load_loop_progress(trainer, {**progress, "trainer.strategy.model": {}})
+    trainer.strategy.connect(training.regression(pl)())
+    result = {"key": "a", "reduce_fx": "load", "fields": {}}
+    with pytest.raises(ProtocolError, match="load"):
+        hooks.load_log_state(trainer, hosts.HOSTS[host], {"place": [True, None], "results": [[result], []]})
 
 
 def test_metric_states_are_synchronized_by_one_method() -> None:

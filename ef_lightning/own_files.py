@@ -1,0 +1,72 @@
+"""What a ModelCheckpoint may be told by a store: which of its own files there are, and nothing of others'.
+
+It removes the files that its state names, and `Trainer.test(ckpt_path="best")` loads them, from any URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_MOST_TOLD = 3
+_FILES = ("best_model_path", "kth_best_model_path", "last_model_path", "_last_checkpoint_saved")
+_SCORES = ("best_k_models", "best_model_score", "kth_value", "current_score", "_last_global_step_saved")
+
+
+def forget_foreign_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """Forget, in a checkpoint that comes from a store, files that are none of the callbacks' own."""
+    states = checkpoint.get("callbacks", {})
+    for callback in trainer.checkpoint_callbacks:
+        state = states.get(callback.state_key)
+        if isinstance(state, dict):
+            states[callback.state_key] = {**state, **_own_files(trainer, callback, state)}
+
+
+def written_files(trainer: Any, callback: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """What a ModelCheckpoint may be told by a store of what it has written: not where and how it writes.
+
+    Args:
+        trainer: The Trainer.
+        callback: The ModelCheckpoint.
+        fields: Of it, in an earlier run.
+    """
+    known = {name: value for name, value in fields.items() if name in (*_FILES, *_SCORES)}
+    return {**known, **_own_files(trainer, callback, known)}
+
+
+def _own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The fields that name files, without those outside the folders of this training."""
+    folders = (getattr(callback, "dirpath", None), trainer.default_root_dir, *(log.save_dir for log in trainer.loggers))
+    roots = [str(folder) for folder in folders if folder is not None]
+    suffix = getattr(callback, "FILE_EXTENSION", "")
+
+    def is_own(name: Any) -> bool:
+        return name == "" or (str(name).endswith(suffix) and any(_is_below(str(name), root) for root in roots))
+
+    models = state.get("best_k_models", {})
+    models = models if isinstance(models, dict) else {}
+    named = {name: state[name] for name in _FILES if name in state}
+    kept = {name: value if is_own(value) else "" for name, value in named.items()}
+    if "best_k_models" in state:
+        kept["best_k_models"] = {name: score for name, score in models.items() if is_own(name)}
+    foreign = [*(v for v in named.values() if not is_own(v)), *(n for n in models if not is_own(n))]
+    if foreign:
+        if "best_model_score" in state and kept.get("best_model_path") == "":
+            kept["best_model_score"] = None
+        logger.warning(
+            "%s forgets files of an earlier run that are not below its dirpath, the loggers' folders or "
+            "default_root_dir. Received: %s",
+            type(callback).__name__,
+            sorted(map(str, set(foreign)))[:_MOST_TOLD],
+        )
+    return kept
+
+
+def _is_below(name: str, root: str) -> bool:
+    pairs = [(name, root.rstrip("/"))]
+    if "://" not in name + root:
+        pairs.append((os.path.join(os.getcwd(), os.path.expanduser(name)), os.path.abspath(os.path.expanduser(root))))
+    return any(n.startswith(f"{r}/") and ".." not in n[len(r) :].split("/") for n, r in pairs if r)
