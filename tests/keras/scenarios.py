@@ -242,7 +242,7 @@ def _remembered() -> list[Any]:
     """What a callback takes in of a memory that says more than callbacks remember."""
     callback = keras.callbacks.ModelCheckpoint("x.keras")
     restore(callback, {"best": 0.5, "filepath": "/elsewhere.keras", "new": 1})
-    return [callback.filepath, "new" in vars(callback), memory_of(callback)]
+    return [callback.filepath, "new" in vars(callback), callback.best, sorted(memory_of(callback) or {})]
 
 
 # ---------------------------------------------------------------- exceptions that leave a fit

@@ -31,11 +31,8 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
     assert found["seed"] == [None, None, 5]
     assert found["step"]
     assert found["missing"] == []
-    assert found["remembered"] == [
-        "x.keras",
-        False,
-        {"best": 0.5, "_batches_seen_since_last_saving": 0, "_last_batch_seen": None},
-    ]
+    fields = ["_batches_seen_since_last_saving", "_last_batch_seen", "best"]
+    assert found["remembered"] == ["x.keras", False, 0.5, fields]
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
