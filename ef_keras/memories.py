@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ef_common.collectives.codec import ARRAYS
-from ef_common.errors import UnsupportedError
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
@@ -24,7 +23,7 @@ def memory_of(callback: Any) -> dict[str, Any] | None:
     names = _fields_of(callback)
     if names is None:
         return None
-    return {name: getattr(callback, name) for name in names if _is_plain(getattr(callback, name, None))}
+    return {name: getattr(callback, name) for name in names if ARRAYS.knows(getattr(callback, name, None))}
 
 
 def restore(callback: Any, memory: dict[str, Any]) -> None:
@@ -42,11 +41,3 @@ def _is_stateful(callback: Any) -> bool:
 def _fields_of(callback: Any) -> tuple[str, ...] | None:
     kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")]
     return next((FIELDS[name] for name in kinds if name in FIELDS), None)
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        ARRAYS.encode(value)
-    except UnsupportedError:
-        return False
-    return True

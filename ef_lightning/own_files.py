@@ -49,10 +49,10 @@ def _own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, 
     models = state.get("best_k_models", {})
     models = models if isinstance(models, dict) else {}
     named = {name: state[name] for name in _FILES if name in state}
-    kept = {name: value if is_own(value) else "" for name, value in named.items()}
+    foreign = {str(name) for name in (*named.values(), *models) if not is_own(name)}
+    kept: dict[str, Any] = {name: "" if str(value) in foreign else value for name, value in named.items()}
     if "best_k_models" in state:
-        kept["best_k_models"] = {name: score for name, score in models.items() if is_own(name)}
-    foreign = [*(v for v in named.values() if not is_own(v)), *(n for n in models if not is_own(n))]
+        kept["best_k_models"] = {name: score for name, score in models.items() if str(name) not in foreign}
     if foreign:
         if "best_model_score" in state and kept.get("best_model_path") == "":
             kept["best_model_score"] = None
@@ -60,7 +60,7 @@ def _own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, 
             "%s forgets files of an earlier run that are not below its dirpath, the loggers' folders or "
             "default_root_dir. Received: %s",
             type(callback).__name__,
-            sorted(map(str, set(foreign)))[:_MOST_TOLD],
+            sorted(foreign)[:_MOST_TOLD],
         )
     return kept
 

@@ -279,7 +279,7 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
 
 def _private(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
-    return {k: v for k, v in vars(callback).items() if _is_plain(v) and k != "_last_time_checked"}
+    return {k: v for k, v in vars(callback).items() if TENSORS.knows(v) and k != "_last_time_checked"}
 
 
 # ---------------------------------------------------------------- packing
@@ -314,11 +314,3 @@ def _sort(flat: Sequence[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
             chunks[-1].append(tensor)
             room -= tensor.numel()
     return large, chunks
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        TENSORS.encode(value)
-    except UnsupportedError:
-        return False
-    return True

@@ -600,8 +600,7 @@ class ElasticMixin(CollectivesMixin):
         path = args[0] if args else kwargs.get("checkpoint_path")
         checkpoint = None if self._checkpoints is None else self._checkpoints.load(path)
         if checkpoint is None:
-            checkpoint = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
-        checkpoint = restore(checkpoint)
+            checkpoint = restore(super().load_checkpoint(*args, **kwargs))  # type: ignore[misc]
         state = checkpoint.pop(CHECKPOINT_KEY, None)
         if state is not None:
             for name in ("running", "random"):

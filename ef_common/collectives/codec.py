@@ -98,6 +98,14 @@ class Codec:
         """Whether this travels as a leaf."""
         return self._leaves.take(value) is not None
 
+    def knows(self, value: Any) -> bool:
+        """Whether `encode` takes it."""
+        try:
+            self.encode(value)
+        except UnsupportedError:
+            return False
+        return True
+
     def encode(self, value: Any, *, what: str = "value") -> tuple[bytes, list[Any]]:
         """Encode a tree of plain values.
 
