@@ -96,6 +96,7 @@ def test_tensor_round_trip_keeps_type_shape_and_bits(tensor: torch.Tensor) -> No
         np.arange(12, dtype=np.uint32).reshape(3, 4),
         np.arange(12.0).reshape(3, 4)[::2, ::-1],
         np.arange(3, dtype=">i4"),
+        np.frombuffer(b"abcd", np.uint16),  # cannot be written to
         np.broadcast_to(np.float16(1.5), (2, 2)),
         np.array([True, False]),
         np.zeros((2, 0), np.complex64),
