@@ -78,8 +78,8 @@ def type_of_numbers(name: str) -> np.dtype[Any]:
     Raises:
         TypeError: It is not one of numbers.
     """
-    found = np.dtype(name) if str(name).isalnum() else None  # NumPy parses what is not as a list of fields
-    if found is None or not _travels(found):
+    found = np.dtype(np.sctypeDict.get(name, object))  # NumPy would parse another name, as a list of fields, say
+    if not _travels(found):
         raise TypeError(f"arrays of this type do not travel. Received: {name!r}")
     return found
 

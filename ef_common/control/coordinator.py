@@ -92,6 +92,7 @@ class Coordinator:
         self._switchboard: Switchboard | None = None
         self._adoptions: set[asyncio.Task[None]] = set()
         self._population = 0
+        self._has_begun = False
         self._population_changed = threading.Condition()
         self._faults_logged: set[str] = set()
 
@@ -105,6 +106,11 @@ class Coordinator:
         if self._bound is None:
             raise UsageError("the coordinator listens nowhere before start()")
         return self._bound
+
+    @property
+    def has_begun(self) -> bool:
+        """A worker has come, though it may be gone already."""
+        return self._has_begun
 
     @property
     def is_over(self) -> bool:
@@ -180,6 +186,7 @@ class Coordinator:
     def _note_population(self, number: int) -> None:
         with self._population_changed:
             self._population = number
+            self._has_begun |= number > 0
             self._population_changed.notify_all()
 
     # ------------------------------------------------------------ in the thread

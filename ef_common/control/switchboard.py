@@ -306,11 +306,12 @@ class Switchboard:
             self.standbys = {(member.address, member.standby): None for member in self._members() if member.standby}
 
     def _is_impossible(self, worker: str, message: wire.Return) -> bool:
-        """Whether it tells of a newer view than ours, though most members of ours are here.
+        """Whether it tells of a view of another coordinator's since ours, though most members of ours are here.
 
-        No other coordinator can have had the quorum for it (:mod:`ef_common.core.quorum`), but by a claim. Then ours is
-        held back as soon as this worker is given up, and it is believed when it comes again. Whoever is no member, and
-        knows of views that never came about only, is no liar, and will hear that it is out.
+        No other coordinator can have had the quorum for such a view (:mod:`ef_common.core.quorum`), except by a claim.
+        In that case ours is held back as soon as this worker is given up, and the worker is believed when it returns. A
+        worker that is no member, and that knows only of views that never came about, is no liar: it hears that it is
+        out.
         """
         state = self._state
         view = state.view
@@ -318,8 +319,9 @@ class Switchboard:
             return False
         newest = max([message.promised, *(link.view.generation for link in message.received)])
         here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
-        matters = view.rank_of(worker) is not None or membership.is_news(state, message.received, message.settled)
-        return matters and newest > state.generation and 2 * here > view.world_size
+        is_newer = view.rank_of(worker) is not None and newest > state.generation
+        is_news = membership.is_news(state, message.received, message.settled)  # of our generation, maybe
+        return (is_newer or is_news) and 2 * here > view.world_size
 
     def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:
         """Another coordinator tells where it is."""

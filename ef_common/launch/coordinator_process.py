@@ -142,12 +142,11 @@ def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_
         restart_s: The same if the job has not ended.
     """
     last, patience_s = time.monotonic(), start_s
-    has_begun = False
     while time.monotonic() < last + patience_s:
         time.sleep(_LOOK_S)
         if not coordinator.wait_until_idle(0):
-            last, has_begun = time.monotonic(), True
-        if has_begun:
+            last = time.monotonic()
+        if coordinator.has_begun:
             patience_s = linger_s if coordinator.is_over else restart_s
     logger.info("no worker has been connected for %g s", patience_s)
     coordinator.stop()

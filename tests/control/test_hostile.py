@@ -204,6 +204,21 @@ def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_he
     assert coordinator._switchboard.state.generation == 1
 
 
+def test_stranger_that_has_settled_in_another_view_of_the_same_generation_deposes_nobody(liar_and_worker, dial, caplog):
+    coordinator, liar, _, worker = liar_and_worker
+    liar.close()
+    ours = worker.client.next_view(1)
+    assert (ours.generation, ours.ids) == (2, ("w0",))
+    others = View(2, (Member("w0", "n", "127.0.0.1"), Member("ghost", "n", "127.0.0.1")), 1, base=1)
+    ghost = dial(coordinator)
+    assert isinstance(ghost.introduce("ghost", TOKEN, returning=True), wire.Welcome)
+    ghost.say(replace(COMES_BACK, promised=2, settled=2, received=(Link(A_VIEW), Link(others))))
+    ghost.hear_all()
+    assert coordinator._switchboard.state.view == ours
+    assert not worker.client._inbox.ended
+    assert refusals(caplog) == ["worker ghost names views that nobody can have issued"]
+
+
 def test_member_that_makes_up_a_promise_raises_no_generation(serve, join, dial):
     """It names no view that would be news, and the others, who are most, have seen none."""
     coordinator, key = serve(3, token=TOKEN), new_nonce()

@@ -78,7 +78,6 @@ def test_coordinator_waits_for_a_worker_that_is_started_again_unless_the_job_has
     server.start()
     client = CoordinatorClient(coordinator.address, Member("w", "n", ""), TOKEN)
     client.start(lambda generation: None)
-    server.join(1.0)  # until it has seen the worker
     client.send(ends)
     client.stop()
     server.join(30.0 if ends == "close" else 1.0)
