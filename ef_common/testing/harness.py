@@ -269,18 +269,25 @@ class Job(Run):
 
 
 _lock = threading.Lock()
-_preloaded: list[str] | None = None
+_modules: tuple[str, ...] = ()
+_resting: dict[tuple[str, ...], dict[str, Any]] = {}
 
 
-def _start_forkserver(preload: list[str]) -> None:
-    """Have the forkserver of this process run, with these modules imported."""
-    global _preloaded
+def _start_forkserver(preload: Sequence[str]) -> None:
+    """Have a forkserver run that has imported these modules, and have multiprocessing fork from it.
+
+    There is one for each set of modules, so suites that need different frameworks take turns without starting it
+    anew. multiprocessing knows only one at a time, in the attributes of one object; the others' are kept here.
+    """
+    global _modules
+    known = vars(forkserver._forkserver)
     with _lock, _environ({**_FORKSERVER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}):
-        if _preloaded not in (None, preload):
-            # It has imported something else, for another suite: workers would start late, or import too much.
-            forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        _preloaded = preload
-        _CONTEXT.set_forkserver_preload([*preload, __name__])
+        if _modules != (modules := (*preload, __name__)):
+            _resting[_modules] = dict(known)
+            waiting = _resting.pop(modules, {})
+            known.update(waiting or vars(forkserver.ForkServer()))
+            _modules = modules
+        _CONTEXT.set_forkserver_preload(list(modules))
         forkserver.ensure_running()
 
 
