@@ -1,28 +1,33 @@
 # `make demo` and `make test` need python3 (3.10 or newer) with venv, and nothing else; with a C++ compiler and
 # Python's headers, `make test` tests Horovod too. Each installs what it needs into .venv once; after that no target
-# calls pip until pyproject.toml or constraints.txt changes.
+# installs anything until pyproject.toml or constraints.txt changes. `uv`, where it is on the path, installs for pip.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
+UV := $(shell command -v uv)
+INSTALL := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt,$(PIP))
 TORCH := torch==2.13.0
 comma := ,
 
 DEMO := .venv/.installed-demo
+TEST := .venv/.installed-test
 DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-matrix chaos soak fuzz check format bench clean
+.PHONY: help demo demo-keras test test-all test-matrix mutants chaos soak fuzz check format bench horovod-wheel clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train with 3 workers, kill one, add one"
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
-	@echo "make test    all tests"
+	@echo "make test    the tests of every day, in minutes; PART=keras for those of a folder"
+	@echo "make test-all    every test, each case of each; PART= as above"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make chaos   each fault in each worker at each moment, after 310,000 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
+	@echo "make mutants breaks the product in many ways, one at a time: the tests must find each (takes hours)"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
@@ -37,13 +42,15 @@ demo-keras: $(HOROVOD)
 	@rm -rf build/demo-keras
 	@$(BIN)/python examples/03-kill-and-join/demo.py --framework keras --run-dir build/demo-keras
 
-# Both parts always run. Two test processes share the cores, hence one thread in each; a file stays in one of them.
-test: $(HOROVOD)
-	@status=0; \
-	export OMP_NUM_THREADS=1; \
-	$(BIN)/python -m pytest -n 2 -m "not processes" || status=$$?; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes || status=$$?; \
-	exit $$status
+# Horovod is built while the tests that can do without it run (see tests/tiers).
+test: $(TEST)
+	@$(BIN)/python -m tests.tiers run fast --part="$(PART)"
+
+test-all: $(TEST)
+	@$(BIN)/python -m tests.tiers run all --part="$(PART)"
+
+mutants: $(HOROVOD)
+	@$(BIN)/python -m tests.mutants
 
 # Contracts with the private parts of other packages, and with what of them may differ from release to release: with the
 # oldest releases that pyproject.toml allows, and with the newest. Horovod is not built for them.
@@ -76,12 +83,12 @@ chaos: $(HOROVOD)
 	$(BIN)/python -m tests.chaos grid --table docs/grid.md $(GRID) || status=$$?; \
 	exit $$status
 
-soak: $(DEV)
+soak: $(TEST)
 	@rm -rf build/soak
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos soak
 
 SECONDS := 60
-fuzz: $(DEV)
+fuzz: $(TEST)
 	@for name in $$($(BIN)/python -m tests.fuzz); do \
 		$(BIN)/python -m tests.fuzz $$name --seconds=$(SECONDS) || exit 1; \
 	done
@@ -96,7 +103,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(DEV)
+bench: $(TEST)
 	@mkdir -p build
 	@$(BIN)/python -m tests.benchmarks
 
@@ -107,28 +114,37 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
-# torch comes first and by itself, so that no other package chooses its build.
+# torch comes first and by itself, so that no other package chooses its build; pip's own settings choose it.
 define install
 	@echo "Installing .[$(1)] into .venv (once; this can take minutes)"
 	@$(PIP) $(TORCH)
-	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable '.[$(1)]'
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[$(1)]'
 endef
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,lightning$(comma)demo)
 	@touch $@
 
-# dev holds all that the demo needs.
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,dev)
+# test holds all that the demo needs.
+$(TEST): pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,test)
 	@touch $@ $(DEMO)
+
+$(DEV): $(TEST)
+	$(call install,dev)
+	@touch $@
 
 # Compiled once for the frameworks in .venv. Where that cannot be done, its tests are skipped, and say so; where it
 # can be done and fails, so does this. Without a stamp, the next `make test` tries again.
-$(HOROVOD): $(DEV) ef_common/horovod/source.py ef_common/horovod/memory.cc
+horovod-wheel: $(TEST)
 	@echo "Building Horovod (this takes minutes the first time; then it is kept in ~/.cache/elasticflow)"
-	@command -v cmake >/dev/null || $(PIP) cmake
-	@if $(BIN)/elasticflow horovod build; then touch $@; \
-	elif $(BIN)/python -c 'from ef_common.horovod.build import check_tools; check_tools()' 2>/dev/null; then exit 1; \
+	@command -v cmake >/dev/null || $(INSTALL) cmake
+	@$(BIN)/elasticflow horovod build --no-install || ! $(CAN_BUILD)
+
+CAN_BUILD = $(BIN)/python -c 'from ef_common.horovod.build import check_tools; check_tools()' 2>/dev/null
+
+$(HOROVOD): $(TEST) ef_common/horovod/source.py ef_common/horovod/memory.cc
+	@$(MAKE) --no-print-directory horovod-wheel
+	@if $(BIN)/elasticflow horovod build; then touch $@; elif $(CAN_BUILD); then exit 1; \
 	else echo "The tests of Horovod are skipped."; fi

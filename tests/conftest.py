@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
-# Of gcsfs, which reads it when it is imported: or it asks a gRPC server, which no emulator has, for the kind of bucket.
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+import pytest
+
+from tests.environment import clean
+from tests.tiers.marks import mark
+
+clean(os.environ)  # before anything that reads it is imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: tests that look for garbage need not look there, nor need forks copy it."""
+    gc.collect()
+    gc.freeze()

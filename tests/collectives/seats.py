@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from ef_common.collectives.engines import groups_of
-from ef_common.collectives.horovod_library import built_for
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
@@ -28,10 +27,9 @@ from ef_common.testing.harness import Job
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.scheduler import Process, Scheduler
+from tests import warm
 from tests.gpu import GPU_MARKS, seem_to_have_a_gpu
-
-_TORCH = ("ef_common.collectives.torch_group", "ef_common.control.client", __name__)
-_TENSORFLOW = ("tensorflow", "ef_common.control.client", __name__)
+from tests.horovod_built import needs_horovod
 
 
 class Seat(Protocol):
@@ -189,8 +187,7 @@ class RealSeat:
 def _engine(name: str, framework: str = "", marks: Sequence[Any] = ()) -> Any:
     marks = [pytest.mark.processes, pytest.mark.timeout(300), *marks]
     if framework:
-        reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
-        marks.append(pytest.mark.skipif(built_for(framework) is None, reason=reason))
+        marks += needs_horovod(framework)
     return pytest.param(name, marks=marks)
 
 
@@ -207,7 +204,7 @@ ENGINES = [
 
 
 def preload(engine: str) -> tuple[str, ...]:
-    return _TENSORFLOW if engine.startswith("horovod-tensorflow") else _TORCH
+    return warm.KERAS["tensorflow"] if engine.startswith("horovod-tensorflow") else warm.TORCH
 
 
 def sit(script: Script, engine: str = "gloo") -> Any:

@@ -199,9 +199,13 @@ STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.integers(0, 2), st.boolea
 STORES = st.sampled_from(["none", "not told", "told by some", "told by all", "agreed"])
 
 
-@settings(max_examples=4000, deadline=None)
+@pytest.mark.parametrize("num_examples", [400, pytest.param(4000, marks=pytest.mark.thorough)])
+def test_quorum_is_never_found_twice_whatever_comes_between(num_examples):
+    settings(max_examples=num_examples, deadline=None, database=None)(find_a_second_quorum)()
+
+
 @given(STEPS, st.integers(2, 6), STORES, st.integers(1, 62))
-def test_quorum_is_never_found_twice_whatever_comes_between(steps, size, stores, some):
+def find_a_second_quorum(steps, size, stores, some):
     """Three coordinators, the first of which has issued the view; its members come to one and to another."""
     names = "abcdef"[:size]
     tellers = {"not told": "", "told by some": [name for i, name in enumerate(names) if some >> i & 1]}.get(

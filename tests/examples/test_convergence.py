@@ -39,6 +39,7 @@ def rows(output: str) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_short_experiment_learns_passes_its_audits_and_prints_its_table(tmp_path: Path) -> None:
     output = run_experiment(tmp_path, "--short")
     results = json.loads((tmp_path / "results.json").read_text())

@@ -10,7 +10,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["01-lightning-digits", "02-keras-digits", "05-forward-torch", "06-forward-keras"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        "01-lightning-digits",
+        pytest.param("02-keras-digits", marks=pytest.mark.thorough),
+        pytest.param("05-forward-torch", marks=pytest.mark.thorough),
+        pytest.param("06-forward-keras", marks=pytest.mark.thorough),
+    ],
+)
 def test_digits_in_one_process_are_learnt(tmp_path: Path, example: str) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICFLOW_")}
     run = subprocess.run(

@@ -21,6 +21,7 @@ def shell(*command: str, cwd: Path) -> str:
     return run.stdout
 
 
+@pytest.mark.thorough
 def test_own_module_trains_elastically_with_its_callbacks(tmp_path: Path) -> None:
     script = str(EXAMPLES / "08-own-module" / "train.py")
     printed = shell("elasticflow", "run", "--nproc-per-node=2", script, "--epochs=6", cwd=tmp_path)
@@ -31,6 +32,7 @@ def test_own_module_trains_elastically_with_its_callbacks(tmp_path: Path) -> Non
     shell("elasticflow", "audit", *map(str, (tmp_path / "elasticflow-runs").iterdir()), cwd=tmp_path)
 
 
+@pytest.mark.thorough
 def test_text_is_learnt_by_two_workers(tmp_path: Path) -> None:
     script = str(EXAMPLES / "07-text" / "train.py")
     printed = shell("elasticflow", "run", "--nproc-per-node=2", script, "--epochs=1", "--samples=2048", cwd=tmp_path)
@@ -39,6 +41,7 @@ def test_text_is_learnt_by_two_workers(tmp_path: Path) -> None:
     assert float(found[0]) < 4.5  # 6.7 before it has learnt anything
 
 
+@pytest.mark.thorough
 def test_kill_and_join_by_hand_goes_as_told(tmp_path: Path) -> None:
     printed = shell(str(EXAMPLES / "09-by-hand" / "by_hand.sh"), str(tmp_path / "run"), cwd=tmp_path)
     assert "run 2, from run-000001" in printed

@@ -25,7 +25,7 @@ class TrainingJob(Job):
     """
 
     def __init__(self, directory: Path, host: Host, **kwargs: Any) -> None:
-        super().__init__(directory, preload=(*host.preload, "tests.faults.hosts"), **kwargs)
+        super().__init__(directory, preload=host.preload, **kwargs)
         self.train: Train = host.train
         self.patient = host.patient
 

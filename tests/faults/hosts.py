@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ef_common.collectives.horovod_library import built_for
+from tests import warm
 from tests.gpu import GPU_MARKS, HAS_GPU, seem_to_have_a_gpu
+from tests.horovod_built import is_built, needs_horovod
 
 Train = Callable[..., dict[str, Any]]
 """What a worker does: takes options (of the training) and a fault, and tells how it ended."""
@@ -74,10 +75,6 @@ class Host:
     lingering: dict[str, Any] = field(default_factory=lambda: {"step_sleep_s": 0.05})
 
 
-_LIGHTNING = ("tests.faults.training", "torchmetrics")
-_HOROVOD = "ef_common.collectives.horovod_group"
-_SEEDED = "tensorflow"
-"""Keras imports it on any backend, if it is installed, to seed it."""
 ENOUGH = "enough"
 _UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
 _SLOW = {"step_sleep_s": 0.3}
@@ -86,20 +83,18 @@ HOSTS = {
     host.name: host
     for host in (
         # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
-        Host("lightning", train_lightning, _LIGHTNING, 5, _UNTIL_TOLD),
-        Host("lightning-horovod", train_lightning_horovod, (*_LIGHTNING, _HOROVOD), 5, _UNTIL_TOLD),
-        Host("lightning-cuda", train_lightning_cuda, _LIGHTNING, 5, _UNTIL_TOLD, _SLOW),
-        Host("lightning-nccl", train_lightning_nccl, _LIGHTNING, 5, _UNTIL_TOLD, _SLOW),
+        Host("lightning", train_lightning, warm.TORCH, 5, _UNTIL_TOLD),
+        Host("lightning-horovod", train_lightning_horovod, warm.TORCH, 5, _UNTIL_TOLD),
+        Host("lightning-cuda", train_lightning_cuda, warm.TORCH, 5, _UNTIL_TOLD, _SLOW),
+        Host("lightning-nccl", train_lightning_nccl, warm.TORCH, 5, _UNTIL_TOLD, _SLOW),
         # Two buckets, with BatchNorm's statistics in the last one.
-        Host(
-            "keras-tensorflow", train_keras_tensorflow, ("tests.faults.keras_tensorflow",), 2, _UNTIL_TOLD, _LINGERING
-        ),
+        Host("keras-tensorflow", train_keras_tensorflow, warm.KERAS["tensorflow"], 2, _UNTIL_TOLD, _LINGERING),
         # The statistics, two buckets of gradients, and a confirmation.
-        Host("keras-torch", train_keras_torch, ("tests.faults.keras_torch", _SEEDED), 4, _UNTIL_TOLD, _LINGERING),
+        Host("keras-torch", train_keras_torch, warm.KERAS["torch"], 4, _UNTIL_TOLD, _LINGERING),
         Host(
             "keras-torch-cuda",
             train_keras_torch_cuda,
-            ("tests.faults.keras_torch_cuda", _SEEDED),
+            ("tests.faults.keras_torch_cuda", "tensorflow"),
             4,
             _UNTIL_TOLD,
             _LINGERING,
@@ -116,15 +111,14 @@ CPU_HOSTS = tuple(name for name in HOSTS if name not in GPU_HOSTS)
 def is_there(name: str) -> bool:
     """Whether there is what this host needs: a GPU, or a Horovod."""
     framework = _NEEDS.get(name)
-    return HAS_GPU if name in GPU_HOSTS else framework is None or built_for(framework) is not None
+    return HAS_GPU if name in GPU_HOSTS else framework is None or is_built(framework)
 
 
 def marks_of(name: str) -> Any:
     """Of a test with this host."""
     if name in GPU_HOSTS:
         return GPU_MARKS
-    reason = f"Horovod is not built for {_NEEDS.get(name)} in this environment: elasticflow horovod build"
-    return pytest.mark.skipif(not is_there(name), reason=reason)
+    return needs_horovod(_NEEDS[name]) if name in _NEEDS else ()
 
 
 def hosted(*names: str) -> Any:

@@ -44,6 +44,7 @@ def manifests(folder: Path) -> list[str]:
 
 
 @hosted("lightning", "keras-torch")
+@pytest.mark.thorough
 def test_next_rank_0_goes_on_saving_and_cleans_up(
     job: TrainingJob, tmp_path: Path, host: Any, options: dict[str, Any]
 ) -> None:
@@ -79,6 +80,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.thorough
 def test_full_store_holds_up_nobody_and_makes_the_end_fail(
     job: TrainingJob, small_disk: Path, options: dict[str, Any]
 ) -> None:

@@ -62,6 +62,7 @@ class Churn:
     indirect=["host"],
     scope="module",
 )
+@pytest.mark.thorough
 def test_churn_over_three_epochs_keeps_every_promise(job: TrainingJob, seed: int) -> None:
     churn = Churn(job, seed)
     for number in range(NUM_EVENTS):

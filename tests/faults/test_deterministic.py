@@ -130,6 +130,7 @@ def test_same_bits_with_data_workers_and_a_kill(
 
 
 @hosted("keras-tensorflow", "keras-torch")
+@pytest.mark.thorough
 def test_same_bits_of_a_stream_with_a_kill_and_a_join(
     job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], host: Host
 ) -> None:

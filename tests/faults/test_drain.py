@@ -201,6 +201,7 @@ def test_all_with_sigterm_leave_and_one_saves(job: TrainingJob) -> None:
     check_gentle(job)
 
 
+@pytest.mark.thorough
 def test_all_one_after_the_other_leave_and_the_last_one_saves(job: TrainingJob) -> None:
     workers = job.start_world(3, job.train, {**PATIENT, "saves": True})
     job.wait_for_step(3)

@@ -39,6 +39,7 @@ def start_two(job: TorchrunJob, *options: str, **more: Any) -> list[Node]:
     return [start(job, "--nnodes=1:8", "--max-restarts=3", *options, **more) for options in ([*options], [])]
 
 
+@pytest.mark.thorough
 def test_worker_and_then_a_node_leave_and_nobody_is_restarted(job: TorchrunJob, tmp_path: Path) -> None:
     """The last one leaves half of the members behind: nobody needs a claim for that."""
     hosting, leaving = start_two(job, "--nproc-per-node=2", checkpoint=str(tmp_path / "store"))
@@ -59,6 +60,7 @@ def test_worker_and_then_a_node_leave_and_nobody_is_restarted(job: TorchrunJob, 
     assert not list((tmp_path / "store").glob("claims/*"))
 
 
+@pytest.mark.thorough
 def test_all_nodes_with_sigterm_leave_and_one_worker_saves(job: TorchrunJob) -> None:
     """Also the agent that hosts the coordinator goes, and not before the workers of the others have left."""
     nodes = start_two(job)
@@ -72,6 +74,7 @@ def test_all_nodes_with_sigterm_leave_and_one_worker_saves(job: TorchrunJob) -> 
 
 
 @pytest.mark.parametrize("job", ["c10d"], indirect=True)
+@pytest.mark.thorough
 def test_plain_torchrun_that_restarts_for_a_new_node_loses_no_step(job: TorchrunJob) -> None:
     nodes = [start(job, "--nnodes=2:3") for _ in range(2)]
     job.wait_for("step", 2, step=3)

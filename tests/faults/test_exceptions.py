@@ -77,6 +77,7 @@ def test_exception_in_the_middle_rank_ends_the_job_everywhere(start: Start, wher
     assert fault["message"] == "this is a bug"
 
 
+@pytest.mark.thorough
 def test_exception_on_a_node_with_two_workers_ends_both(start: Start) -> None:
     job = start()
     node = job.start("--nnodes=1:8", "--nproc-per-node=2", "--max-restarts=3", **options(where="forward", rank=1))
@@ -85,6 +86,7 @@ def test_exception_on_a_node_with_two_workers_ends_both(start: Start) -> None:
     assert len(job.events("start")) == 2
 
 
+@pytest.mark.thorough
 def test_exception_in_a_data_worker_ends_the_job_everywhere(start: Start) -> None:
     job = start()
     started = nodes(job, 2, options(where="data"), struck=1)
@@ -93,6 +95,7 @@ def test_exception_in_a_data_worker_ends_the_job_everywhere(start: Start) -> Non
     assert "".join(outputs(job).values()).count('raise ValueError("this is a bug")\n') == 1
 
 
+@pytest.mark.thorough
 def test_exception_before_the_first_view_ends_the_job_everywhere(start: Start) -> None:
     """It is no worker yet, so its agent tells; the other one waits for a second node."""
     job = start()
@@ -101,6 +104,7 @@ def test_exception_before_the_first_view_ends_the_job_everywhere(start: Start) -
     check_traceback(job)
 
 
+@pytest.mark.thorough
 def test_exception_of_a_newcomer_that_was_admitted_ends_the_job_everywhere(start: Start) -> None:
     job = start()
     started = nodes(job, 2, options(where="joined", epochs=1000))
@@ -112,6 +116,7 @@ def test_exception_of_a_newcomer_that_was_admitted_ends_the_job_everywhere(start
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.thorough
 def test_exception_in_keras_ends_the_job_everywhere(start: Start, backend: str) -> None:
     job = start("raising_keras_worker.py")
     started = nodes(job, 2, {"script_args": (backend,)})
@@ -121,6 +126,7 @@ def test_exception_in_keras_ends_the_job_everywhere(start: Start, backend: str) 
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.thorough
 def test_exception_that_is_caught_around_a_fit_in_keras_ends_the_job_elsewhere(start: Start, backend: str) -> None:
     job = start("raising_keras_worker.py")
     nodes(job, 2, {"script_args": (backend, "catch")})
@@ -135,6 +141,7 @@ def test_exception_that_is_caught_around_a_fit_in_keras_ends_the_job_elsewhere(s
     assert pid in own.worker_pids()
 
 
+@pytest.mark.thorough
 def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(start: Start, tmp_path: Path) -> None:
     job = start()
     arguments = options(where="crash", rank=0, step=5, checkpoint=str(tmp_path / "store"))
@@ -147,6 +154,7 @@ def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(start: S
     assert "(SIGSEGV), 2 in a row: it is started again in 1 s\n" in text
 
 
+@pytest.mark.thorough
 def test_worker_that_crashes_at_different_steps_is_started_again(start: Start, tmp_path: Path) -> None:
     job = start()
     steps = (2, 5, 8)

@@ -71,6 +71,7 @@ def finish(job: TorchrunJob, nodes: list[Node]) -> None:
 
 
 @pytest.mark.parametrize("when", ["steady", "join", "loss"])
+@pytest.mark.thorough
 def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_admit_one(job: TorchrunJob, when: str):
     nodes = start_all(job, 5 if when == "loss" else 3)  # more than half are left: with half of them, it would depend
     kept = [node for index, node in enumerate(nodes) if index not in (0, 3)]

@@ -67,6 +67,7 @@ def finish(job: TorchrunJob) -> None:
 
 
 @pytest.mark.parametrize("harm", ["SIGSTOP", "keeping the GIL"])
+@pytest.mark.thorough
 def test_frozen_worker_is_ended_by_its_agent_and_another_one_joins(job: TorchrunJob, harm: str) -> None:
     start(job, fault={"where": "forward", "step": STEP, "harm": harm})
     (frozen,) = job.wait_for("fault", what="injected:forward")
@@ -78,6 +79,7 @@ def test_frozen_worker_is_ended_by_its_agent_and_another_one_joins(job: Torchrun
     assert ENDED in (job.outputs / "node1.txt").read_text()
 
 
+@pytest.mark.thorough
 def test_frozen_worker_that_wakes_up_leaves_by_itself(job: TorchrunJob) -> None:
     start(job)
     (pid,) = job.nodes[1].worker_pids()
@@ -92,6 +94,7 @@ def test_frozen_worker_that_wakes_up_leaves_by_itself(job: TorchrunJob) -> None:
 
 
 @pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
+@pytest.mark.thorough
 def test_frozen_worker_of_a_node_that_is_cut_off_is_not_ended_before_the_node_is_back(make):  # noqa: F811
     """Until then its agent cannot know where most of the workers are."""
     three = make(3)

@@ -48,6 +48,7 @@ def torchrun(tmp_path: Path) -> Iterator[TorchrunJob]:
 
 
 @pytest.mark.parametrize("where", ["forward", "data"])
+@pytest.mark.thorough
 def test_hung_worker_is_started_anew_by_its_agent_and_joins(torchrun: TorchrunJob, where: str) -> None:
     options = json.dumps({"epochs": 1000, "length": 403, "step_sleep_s": 0.05, "stop": ENOUGH})
     fault = json.dumps({"where": where, "step": STEP, "signal": HANG})

@@ -14,28 +14,20 @@ from typing import Any
 
 import pytest
 
-from ef_common.collectives.horovod_library import built_for
 from ef_common.testing.harness_run import HarnessError
 from tests.faults.horovodrun_job import COMMAND, A, B, HorovodrunJob
 from tests.faults.horovodrun_worker import FAIL
 from tests.faults.hosts import Host, hosted
+from tests.horovod_built import needs_horovod
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(built_for("torch") is None, reason="Horovod is not built here: elasticflow horovod build"),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), *needs_horovod("torch")]
 in_both = hosted("lightning", "keras-tensorflow")
-no_tensorflow = built_for("tensorflow") is None
 # The launcher does the same for each framework: for the second one, these only repeat what the first one has shown.
 with_slow_keras = pytest.mark.parametrize(
     "host",
     [
         "lightning",
-        pytest.param(
-            "keras-tensorflow",
-            marks=[pytest.mark.slow, pytest.mark.skipif(no_tensorflow, reason="Horovod is not built for tensorflow")],
-        ),
+        pytest.param("keras-tensorflow", marks=[pytest.mark.thorough, *needs_horovod("tensorflow")]),
     ],
     indirect=True,
     scope="module",
@@ -79,6 +71,7 @@ def neighbours(job: HorovodrunJob, pids: set[int]) -> set[int]:
 
 
 @in_both
+@pytest.mark.thorough
 def test_hosts_added_and_removed(job: HorovodrunJob) -> None:
     job.set_hosts(f"{A}:1")
     # Two resets are all that is needed.
@@ -98,6 +91,7 @@ def test_hosts_added_and_removed(job: HorovodrunJob) -> None:
 
 
 @in_both
+@pytest.mark.thorough
 def test_single_rank_failure(job: HorovodrunJob) -> None:
     """Rank 0 fails; its neighbour leaves, as the driver gives up the host; those of the other host go on."""
     job.set_hosts(f"{A}:2", f"{B}:2")
@@ -124,6 +118,7 @@ def test_fault_tolerance_without_scaling(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_exception_of_one_rank_ends_the_job(job: HorovodrunJob) -> None:
     """Horovod's own workers would go on without it."""
     job.set_hosts(f"{A}:1", f"{B}:1")
@@ -137,6 +132,7 @@ def test_exception_of_one_rank_ends_the_job(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_all_ranks_failure(job: HorovodrunJob) -> None:
     job.set_hosts(f"{A}:1", f"{B}:1")
     together = {**fault(FAIL), "after": 1}  # else the first one may end the job before the other one is struck
@@ -149,6 +145,7 @@ def test_all_ranks_failure(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_all_hosts_blacklisted(job: HorovodrunJob) -> None:
     """A worker of each host fails: the driver would end the job, so the others train to the end before it knows."""
     job.set_hosts(f"{A}:2", f"{B}:2")
@@ -165,6 +162,7 @@ def test_all_hosts_blacklisted(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_loss_on_the_only_host(job: HorovodrunJob) -> None:
     """The driver would end the job, so the others train to the end before it knows."""
     job.set_hosts(f"{A}:2")
@@ -179,6 +177,7 @@ def test_loss_on_the_only_host(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_min_hosts_timeout(job: HorovodrunJob) -> None:
     """With fewer than --min-np the driver waits, and gives up; the one that is left trains on meanwhile."""
     options = ("-np", "2", "--min-np", "2", "--elastic-timeout", "3")
@@ -195,6 +194,7 @@ def test_min_hosts_timeout(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_reset_limit(job: HorovodrunJob) -> None:
     """One reset is allowed, and two are needed (that two are enough is part of the first test)."""
     job.set_hosts(f"{A}:1")
@@ -210,6 +210,7 @@ def test_reset_limit(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_blacklist_cooldown(job: HorovodrunJob) -> None:
     """A host that was given up is used again after a while, by a new process."""
     job.set_hosts(f"{A}:1", f"{B}:1")
@@ -228,6 +229,7 @@ def test_blacklist_cooldown(job: HorovodrunJob) -> None:
     assert job.view_sizes() == [2, 1, 2]
 
 
+@pytest.mark.thorough
 def test_newcomer_that_comes_after_the_end(job: HorovodrunJob) -> None:
     """It has nothing to do, which is no failure of the job."""
     job.set_hosts(f"{A}:1")
@@ -241,6 +243,7 @@ def test_newcomer_that_comes_after_the_end(job: HorovodrunJob) -> None:
     assert "nothing to join" in job.output
 
 
+@pytest.mark.thorough
 def test_plain_horovodrun_trains_the_example(job: HorovodrunJob) -> None:
     """The command itself, without elasticity."""
     script = (str(EXAMPLES / "01-lightning-digits" / "train.py"), "--epochs", "1")

@@ -65,6 +65,7 @@ def test_stream_that_is_shuffled_anew_is_walked_alike_by_a_newcomer(job: Trainin
 
 
 @hosted("keras-tensorflow")
+@pytest.mark.thorough
 def test_newcomer_walks_a_stream_while_the_others_train_and_keeps_what_was_returned(
     make_job: Callable[..., TrainingJob],
 ) -> None:
@@ -93,6 +94,7 @@ def test_newcomer_walks_a_stream_while_the_others_train_and_keeps_what_was_retur
 
 
 @hosted("keras-tensorflow")
+@pytest.mark.thorough
 def test_newcomer_that_walked_ahead_begins_anew_when_all_the_others_are_lost(
     make_job: Callable[..., TrainingJob],
 ) -> None:

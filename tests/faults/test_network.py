@@ -15,6 +15,7 @@ TRAIN = Path(__file__).parents[2] / "examples" / "01-lightning-digits" / "train.
 
 
 @pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
+@pytest.mark.thorough
 def test_nodes_on_a_network_lose_one_and_gain_one(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("not for others\n")

@@ -127,6 +127,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
         yield make
 
 
+@pytest.mark.thorough
 def test_bad_network_changes_no_view(make):
     nodes = make(3)
     nodes.start(heartbeat_timeout_s=6.0)
@@ -142,6 +143,7 @@ def test_bad_network_changes_no_view(make):
 
 
 @pytest.mark.parametrize(("whose", "directions"), [("coordinator", ("", "out")), ("other", ("in",))])
+@pytest.mark.thorough
 def test_node_that_is_cut_off_stops_while_the_others_go_on_and_comes_back(make, whose, directions):
     nodes = make(3)
     nodes.start()
@@ -160,6 +162,7 @@ def test_node_that_is_cut_off_stops_while_the_others_go_on_and_comes_back(make, 
     nodes.finish()
 
 
+@pytest.mark.thorough
 def test_most_of_the_workers_go_on_without_a_coordinator_that_hears_nobody(make):
     nodes = make(3)
     nodes.start()
@@ -174,6 +177,7 @@ def test_most_of_the_workers_go_on_without_a_coordinator_that_hears_nobody(make)
     nodes.finish()
 
 
+@pytest.mark.thorough
 def test_nodes_that_are_cut_apart_are_told_which_one_goes_on_by_their_store(make, tmp_path):
     num_nodes = 3
     nodes = make(num_nodes)
@@ -197,6 +201,7 @@ def test_nodes_that_are_cut_apart_are_told_which_one_goes_on_by_their_store(make
     nodes.finish()
 
 
+@pytest.mark.thorough
 def test_half_that_reaches_etcd_goes_on_without_any_checkpoints(make, tmp_path):
     require_etcd()
     nodes = make(3, train=2)

@@ -34,6 +34,7 @@ def hosts_the_coordinator(node: Node) -> bool:
     return any(psutil.Process(pid).environ()["RANK"] == "0" for pid in node.worker_pids())
 
 
+@pytest.mark.thorough
 def test_node_is_killed_the_others_go_on_in_their_processes(job: TorchrunJob) -> None:
     nodes = [start(job, "3", "--epochs", "3", "--step-seconds", "0.05") for _ in range(3)]
     job.wait_for("step", 3, step=2)
@@ -51,6 +52,7 @@ def test_node_is_killed_the_others_go_on_in_their_processes(job: TorchrunJob) ->
     job.audit()
 
 
+@pytest.mark.thorough
 def test_node_that_joins_restarts_the_job_with_it(job: TorchrunJob, tmp_path: Path) -> None:
     arguments = ("--epochs", "4", "--step-seconds", "0.05")
     nodes = [start(job, "2:3", *arguments) for _ in range(2)]

@@ -113,6 +113,7 @@ def test_shared_checkpoint_is_the_one_that_rank_0_writes_alone(tmp_path: Path, h
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Lightning, of what it suggests
+@pytest.mark.thorough
 def test_shared_checkpoint_is_one_for_plain_lightning(
     job: TrainingJob, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -157,6 +158,7 @@ def test_job_that_shared_is_started_again_by_fewer_with_the_same_bits(
     assert int(resumed.rpartition("-")[2]) >= 6
 
 
+@pytest.mark.thorough
 def test_shares_are_joined_in_an_object_store(
     make_job: Callable[..., TrainingJob],
     moto: dict[str, Any],  # noqa: F811
@@ -278,6 +280,7 @@ def test_worker_that_is_killed_while_shares_are_written_costs_that_checkpoint_al
     assert found.id.step == 44
 
 
+@pytest.mark.thorough
 def test_worker_that_was_cut_off_while_it_wrote_its_share_spoils_nothing(
     make_job: Callable[..., TrainingJob], tmp_path: Path, options: dict[str, Any]
 ) -> None:

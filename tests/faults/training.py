@@ -31,8 +31,6 @@ from ef_lightning import ElasticFlowStrategy, hooks, module
 from tests.faults.faults import Fault, Striker, use_faulty_ports
 from tests.faults.saving import save_on_last_leave
 
-PRELOAD = ("lightning.pytorch", "torchmetrics", "ef_lightning", "ef_common.launch.process", __name__)
-
 
 @dataclass
 class Options:

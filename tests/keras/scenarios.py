@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import ef_keras
-from ef_common.errors import UsageError
+from ef_common.errors import JobFailed, UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.failing import Failing
 from ef_keras import hooks
@@ -21,9 +21,10 @@ from tests.keras.features import CustomStep, compiled, data, net
 
 
 def _message(act: Callable[[], Any]) -> str:
+    """What was raised, here or, before this worker has come so far, in another one."""
     try:
         act()
-    except UsageError as error:
+    except (UsageError, JobFailed) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
-BACKENDS = ("tensorflow", "torch")
 STEPS = 3  # of an epoch
 
 
@@ -30,7 +30,7 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=[pytest.param("tensorflow", marks=pytest.mark.thorough), "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -39,7 +39,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str, Any]:
     """What has come of the trainings, in one process without a job."""
     folder = tmp_path_factory.mktemp(backend)
-    with Job(folder / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(folder / "run", preload=warm.KERAS[backend]) as job:
         found: dict[str, Any] = job.start(call, backend, str(folder)).result()
         return found
 
@@ -119,7 +119,7 @@ print(json.dumps({
 
 
 def test_folder_that_workers_have_written_together_is_one_of_keras(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         workers = job.start_world(2, train_together, backend, str(tmp_path), "wide")
         assert workers[0].result() == workers[1].result()
         shared = {event["id"] for event in job.events("share")} & {event["id"] for event in job.events("checkpoint")}
@@ -136,7 +136,7 @@ def test_folder_that_workers_have_written_together_is_one_of_keras(tmp_path: Pat
 
 
 def test_model_with_a_vocabulary_is_written_by_rank_0_alone(tmp_path: Path) -> None:
-    with Job(tmp_path / "run", preload=["tests.keras.on_torch"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
         workers = job.start_world(2, train_together, "torch", str(tmp_path), "worded")
         assert workers[0].result() == workers[1].result()
         assert not job.events("share")

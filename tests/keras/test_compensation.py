@@ -16,7 +16,7 @@ import pytest
 
 from ef_common.events import expand
 from ef_common.testing.harness import Job
-from tests import closed_forms
+from tests import closed_forms, warm
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -50,11 +50,11 @@ def call_all(backend: str) -> dict[str, Any]:
     return {name: call(backend, name) for name in SCENARIOS}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.thorough)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenarios have found."""
     directory = tmp_path_factory.mktemp(request.param)
-    with Job(directory / "run", preload=[f"tests.keras.on_{request.param}"], guard_s=200.0) as job:
+    with Job(directory / "run", preload=warm.KERAS[request.param], guard_s=200.0) as job:
         results: dict[str, Any] = job.start(call_all, request.param).result()
     return results
 
@@ -132,7 +132,7 @@ def test_bad_settings_are_refused_before_training_starts(found: dict[str, Any]) 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_workers_agree_on_the_scale_through_a_join_and_a_loss(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         founders = job.start_world(2, call, backend, "run", LENGTH)
         job.wait_for_step(3)
         newcomer = job.start(call, backend, "run", LENGTH)
@@ -166,6 +166,6 @@ def test_workers_agree_on_the_scale_through_a_join_and_a_loss(tmp_path: Path, ba
 
 
 def test_settings_are_checked_in_workers_before_training_starts(tmp_path: Path) -> None:
-    with Job(tmp_path / "run", preload=["tests.keras.on_torch"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
         (worker,) = job.start_world(1, call, "torch", "run_unknown")
         assert worker.result() == "refused"

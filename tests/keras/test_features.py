@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -28,9 +29,10 @@ def train_torch(names: list[str] | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.thorough
 def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
     target = {"tensorflow": train_tensorflow, "torch": train_torch}[backend]
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"], guard_s=270.0) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=270.0) as job:
         workers = job.start_world(2, target, None)
         first, second = (worker.result() for worker in workers)
     assert first.keys() == second.keys()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "look_at_hooks", False).result()
     assert found["list"]
     assert found["iterators"]
@@ -37,7 +38,7 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "guard_fit").result()
         told = [event["message"] for event in job.events("fault")]
     quiet = {name: found.pop(name) for name in ("caught", "leaves", "well")}
@@ -50,7 +51,7 @@ def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         job_dir = job.directory
         worker = job.start(call, backend, "train_alone", False, environ={"ELASTICFLOW_RUN_DIR": ""})
         found = worker.result()
@@ -62,7 +63,7 @@ def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str)
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "train_alone_with_a_log", False).result()
         assert found["clean"]
         assert found["saved"]
@@ -71,7 +72,7 @@ def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_global_batch_without_a_job_gives_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         worker = job.start(call, backend, "train_global_alone", False, environ={"ELASTICFLOW_RUN_DIR": ""})
         found = worker.result()
     assert found["off"] < 2e-5

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -27,7 +28,7 @@ def call(backend: str, folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=["tensorflow", "torch"])
+@pytest.fixture(scope="module", params=[pytest.param("tensorflow", marks=pytest.mark.thorough), "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -36,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def results(tmp_path_factory: pytest.TempPathFactory, backend: str) -> dict[str, Any]:
     """What has come of the trainings, in one process without a job."""
     folder = tmp_path_factory.mktemp(backend)
-    with Job(folder / "run", preload=[f"tests.keras.on_{backend}"], guard_s=200.0) as job:
+    with Job(folder / "run", preload=warm.KERAS[backend], guard_s=200.0) as job:
         found: dict[str, Any] = job.start(call, backend, str(folder)).result()
         return found
 
@@ -76,7 +77,7 @@ def join_in(backend: str) -> Any:
 
 
 def test_workers_see_one_evaluation_of_its_own_function(tmp_path: Path, backend: str) -> None:
-    with Job(tmp_path / "run", preload=[f"tests.keras.on_{backend}"]) as job:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         first, second = (worker.result() for worker in job.start_world(2, join_in, backend))
         job.audit()
     assert first == second

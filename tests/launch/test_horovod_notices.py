@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ef_common.launch.horovod_store import Store
+from tests.horovod_built import needs_horovod
 
 pytest.importorskip("horovod")
 
@@ -15,6 +16,8 @@ from horovod.runner.common.util import codec
 from horovod.runner.elastic.worker import HostUpdateResult, WorkerNotificationClient
 
 from ef_common.launch.horovod_notices import Notices
+
+pytestmark = needs_horovod("torch")
 
 
 class NotedStore(Store):

@@ -181,6 +181,7 @@ def test_second_interrupt_ends_all_at_once(job: Callable[..., Launched]) -> None
     assert left == []
 
 
+@pytest.mark.thorough
 def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", *script())
     run.wait_for_world(2)
@@ -191,6 +192,7 @@ def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Laun
     assert not run_directory.read_launcher(run.directory).alive  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
@@ -208,6 +210,7 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
     assert first.wait() == 0
 
 
+@pytest.mark.thorough
 def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", *script())
     generation = run.wait_for_world(2)
@@ -232,6 +235,7 @@ def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Laun
     assert "Root Cause" not in run.output.read_text()
 
 
+@pytest.mark.thorough
 def test_worker_that_is_killed_again_and_again_is_given_up(job: Callable[..., Launched], tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os; print('begin', flush=True); os.kill(os.getpid(), 9)")
     run = job("--max-restarts=2", str(tmp_path / "a.py"))
@@ -301,6 +305,7 @@ def test_settings_of_a_local_job_may_stand_in_the_environment(monkeypatch: pytes
     assert len(token.secret) == 32
 
 
+@pytest.mark.thorough
 def test_hung_worker_of_a_local_job_is_replaced_after_the_limit_of_the_command_line(
     job: Callable[..., Launched],
 ) -> None:
@@ -322,6 +327,7 @@ def raising(**options: Any) -> list[str]:
     return [str(RAISING), json.dumps(options)]
 
 
+@pytest.mark.thorough
 def test_exception_in_one_worker_ends_the_job(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=3", *raising(where="forward", rank=1))
     assert run.wait() == 1
@@ -332,6 +338,7 @@ def test_exception_in_one_worker_ends_the_job(job: Callable[..., Launched]) -> N
     assert len(run.events("start")) == 3
 
 
+@pytest.mark.thorough
 def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(
     job: Callable[..., Launched], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def lie(addresses: list[Address], token: Token, made_up: list[tuple[int, Call]])
         peer.close()
 
 
+@pytest.mark.thorough
 def test_job_trains_on_whatever_a_peer_with_the_token_says_to_its_coordinator_and_standbys(
     launch: Callable[..., Launched],
 ) -> None:

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 
-# One of the two class trees: a worker of the other one forgets it first (see `training.use`).
-PRELOAD = ("torch", "torchmetrics", "lightning.pytorch", "ef_lightning", "ef_common.launch.process")
 HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path / "run", preload=PRELOAD) as job:
+    with Job(tmp_path / "run", preload=warm.TORCH) as job:
         yield job
 
 

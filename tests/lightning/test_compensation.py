@@ -21,11 +21,11 @@ from ef_common.events import expand
 from ef_common.testing.harness import Job
 from ef_lightning import strategy_for
 from ef_lightning.compensation import ScaledSettings, kind_of
-from tests import closed_forms
+from tests import closed_forms, warm
 from tests.gpu import on_gpu
 from tests.lightning import compensated, training
 from tests.lightning.compensated import TRACE, fit, module_of, noting, problem, rates, recorder, sgd, weights_of
-from tests.lightning.conftest import HOSTS, PRELOAD
+from tests.lightning.conftest import HOSTS
 from tests.lightning.training import BATCH_SIZE
 
 pl = importlib.import_module(HOSTS[0])
@@ -584,7 +584,7 @@ def test_reference_batch_survives_a_restart_with_another_world_and_batch(
     assert dict(first["lr_scale"]) == dict.fromkeys(range(5), 2.0)
     assert dict(first["lr-SGD"]) == dict.fromkeys(range(5), 0.04)
     path = str(max(saved.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1])))
-    with Job(tmp_path / "again", preload=PRELOAD) as again:
+    with Job(tmp_path / "again", preload=warm.TORCH) as again:
         options = {"max_steps": 15, "ckpt_path": path, "batch_size": 2 * BATCH_SIZE, "sleep_s": 0.0, "max_epochs": 9}
         workers = again.start_world(3, compensated.run, options)
         results = [worker.result() for worker in workers]

@@ -22,6 +22,7 @@ BARS = {"lightning.pytorch": "TQDMProgressBar", "pytorch_lightning": "RichProgre
 
 
 @pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.thorough
 def test_everybody_agrees_after_a_join_and_the_loss_of_rank_0(job: Job, host: str) -> None:
     options = {"bar": BARS[host], "val_check_interval": 0.5}
     first, second = job.start_world(2, long_run.run, host, options)
@@ -108,6 +109,7 @@ def test_row_whose_writer_dies_is_written_by_the_next_one(job: Job, host: str) -
     assert 5 in {value.step for value in values}  # it may be there twice
 
 
+@pytest.mark.thorough
 def test_row_that_a_lost_writer_has_written_is_not_written_again(job: Job) -> None:
     workers = job.start_world(3, partial(long_run.run_losing_the_logger, written=True), HOSTS[0])
     assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0, 0]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests import warm
 from tests.lightning import resume
-from tests.lightning.conftest import HOSTS, PRELOAD
+from tests.lightning.conftest import HOSTS
 from tests.lightning.resume import KINDS, LENGTH
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -46,7 +47,7 @@ def test_resume_in_a_larger_world_takes_each_remaining_sample_once(
     run: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     smaller = run(2, resume.run, HOSTS[0], str(tmp_path / "checkpoints"), ["plain"], audit=False)
-    with Job(tmp_path / "larger", preload=PRELOAD) as job:
+    with Job(tmp_path / "larger", preload=warm.TORCH) as job:
         workers = job.start_world(3, resume.go_on, HOSTS[0], "plain", smaller[0]["plain"]["path"])
         larger = [worker.result() for worker in workers]
         job.audit()  # counts what the checkpoint held already

@@ -202,12 +202,13 @@ def test_bucket_is_never_made(moto: dict[str, Any]) -> None:
     assert not filesystem.exists("not-a-bucket")
 
 
-def test_create_by_a_process_that_is_killed_leaves_the_name_to_others(tmp_path: Path) -> None:
-    """At each line of it."""
-    lines = 0
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.thorough)])
+def test_create_by_a_process_that_is_killed_leaves_the_name_to_others(tmp_path: Path, stride: int) -> None:
+    """At each line of it, or at some."""
+    lines = 1 - stride
     ended = False
     while not ended:
-        lines += 1
+        lines += stride
         place = tmp_path / str(lines)
         child = os.fork()
         if child == 0:

@@ -1,0 +1,367 @@
+"""Bugs that the product could have, each as a change of a few lines in one place.
+
+A test suite that is good enough notices every one of them. Each breaks something that a user has been promised: that
+processes are kept, that no update is lost or doubled, that each sample is used exactly once, that all workers have
+equal weights, that checkpoints are valid, that the learning rate is right, that strangers get nowhere, or that the exit
+status tells the truth. None of them makes everything fail at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to break the product.
+
+    Attributes:
+        name: Of it, in words joined by hyphens.
+        file: Path from the root of the project.
+        old: Text that stands in the file exactly once.
+        new: What is put in its place.
+        harm: What a user would suffer, as one sentence.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    harm: str
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="result-for-no-more-laggards-than-holders",
+        file="ef_common/core/replay.py",
+        old="results = tuple((ahead[i % len(ahead)], rank) for i, rank in enumerate(behind))",
+        new="results = tuple(zip(ahead, behind))",
+        harm="If one worker has the newest result and two lack it, one of the two keeps its local gradients, so that "
+        "the weights of the workers differ from then on.",
+    ),
+    Mutant(
+        name="weights-count-the-lost",
+        file="ef_common/core/sharding.py",
+        old="    total = sum(counts)\n",
+        new="    total = sum(window.stop - window.start for window in uncommitted)\n",
+        harm="The update in which a worker is lost is too small, as its samples are counted though they are not in it.",
+    ),
+    Mutant(
+        name="ramp-begins-one-update-late",
+        file="ef_common/core/compensation.py",
+        old="return Ramp(self.ratio(ramp), goal, 1)",
+        new="return Ramp(self.ratio(ramp), goal, 0)",
+        harm="After each change of the world the learning rate lags behind the ramp by one update.",
+    ),
+    Mutant(
+        name="silent-half-counts-as-dead",
+        file="ef_common/core/quorum.py",
+        old="proved = link.own or (link.over and absent <= frozenset(dead))",
+        new="proved = link.own or link.over",
+        harm="If the coordinator ends while the network falls into halves, both halves train on, each for itself.",
+    ),
+    Mutant(
+        name="lineage-without-the-parent",
+        file="ef_common/core/lineage.py",
+        old="(not limit or one <= limit)",
+        new="(not limit or one < limit)",
+        harm="A job whose last start has saved nothing begins at an older checkpoint than the one that start used.",
+    ),
+    Mutant(
+        name="kept-checkpoints-are-not-the-multiples",
+        file="ef_common/core/retention.py",
+        old="-(-one.id.step // retention.keep_every)",
+        new="one.id.step // retention.keep_every",
+        harm="With keep_every=1000 the checkpoint of step 1000 is removed, and one of some step before 2000 is kept.",
+    ),
+    Mutant(
+        name="all-leave-before-the-newcomers-have-the-state",
+        file="ef_common/core/membership/rules.py",
+        old="hands_over = bool(joining) and not staying",
+        new="hands_over = bool(coming) and not staying",
+        harm="If all members are told to go while newcomers are ready, these begin anew, and what was trained is lost.",
+    ),
+    Mutant(
+        name="takeover-of-a-view-that-some-have-not-received",
+        file="ef_common/core/membership/takeover.py",
+        old="whole = state.settled.issuperset(view.ids) and not state.suspects",
+        new="whole = state.workers.keys() >= set(view.ids) and not state.suspects",
+        harm="If the coordinator is lost while it sends a view, those who lack it and those who have it wait for each "
+        "other.",
+    ),
+    Mutant(
+        name="worker-that-has-moved-counts-as-dead",
+        file="ef_common/control/switchboard.py",
+        old='self._depart(connection, "it has gone to another coordinator", silent=True)',
+        new='self._depart(connection, "it has gone to another coordinator")',
+        harm="A coordinator that was stopped and goes on takes its workers for dead, and can begin a second group "
+        "beside them.",
+    ),
+    Mutant(
+        name="successor-is-not-told-of-the-boundary",
+        file="ef_common/control/client.py",
+        old="        at_boundary=report.at_boundary,\n",
+        new="        at_boundary=False,\n",
+        harm="If the coordinator is lost while workers wait at a boundary for newcomers, they wait there for ever.",
+    ),
+    Mutant(
+        name="proof-of-a-worker-without-the-challenge",
+        file="ef_common/control/auth.py",
+        old='return _proof(token, "worker", server_nonce, client_nonce, key,',
+        new='return _proof(token, "worker", client_nonce, key,',
+        harm="Whoever has overheard the introduction of a worker can connect under its name without the token.",
+    ),
+    Mutant(
+        name="published-values-are-not-sent-again",
+        file="ef_common/control/client.py",
+        old="                for message in self._relayed:  # they may have been lost with the old line\n"
+        "                    line.send(message)\n",
+        new="",
+        harm="If the line of a worker breaks while a group is being built, the others wait for its address for ever.",
+    ),
+    Mutant(
+        name="failure-is-believed-without-a-proof",
+        file="ef_common/control/line.py",
+        old="    if not proves(coordinator_proof(",
+        new="    if not isinstance(answer, wire.Failed) and not proves(coordinator_proof(",
+        harm="A stranger who listens at the address of a coordinator can end the workers by saying that the job has "
+        "failed.",
+    ),
+    Mutant(
+        name="claimant-tells-for-whom-it-has-asked",
+        file="ef_common/control/claimant.py",
+        old="self._tell(bid.claim, named)",
+        new="self._tell(bid.claim, bid.members)",
+        harm="In a network that has fallen apart both sides believe that they have the claim, and train on.",
+    ),
+    Mutant(
+        name="updates-are-confirmed-at-once",
+        file="ef_common/session.py",
+        old="if self.completed_in.world_size == 1 and not self._ousted:",
+        new="if not self._ousted:",
+        harm="The event log holds an update that the survivors of a loss have made in another way.",
+    ),
+    Mutant(
+        name="received-result-is-reduced-again",
+        file="ef_common/session.py",
+        old="if self.completed == number:",
+        new="if self.completed >= number:",
+        harm="A worker that has received a result after a loss reduces its gradients once more, in the next step of "
+        "the others.",
+    ),
+    Mutant(
+        name="no-barrier-after-a-loss-in-a-join",
+        file="ef_common/session.py",
+        old="        if changed:\n            self.run(Barrier())\n",
+        new="        if changed and self.view.admitted_at == self.view.generation:\n            self.run(Barrier())\n",
+        harm="If a worker is lost while a newcomer is admitted, the newcomer and the members run different "
+        "collectives, and hang or end.",
+    ),
+    Mutant(
+        name="closed-links-leave-a-receiver-waiting",
+        file="ef_common/collectives/links.py",
+        old="            strangers = list(self._strangers)\n            self._changed.notify_all()\n",
+        new="            strangers = list(self._strangers)\n",
+        harm="A worker that waits for the state from one that dies before it has connected waits for ever.",
+    ),
+    Mutant(
+        name="small-sums-begin-with-the-own-part",
+        file="ef_common/collectives/torch_group.py",
+        old="        first, second, *others = self._received.view(self._tensor.dtype).unbind()\n",
+        new="        parts = self._received.view(self._tensor.dtype).unbind()\n"
+        "        own = self._tensor.view(-1)\n"
+        "        first, second, *others = sorted(parts, key=lambda part: not torch.equal(part, own))\n",
+        harm="With three workers or more the sums of small tensors are rounded differently in each of them, so that "
+        "their weights drift apart.",
+    ),
+    Mutant(
+        name="one-buffer-for-two-results",
+        file="ef_common/collectives/gradients/buckets.py",
+        old="num_buffers=2 if self.double_buffered else 1",
+        new="num_buffers=1",
+        harm="A worker that lacks the newest result receives buffers in which gradients of the next step lie already.",
+    ),
+    Mutant(
+        name="gradients-copied-early-are-not-copied-again",
+        file="ef_common/collectives/gradients/reduction.py",
+        old="        self._pending = []\n        self._copied = set()\n",
+        new="        self._pending = []\n",
+        harm="After a loss in the backward pass, large gradients are summed again from what the broken sum has left in "
+        "the buffers.",
+    ),
+    Mutant(
+        name="spare-memory-is-used-twice",
+        file="ef_common/collectives/codec.py",
+        old="free[kind].pop() if free.get(kind)",
+        new="free[kind][-1] if free.get(kind)",
+        harm="A newcomer receives parameters of equal shape into the same memory, and begins with wrong weights.",
+    ),
+    Mutant(
+        name="horovod-is-shut-down-before-its-sockets",
+        file="ef_common/collectives/horovod_group.py",
+        old="                self._cut()\n                self._horovod.shutdown()\n",
+        new="                self._horovod.shutdown()\n                self._cut()\n",
+        harm="On Horovod, workers whose peer has been stopped or cut off wait for it instead of going on without it.",
+    ),
+    Mutant(
+        name="returned-positions-are-not-loaded",
+        file="ef_common/data/dealer.py",
+        old='returned=tuple(np.asarray(state["returned"]).tolist()),',
+        new="returned=(),",
+        harm="Samples that a lost worker had been dealt are never trained on if the job is resumed in that epoch, and "
+        "a newcomer deals otherwise than the others.",
+    ),
+    Mutant(
+        name="claim-at-a-place-that-is-another-by-now",
+        file="ef_common/data/claiming.py",
+        old="            if claims.digest() != digest:  # nothing is mounted there any more, or another etcd answers\n",
+        new="            if not named:\n",
+        harm="A worker whose shared directory is no longer mounted gets the claim on its own disk, and trains on "
+        "beside the others.",
+    ),
+    Mutant(
+        name="evaluation-remembers-the-pass-before",
+        file="ef_common/data/coverage.py",
+        old="self._done, self._length, self._logged = [], length, logged",
+        new="self._length, self._logged = length, logged",
+        harm="Samples of a worker that is lost in a later validation count as done if another one had them in an "
+        "earlier one.",
+    ),
+    Mutant(
+        name="checkpoint-a-step-before-it-is-due",
+        file="ef_common/data/checkpointer.py",
+        old='return "alone" if self.due(step) else None',
+        new='return "alone"',
+        harm="With every_steps=10 checkpoints are taken at the steps 9 and 10, 19 and 20, and so on.",
+    ),
+    Mutant(
+        name="newcomer-skips-the-ramp",
+        file="ef_common/data/compensator.py",
+        old='self._ramp = None if state["ramp"] is None else Ramp(*state["ramp"])',
+        new="self._ramp = None",
+        harm="The updates of a newcomer have another learning rate than those of the others, so that its weights "
+        "differ.",
+    ),
+    Mutant(
+        name="share-of-a-lost-worker-is-waited-for",
+        file="ef_common/data/sharing.py",
+        old="lambda id: id in session.view.ids",
+        new="lambda id: id in view.ids",
+        harm="After the loss of a worker that was writing its share, no checkpoint is saved for five minutes.",
+    ),
+    Mutant(
+        name="files-are-closed-without-a-sync",
+        file="ef_common/storage/store.py",
+        old="        file.flush()\n        sync(number)\n",
+        new="        file.flush()\n",
+        harm="After a power cut a checkpoint with a manifest may lack its data.",
+    ),
+    Mutant(
+        name="name-is-there-before-its-bytes",
+        file="ef_common/storage/store.py",
+        old='        with self._opened(draft, "wb", what) as file:\n'
+        "            file.write(data)\n"
+        "        try:\n"
+        "            return self._run(what, link, exclusive=True)\n",
+        new='        with self._opened(draft, "wb", what) as file:\n'
+        "            linked = self._run(what, link, exclusive=True)\n"
+        "            file.write(data)\n"
+        "        try:\n"
+        "            return linked\n",
+        harm="A worker that is killed at the wrong moment leaves an empty manifest or claim under its final name.",
+    ),
+    Mutant(
+        name="checksums-of-pieces-do-not-matter",
+        file="ef_common/storage/checkpoints.py",
+        old='found = (found[0], "" if pieces.hold else "another one")',
+        new='found = (found[0], "")',
+        harm="A checkpoint that several workers have written is started from though its bytes are damaged.",
+    ),
+    Mutant(
+        name="older-generations-are-not-fenced",
+        file="ef_common/storage/checkpoints.py",
+        old="if one == id or one[:2] > id[:2]]",
+        new="if one == id or one.run > id.run]",
+        harm="A worker that the others have gone on without still publishes checkpoints of its abandoned training.",
+    ),
+    Mutant(
+        name="oldest-checkpoints-are-kept",
+        file="ef_common/storage/checkpoints.py",
+        old="chain=chain, valid=self._valid",
+        new="chain=sorted(chain), valid=self._valid",
+        harm="Of the checkpoints before the newest, the first ones of the run stay and all recent ones are removed.",
+    ),
+    Mutant(
+        name="late-writer-empties-a-shared-file",
+        file="ef_common/storage/store.py",
+        old="        fs.touch(path, truncate=False)\n    except FileNotFoundError:\n",
+        new="        fs.touch(path)\n    except FileNotFoundError:\n",
+        harm="A worker that begins to write its share after another one makes zeros of what that one has written.",
+    ),
+    Mutant(
+        name="one-restart-less-than-allowed",
+        file="ef_common/launch/run.py",
+        old="self._lives[number] <= self._max_restarts",
+        new="self._lives[number] < self._max_restarts",
+        harm="With --max-restarts=1 a worker that has been killed is never started again.",
+    ),
+    Mutant(
+        name="drained-worker-counts-as-finished",
+        file="ef_common/launch/run.py",
+        old="without = self._asked | self._replaced",
+        new="without = self._replaced",
+        harm="Once a job has been scaled down, killed workers are not replaced, and its exit status is 0 even if all "
+        "others fail.",
+    ),
+    Mutant(
+        name="second-signal-of-one-notice-kills",
+        file="ef_common/launch/notices.py",
+        old="now > self._first_term + SAME_NOTICE_S",
+        new="now > self._first_term",
+        harm="Under a launcher that sends SIGTERM to the group and then to the worker, the worker is killed instead of "
+        "leaving with its state saved.",
+    ),
+    Mutant(
+        name="ratio-stays-at-the-first-step-of-its-ramp",
+        file="ef_lightning/compensation.py",
+        old="self._settled = (contributors, loader) if self.compensator.settled else None",
+        new="self._settled = (contributors, loader)",
+        harm="After a join or a loss the learning rate makes one of eight steps to its new value and stays there.",
+    ),
+    Mutant(
+        name="first-batch-that-keeps-step-counts",
+        file="ef_lightning/evaluation_loader.py",
+        old="self.padding = self._next >= self._num_own",
+        new="self.padding = self._next > self._num_own",
+        harm="Metrics of a validation count a sample twice if some worker has fewer batches than the others.",
+    ),
+    Mutant(
+        name="batches-of-an-open-accumulation-are-skipped",
+        file="ef_lightning/train_loader.py",
+        old='        if uncommitted:\n            state["cursor"] = uncommitted[0].start\n',
+        new="",
+        harm="After a resume in the middle of a gradient accumulation its first batches are never trained on.",
+    ),
+    Mutant(
+        name="momentum-of-later-epochs-has-the-wrong-rate",
+        file="ef_keras/compensation.py",
+        old="        self._settled = None\n        for scaled in self._scaled.values():\n",
+        new="        for scaled in self._scaled.values():\n",
+        harm="From the second epoch on, the momentum of SGD is that of one worker while the learning rate is that of "
+        "all.",
+    ),
+    Mutant(
+        name="batch-made-ready-is-used-whatever-is-dealt",
+        file="ef_keras/training_data.py",
+        old="ahead[1] if ahead is not None and ahead[0] == window else",
+        new="ahead[1] if ahead is not None else",
+        harm="After a change of the members a worker trains on samples that are another one's, and never on its own.",
+    ),
+    Mutant(
+        name="next-rank-zero-forgets-the-best",
+        file="ef_keras/rank_zero.py",
+        old="            self.wrapped.on_train_begin()\n            restore(self.wrapped, self.memory)\n",
+        new="            self.wrapped.on_train_begin()\n",
+        harm="When the first worker is lost, the ModelCheckpoint of the next one saves a worse model over the best.",
+    ),
+)

@@ -1,0 +1,165 @@
+"""``python -m tests.tiers run fast|all`` and ``changed``; see ``make test``, ``make test-all`` and ``.ci/run``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import click
+
+from tests.tiers import changes, reports
+from tests.tiers.places import ROOT, guards_of, paths_of
+from tests.tiers.reports import Outcome
+
+REPORTS = ROOT / "build" / "tests"
+_TIERS = {"fast": "not thorough", "rest": "thorough", "all": ""}
+_NO_TESTS = 5  # pytest's exit status: none was found
+
+
+class Tests:
+    """Runs pytest, and keeps what has come of the tests.
+
+    Args:
+        tier: One of `_TIERS`.
+        paths: Files and folders.
+        jobs: How many processes.
+        options: Further options of pytest's.
+    """
+
+    def __init__(self, tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) -> None:
+        self._tier, self._paths, self._jobs, self._options = tier, paths, jobs, options
+        self.outcomes: list[Outcome] = []
+        self.status = 0
+
+    def run(self, *, only: str = "") -> None:
+        """Run those that a marker expression of pytest's chooses."""
+        expression = " and ".join(f"({part})" for part in (_TIERS[self._tier], only) if part)
+        report = REPORTS / f"{self._tier}.xml"
+        report.unlink(missing_ok=True)
+        distribution = ["-n", str(self._jobs), "--dist", "loadgroup"] if self._jobs > 1 else []
+        command = [sys.executable, "-m", "pytest", "-q", "-m", expression, f"--junitxml={report}", *distribution]
+        status = subprocess.run([*command, *self._options, *self._paths], cwd=ROOT).returncode
+        if report.exists():
+            self.outcomes += reports.read(report)
+        self.status = self.status or (0 if status == _NO_TESTS else status)
+
+    def announce(self) -> None:
+        """Say how long it will take."""
+        expected_s = reports.START_S + reports.estimate_s(self._tier, self._paths) / self._jobs
+        click.echo(f"{' '.join(self._paths)}: about {_in_words(expected_s)} on two cores. Reports: {REPORTS}")
+
+    def close(self, duration_s: float) -> None:
+        """Show what has come of them, and end with pytest's status."""
+        click.echo("\nThe slowest:")
+        for outcome in reports.slowest(self.outcomes):
+            click.echo(f"{outcome.duration_s:7.1f} s  {outcome.file}::{outcome.name}")
+        click.echo(f"\nThat took {_in_words(duration_s)}.")
+        click.echo(reports.closing_line(self.outcomes))
+        sys.exit(self.status)
+
+
+class Horovod:
+    """Horovod's wheel. If it has yet to be built, that takes minutes, in which other tests run."""
+
+    def __init__(self) -> None:
+        self._log = REPORTS / "horovod.log"
+        self._build: subprocess.Popen[bytes] | None = None
+        if shutil.which("make") and subprocess.run([*_MAKE, "--question", _STAMP], cwd=ROOT).returncode == 1:
+            with self._log.open("wb") as log:
+                command = ["nice", *_MAKE, "horovod-wheel"]
+                self._build = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is something to wait for."""
+        return self._build is not None
+
+    def install(self) -> None:
+        """Wait for it, and install it.
+
+        Raises:
+            CalledProcessError: It could have been built, and was not.
+        """
+        if self._build is not None:
+            self._build.wait()
+            click.echo(self._log.read_text(errors="replace"))
+            subprocess.run([*_MAKE, _STAMP], cwd=ROOT, check=True)
+
+
+_MAKE = ("make", "--no-print-directory", "--silent")
+_STAMP = ".venv/.installed-horovod"
+
+
+@click.group()
+def main() -> None:
+    """Run tests, say how long that will take, and end with one line of counts."""
+
+
+@main.command()
+@click.argument("tier", type=click.Choice(list(_TIERS)))
+@click.option("--part", default="", help="A folder of the tests (keras), or of the product (ef_common/storage).")
+@click.option("--jobs", default=0, help="Processes of pytest's. Default: three for two cores.")
+@click.option("--record", is_flag=True, help="Keep the durations, from which later runs are estimated.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def run(tier: str, part: str, jobs: int, record: bool, options: tuple[str, ...]) -> None:
+    """Run the tests of a tier, or those of a part of the project. What follows `--` goes to pytest."""
+    try:
+        paths = [path for one in part.split() for path in paths_of(one)] or ["tests"]
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    tests = Tests(tier, paths, jobs or _num_jobs(), options)
+    tests.announce()
+    begin = time.monotonic()
+    horovod = Horovod()
+    if horovod.is_missing:
+        click.echo("Horovod is built meanwhile (once; it takes minutes). Its tests come last.")
+        tests.run(only="not horovod")
+        horovod.install()
+        tests.run(only="horovod")
+    else:
+        tests.run()
+    if record:
+        reports.write_durations(tier, reports.durations_of(tests.outcomes))
+    tests.close(time.monotonic() - begin)
+
+
+@main.command()
+@click.option("--limit", default=600, show_default=True, help="Seconds; what would take longer is left out.")
+def changed(limit: int) -> None:
+    """Run what `make test` leaves out of the tests that guard what the last day's commits have changed."""
+    files = changes.of_the_last_day()
+    jobs = _num_jobs()
+    left_s = limit - reports.START_S
+    paths = []
+    click.echo(f"{len(files)} files have changed. Of their tests, those that `make test` leaves out:")
+    for place in guards_of(files):
+        seconds = reports.estimate_s("rest", [place]) / jobs
+        fits = seconds * changes.MARGIN < left_s
+        click.echo(f"  {place:45} {_in_words(seconds):20} {'' if fits else 'left out: no time'}")
+        if fits:
+            left_s -= seconds * changes.MARGIN
+            paths.append(place)
+    if not paths:
+        return
+    tests = Tests("rest", paths, jobs)
+    begin = time.monotonic()
+    tests.run()
+    tests.close(time.monotonic() - begin)
+
+
+def _num_jobs() -> int:
+    """Tests with processes wait for much of their time, so there may be more of them than cores."""
+    cores = len(os.sched_getaffinity(0))
+    return max(2, cores + cores // 2)
+
+
+def _in_words(duration_s: float) -> str:
+    minutes, seconds = divmod(round(duration_s), 60)
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What has changed lately, told by git."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.tiers.places import ROOT
+
+MARGIN = 1.3
+"""A machine may be slower than the one that durations were measured on."""
+_DAY_S = 24 * 3600
+
+
+def of_the_last_day() -> list[str]:
+    """Files that are here and have changed in the day that ends with the newest commit; none without git's history."""
+    try:
+        newest = int(_git("show", "--no-patch", "--format=%ct", "HEAD"))
+        base = _git("rev-list", "-1", f"--before={newest - _DAY_S}", "HEAD").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    if not base:
+        return []
+    return [file for file in _git("diff", "--name-only", base, "HEAD").splitlines() if (ROOT / file).exists()]
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout

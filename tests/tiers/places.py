@@ -1,0 +1,60 @@
+"""Which tests guard which part of the product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+GUARDS: dict[str, tuple[str, ...]] = {
+    "ef_common/audit": ("tests/test_audit.py", "tests/fuzz"),
+    "ef_common/collectives": ("tests/collectives", "tests/faults/test_kill.py", "tests/faults/test_join.py"),
+    "ef_common/control": ("tests/control", "tests/faults/test_failover.py", "tests/faults/test_partition.py"),
+    "ef_common/core": ("tests/core", "tests/simulation", "tests/faults/test_kill.py", "tests/faults/test_drain.py"),
+    "ef_common/data": ("tests/faults/test_validation.py", "tests/faults/test_checkpoints.py", "tests/lightning"),
+    "ef_common/horovod": ("tests/horovod", "tests/collectives"),
+    "ef_common/launch": ("tests/launch", "tests/faults/test_horovodrun.py", "tests/faults/test_plain_torchrun.py"),
+    "ef_common/program": ("tests/program", "tests/faults/test_program.py"),
+    "ef_common/storage": ("tests/storage", "tests/faults/test_sharing.py", "tests/faults/test_restart.py"),
+    "ef_common/testing": ("tests/simulation", "tests/faults/test_kill.py"),
+    "ef_common": ("tests/faults", "tests/control", "tests/simulation"),
+    "ef_keras": ("tests/keras", "tests/faults/test_keras.py", "tests/faults/test_kill.py"),
+    "ef_lightning": ("tests/lightning", "tests/faults/test_deterministic.py", "tests/faults/test_restart.py"),
+    "elasticflow.py": ("tests/test_elasticflow.py", "tests/program"),
+    "examples": ("tests/examples",),
+    "pyproject.toml": ("tests/test_doctor.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
+}
+"""Of two entries that fit a file the longer one counts. A file of the tests guards itself."""
+
+
+def guards_of(changed: Iterable[str]) -> list[str]:
+    """Tests, as paths, that guard these files (paths from the root of the project), without repetitions."""
+    found: dict[str, None] = {}
+    for file in changed:
+        for place in _guards_of_one(file):
+            found[place] = None
+    return [place for place in found if not any(other in found for other in map(str, Path(place).parents))]
+
+
+def _guards_of_one(file: str) -> tuple[str, ...]:
+    path = Path(file)
+    if path.parts[0] == "tests":
+        return (file,) if path.name.startswith("test_") else ()
+    fitting = [place for place in GUARDS if place == file or Path(place) in path.parents]
+    return GUARDS[max(fitting, key=len)] if fitting else ()
+
+
+def paths_of(part: str) -> list[str]:
+    """What `PART=` names: a folder or a file of the tests ("keras", "faults/test_kill.py"), or of the product.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    for path in (f"tests/{part}", part if part.startswith("tests") else ""):
+        if path and (ROOT / path).exists():
+            return [path.rstrip("/")]
+    if found := guards_of([part.rstrip("/")]):
+        return found
+    folders = sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py")))
+    raise ValueError(f"there are no tests of {part!r}. Parts: {', '.join(folders)}; or a path, as ef_common/storage")

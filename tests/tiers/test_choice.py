@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from tests.tiers.choice import Case, chosen
+
+
+def cases(function: str, *values: str, skipped: tuple[str, ...] = ()) -> list[Case]:
+    return [Case(f"{function}[{v}]", function, (("host", v),), runs=v not in skipped) for v in values]
+
+
+def test_choice_of_one_test_is_its_first_case() -> None:
+    assert chosen(cases("a", "x", "y")) == {"a[x]"}
+
+
+def test_choice_of_several_tests_takes_turns() -> None:
+    found = chosen([case for function in "abcd" for case in cases(function, "x", "y", "z")])
+    assert found == {"a[x]", "b[y]", "c[z]", "d[x]"}
+
+
+def test_choice_with_two_parameters_prefers_what_is_new_in_both() -> None:
+    grid = [
+        Case(f"{function}[{host}-{size}]", function, (("host", host), ("size", size)))
+        for function in "ab"
+        for host in "xy"
+        for size in (2, 3)
+    ]
+    assert chosen(grid) == {"a[x-2]", "b[y-3]"}
+
+
+def test_choice_leaves_out_what_would_be_skipped() -> None:
+    assert chosen(cases("a", "x", "y", skipped=("x",))) == {"a[y]"}
+
+
+def test_choice_of_a_test_that_cannot_run_is_shown_as_skipped() -> None:
+    assert chosen(cases("a", "x", "y", skipped=("x", "y"))) == {"a[x]"}
+
+
+def test_choice_does_not_depend_on_other_tests_after_it() -> None:
+    some, more = ([case for function in functions for case in cases(function, "x", "y")] for functions in ("ab", "abc"))
+    assert chosen(some) < chosen(more)

@@ -1,0 +1,18 @@
+"""What the workers' forkservers have imported: one set for each framework, so that all tests share three of them."""
+
+from __future__ import annotations
+
+_COMMON = (
+    "ef_common.launch.process",
+    "ef_common.control.client",
+    "ef_common.collectives.horovod_group",
+    "tests.collectives.seats",
+    "tests.faults.hosts",
+)
+TORCH = ("torchmetrics", "tests.faults.training", "ef_common.collectives.torch_group", *_COMMON)
+"""Lightning's, under the first of its names: a worker of the other one forgets it first (see `training.use`)."""
+KERAS = {
+    "tensorflow": ("tests.faults.keras_tensorflow", "tests.keras.on_tensorflow", *_COMMON),
+    # Keras imports TensorFlow on any backend, if it is installed, to seed it.
+    "torch": ("tests.faults.keras_torch", "tests.keras.on_torch", "tensorflow", *_COMMON),
+}
