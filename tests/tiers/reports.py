@@ -64,16 +64,20 @@ def durations_of(outcomes: Iterable[Outcome]) -> dict[str, float]:
     return {file: round(seconds, 1) for file, seconds in sorted(total.items())}
 
 
-def estimate_s(tier: str, paths: Iterable[str], path: Path = DURATIONS) -> float:
-    """Seconds that the tests of these paths take, one after the other, where the durations were measured."""
+def durations(tier: str, paths: Iterable[str], path: Path = DURATIONS) -> dict[str, float]:
+    """Seconds of each file in these paths, where they were measured; of the tier "rest", what "fast" leaves out."""
     known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    found = known.get(tier, {})
     if tier == "rest":
         fast, whole = known.get("fast", {}), known.get("all", {})
-        durations = {file: max(0.0, seconds - fast.get(file, 0.0)) for file, seconds in whole.items()}
-    else:
-        durations = known.get(tier, {})
+        found = {file: max(0.0, seconds - fast.get(file, 0.0)) for file, seconds in whole.items()}
     places = tuple(paths)
-    return sum(s for file, s in durations.items() if any(file == p or file.startswith(f"{p}/") for p in places))
+    return {file: s for file, s in found.items() if any(file == p or file.startswith(f"{p}/") for p in places)}
+
+
+def estimate_s(tier: str, paths: Iterable[str], path: Path = DURATIONS) -> float:
+    """Seconds that the tests of these paths take, one after the other, where the durations were measured."""
+    return sum(durations(tier, paths, path).values())
 
 
 def write_durations(tier: str, durations: Mapping[str, float], path: Path = DURATIONS) -> None:
