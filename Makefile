@@ -16,7 +16,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-all test-matrix mutants chaos soak fuzz check format bench horovod-wheel clean
+.PHONY: help demo demo-keras test test-all test-matrix mutants chaos soak fuzz check format bench clean
 .NOTPARALLEL:
 
 help:
@@ -42,15 +42,15 @@ demo-keras: $(HOROVOD)
 	@rm -rf build/demo-keras
 	@$(BIN)/python examples/03-kill-and-join/demo.py --framework keras --run-dir build/demo-keras
 
-# Horovod is built while the tests that can do without it run (see tests/tiers).
-test: $(TEST)
-	@$(BIN)/python -m tests.tiers run fast --part="$(PART)"
+# What they have in common is in tests/tiers.
+test: $(HOROVOD)
+	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(TEST)
-	@$(BIN)/python -m tests.tiers run all --part="$(PART)"
+test-all: $(HOROVOD)
+	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 mutants: $(HOROVOD)
-	@$(BIN)/python -m tests.mutants
+	@$(BIN)/python -B -m tests.mutants
 
 # Contracts with the private parts of other packages, and with what of them may differ from release to release: with the
 # oldest releases that pyproject.toml allows, and with the newest. Horovod is not built for them.
@@ -137,14 +137,9 @@ $(DEV): $(TEST)
 
 # Compiled once for the frameworks in .venv. Where that cannot be done, its tests are skipped, and say so; where it
 # can be done and fails, so does this. Without a stamp, the next `make test` tries again.
-horovod-wheel: $(TEST)
+$(HOROVOD): $(TEST) ef_common/horovod/source.py ef_common/horovod/memory.cc
 	@echo "Building Horovod (this takes minutes the first time; then it is kept in ~/.cache/elasticflow)"
 	@command -v cmake >/dev/null || $(INSTALL) cmake
-	@$(BIN)/elasticflow horovod build --no-install || ! $(CAN_BUILD)
-
-CAN_BUILD = $(BIN)/python -c 'from ef_common.horovod.build import check_tools; check_tools()' 2>/dev/null
-
-$(HOROVOD): $(TEST) ef_common/horovod/source.py ef_common/horovod/memory.cc
-	@$(MAKE) --no-print-directory horovod-wheel
-	@if $(BIN)/elasticflow horovod build; then touch $@; elif $(CAN_BUILD); then exit 1; \
+	@if $(BIN)/elasticflow horovod build; then touch $@; \
+	elif $(BIN)/python -c 'from ef_common.horovod.build import check_tools; check_tools()' 2>/dev/null; then exit 1; \
 	else echo "The tests of Horovod are skipped."; fi

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from pathlib import Path
 
+_BUILD = Path(__file__).parents[1] / "build"
 _KEPT = (
     *("HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "XDG_CACHE_HOME"),
     *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"),
@@ -15,6 +17,11 @@ _SET = {
     "OMP_NUM_THREADS": "1",
     # Read by gcsfs when it is imported: else it asks a gRPC server, which no emulator has, for the kind of bucket.
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+    # A run of the tests leaves nothing behind outside of build/.
+    "HYPOTHESIS_STORAGE_DIRECTORY": str(_BUILD / "hypothesis"),
+    "KERAS_HOME": str(_BUILD / "keras"),
+    "MPLCONFIGDIR": str(_BUILD / "matplotlib"),
+    "PYTHONDONTWRITEBYTECODE": "1",
 }
 
 

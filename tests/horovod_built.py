@@ -15,6 +15,6 @@ def is_built(framework: str) -> bool:
 
 
 def needs_horovod(framework: str) -> list[Any]:
-    """Marks of such a test."""
+    """Mark of such a test, in a list."""
     reason = f"Horovod is not built for {framework} in this environment: elasticflow horovod build"
-    return [pytest.mark.horovod, pytest.mark.skipif(not is_built(framework), reason=reason)]
+    return [pytest.mark.skipif(not is_built(framework), reason=reason)]

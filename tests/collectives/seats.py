@@ -224,10 +224,25 @@ def sit(script: Script, engine: str = "gloo") -> Any:
 
 
 def run_in_processes(
-    script: Script, world_size: int, directory: Path, *, lost: Sequence[int] = (), engine: str = "gloo"
+    script: Script,
+    world_size: int,
+    directory: Path,
+    *,
+    lost: Sequence[int] = (),
+    engine: str = "gloo",
+    modules: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Results in the rank order of the first view; None for those that were to be lost."""
-    with Job(directory, preload=preload(engine)) as job:
+    """Results in the rank order of the first view; None for those that were to be lost.
+
+    Args:
+        script: What each member does.
+        world_size: How many there are.
+        directory: Of the run.
+        lost: Ranks that die.
+        engine: Their data plane.
+        modules: What they have imported at the start; by default what makes them start fast.
+    """
+    with Job(directory, preload=preload(engine) if modules is None else modules) as job:
         workers = job.start_world(world_size, sit, script, engine)
         results: list[Any] = [None] * world_size
         statuses = [worker.wait() for worker in workers]

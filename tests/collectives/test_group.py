@@ -16,8 +16,7 @@ Run = Callable[..., list[Any]]
 SEEDS = range(20)
 
 
-# Of the module, so that pytest runs the tests of one engine after the other: another needs another forkserver.
-@pytest.fixture(scope="module", params=[*ENGINES, *(pytest.param(seed, id=f"memory-{seed}") for seed in SEEDS)])
+@pytest.fixture(params=[*ENGINES, *(pytest.param(seed, id=f"memory-{seed}") for seed in SEEDS)])
 def engine(request: pytest.FixtureRequest) -> str | int:
     found: str | int = request.param
     return found

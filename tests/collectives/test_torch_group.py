@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,14 @@ import pytest
 from ef_common.collectives.torch_group import TorchGroup, TorchGroups
 from ef_common.errors import GroupBroken
 from ef_common.testing.harness import Job
-from tests.collectives import scripts
+from tests import warm
+from tests.collectives import scripts, seats
 from tests.collectives.seats import ENGINES, preload, run_in_processes, sit, view_of
 
 
-# Of the module, so that pytest runs the tests of one engine after the other: another needs another forkserver.
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class Addresses(dict[str, bytes]):
@@ -45,10 +36,26 @@ class Addresses(dict[str, bytes]):
         return False
 
 
-def usage() -> tuple[int, int]:
-    """Threads of Gloo, and open files."""
-    names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
-    return sum("gloo" in name for name in names), len(os.listdir("/proc/self/fd"))
+class NobodyComes(Addresses):
+    def get(self, key: str) -> bytes:
+        if key not in self and not key.startswith("port/"):
+            raise GroupBroken("replaced")
+        return super().get(key)
+
+
+def connect_in_vain() -> list[list[int]]:
+    """Threads and open files of this process before it has tried three times, and after that."""
+    gc.collect()
+    gc.disable()
+    groups, found = TorchGroups(), [usage()]
+    for _ in range(3):
+        with pytest.raises(GroupBroken):
+            groups.build(view_of(2), rank=0, bootstrap=NobodyComes())
+    return [*found, usage()]
+
+
+def usage() -> list[int]:
+    return [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]
 
 
 @pytest.fixture
@@ -72,7 +79,7 @@ def test_all_reduce_returns_before_the_others_have_come(directory: Path, engine:
 
 def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -> None:
     expected = "tensorflow" if engine.startswith("horovod-tensorflow") else "torch"
-    for found in run_in_processes(scripts.frameworks, 2, directory, engine=engine):
+    for found in run_in_processes(scripts.frameworks, 2, directory, engine=engine, modules=[seats.__name__]):
         assert expected in found
         assert set(found) <= {expected, "keras"}
 
@@ -81,20 +88,12 @@ def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:
     assert run_in_processes(scripts.abort_wakes_peers, 3, directory, engine=engine) == [True] * 3
 
 
-def test_group_that_cannot_be_connected_leaves_no_thread_and_no_file(without_collector: None) -> None:
+@pytest.mark.processes
+def test_group_that_cannot_be_connected_leaves_no_thread_and_no_file(directory: Path) -> None:
     """Its exception held the frames that held it, until the garbage collector came by."""
-
-    class NobodyComes(Addresses):
-        def get(self, key: str) -> bytes:
-            if key not in self and not key.startswith("port/"):
-                raise GroupBroken("replaced")
-            return super().get(key)
-
-    groups, before = TorchGroups(), usage()
-    for _ in range(3):
-        with pytest.raises(GroupBroken):
-            groups.build(view_of(2), rank=0, bootstrap=NobodyComes())
-    assert usage() == before
+    with Job(directory, preload=warm.TORCH) as job:
+        before, after = job.start(connect_in_vain).result()
+    assert after == before
 
 
 def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_thread() -> None:

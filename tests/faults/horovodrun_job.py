@@ -96,6 +96,7 @@ class HorovodrunJob(Run):
             **{name: value for name, value in os.environ.items() if not name.startswith(dropped)},
             environment.RUN_DIR: str(self.directory),
             environment.AUDIT: "1",
+            "HOME": str(self.directory),  # horovodrun keeps a cache there
             "OMP_NUM_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "PYTHONWARNINGS": "ignore",

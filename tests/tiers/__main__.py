@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import click
@@ -34,17 +34,20 @@ class Tests:
         self.outcomes: list[Outcome] = []
         self.status = 0
 
-    def run(self, *, only: str = "") -> None:
-        """Run those that a marker expression of pytest's chooses."""
-        expression = " and ".join(f"({part})" for part in (_TIERS[self._tier], only) if part)
+    def run(self) -> None:
+        """Run them."""
         report = REPORTS / f"{self._tier}.xml"
         report.unlink(missing_ok=True)
         distribution = ["-n", str(self._jobs), "--dist", "loadgroup"] if self._jobs > 1 else []
-        command = [sys.executable, "-m", "pytest", "-q", "-m", expression, f"--junitxml={report}", *distribution]
-        status = subprocess.run([*command, *self._options, *self._paths], cwd=ROOT).returncode
-        if report.exists():
-            self.outcomes += reports.read(report)
-        self.status = self.status or (0 if status == _NO_TESTS else status)
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-m", _TIERS[self._tier], *distribution]
+        # What processes leave behind that are killed goes with their folder; pytest's own stays, to look at failures.
+        with tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder:
+            environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
+            status = subprocess.run(
+                [*command, f"--junitxml={report}", *self._options, *self._paths], cwd=ROOT, env=environ
+            ).returncode
+        self.outcomes = reports.read(report) if report.exists() else []
+        self.status = 0 if status == _NO_TESTS else status
 
     def announce(self) -> None:
         """Say how long it will take."""
@@ -59,38 +62,6 @@ class Tests:
         click.echo(f"\nThat took {_in_words(duration_s)}.")
         click.echo(reports.closing_line(self.outcomes))
         sys.exit(self.status)
-
-
-class Horovod:
-    """Horovod's wheel. If it has yet to be built, that takes minutes, in which other tests run."""
-
-    def __init__(self) -> None:
-        self._log = REPORTS / "horovod.log"
-        self._build: subprocess.Popen[bytes] | None = None
-        if shutil.which("make") and subprocess.run([*_MAKE, "--question", _STAMP], cwd=ROOT).returncode == 1:
-            with self._log.open("wb") as log:
-                command = ["nice", *_MAKE, "horovod-wheel"]
-                self._build = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there is something to wait for."""
-        return self._build is not None
-
-    def install(self) -> None:
-        """Wait for it, and install it.
-
-        Raises:
-            CalledProcessError: It could have been built, and was not.
-        """
-        if self._build is not None:
-            self._build.wait()
-            click.echo(self._log.read_text(errors="replace"))
-            subprocess.run([*_MAKE, _STAMP], cwd=ROOT, check=True)
-
-
-_MAKE = ("make", "--no-print-directory", "--silent")
-_STAMP = ".venv/.installed-horovod"
 
 
 @click.group()
@@ -114,14 +85,7 @@ def run(tier: str, part: str, jobs: int, record: bool, options: tuple[str, ...])
     tests = Tests(tier, paths, jobs or _num_jobs(), options)
     tests.announce()
     begin = time.monotonic()
-    horovod = Horovod()
-    if horovod.is_missing:
-        click.echo("Horovod is built meanwhile (once; it takes minutes). Its tests come last.")
-        tests.run(only="not horovod")
-        horovod.install()
-        tests.run(only="horovod")
-    else:
-        tests.run()
+    tests.run()
     if record:
         reports.write_durations(tier, reports.durations_of(tests.outcomes))
     tests.close(time.monotonic() - begin)
