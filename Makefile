@@ -22,12 +22,12 @@ HOROVOD := .venv/.installed-horovod
 help:
 	@echo "make demo    train with 3 workers, kill one, add one"
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
-	@echo "make test    the tests of every day, in minutes; PART=keras for those of a folder"
-	@echo "make test-all    every test, each case of each; PART= as above"
+	@echo "make test    every unit test, one case of each other test (minutes); PART=keras: those of a folder"
+	@echo "make test-all    every case of every test (half an hour); PART= as above"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make chaos   each fault in each worker at each moment, after 310,000 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
-	@echo "make mutants breaks the product in many ways, one at a time: the tests must find each (takes hours)"
+	@echo "make mutants  break the product in 44 ways, one at a time; the tests must find each (takes hours)"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
@@ -42,7 +42,7 @@ demo-keras: $(HOROVOD)
 	@rm -rf build/demo-keras
 	@$(BIN)/python examples/03-kill-and-join/demo.py --framework keras --run-dir build/demo-keras
 
-# What they have in common is in tests/tiers.
+# Which tests belong to which tier: see tests/tiers.
 test: $(HOROVOD)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 

@@ -201,10 +201,10 @@ STORES = st.sampled_from(["none", "not told", "told by some", "told by all", "ag
 
 @pytest.mark.parametrize("num_examples", [400, pytest.param(4000, marks=pytest.mark.thorough)])
 def test_quorum_is_never_found_twice_whatever_comes_between(num_examples):
-    settings(max_examples=num_examples, deadline=None, database=None)(find_a_second_quorum)()
+    search = given(STEPS, st.integers(2, 6), STORES, st.integers(1, 62))(find_a_second_quorum)
+    settings(max_examples=num_examples, deadline=None, database=None)(search)()
 
 
-@given(STEPS, st.integers(2, 6), STORES, st.integers(1, 62))
 def find_a_second_quorum(steps, size, stores, some):
     """Three coordinators, the first of which has issued the view; its members come to one and to another."""
     names = "abcdef"[:size]
