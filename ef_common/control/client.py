@@ -285,7 +285,7 @@ class CoordinatorClient:
         self._inbox.end_met.set()
         line = self._line
         if line is not None:
-            line.end_sending()
+            line.end_sending(_GOODBYE_S)
         self._inbox.put_end(CoordinatorLost("this worker has closed its line to the coordinator"))
         self._join(_GOODBYE_S)
         line = self._line

@@ -141,11 +141,21 @@ class Line:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
         self._socket.close()
 
-    def end_sending(self) -> None:
+    def end_sending(self, timeout_s: float) -> None:
         """End the connection in order: the peer reads to the end, and ends it in turn. `receive` goes on until then.
 
         If bytes of the peer's were never read, its system would throw away what it has not read itself.
+
+        Args:
+            timeout_s: How long to wait for another thread that is sending: it may have been left a message, a goodbye
+                say, that it has not sent yet.
         """
+        if self._sending.acquire(timeout=timeout_s):
+            try:
+                if not self._closed:
+                    self._drain()
+            finally:
+                self._sending.release()
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

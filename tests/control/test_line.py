@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+from ef_common.control import wire
+from ef_common.control.line import Line
+
+
+def test_message_that_is_left_to_a_thread_that_is_sending_comes_before_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    with theirs, theirs.makefile("rb") as heard:
+        line._sending.acquire()  # a heartbeat is being sent
+        line.send(wire.Bye())
+        timer = threading.Timer(0.2, line._sending.release)
+        timer.start()
+        line.end_sending(30.0)
+        assert heard.read() == wire.encode(wire.Bye())
+        timer.join()
+    line.close()
+
+
+def test_end_does_not_wait_for_ever_for_a_thread_that_is_sending() -> None:
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    with theirs, theirs.makefile("rb") as heard, line._sending:
+        line.send(wire.Bye())
+        line.end_sending(0.05)
+        assert heard.read() == b""
+    line.close()
