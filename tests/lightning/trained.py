@@ -43,6 +43,7 @@ def train_in_all_ways(folder: str) -> dict[str, Any]:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", ".*LeafSpec")
     warnings.filterwarnings("ignore", ".*does not have many workers")
+    warnings.filterwarnings("ignore", "The `srun` command is available")
     settings = {"epochs": 3, "batch_size": 8, **QUIET}
     x, y = data()
     results = {}
