@@ -1,4 +1,7 @@
-"""What the workers' forkservers have imported: one set for each framework, so that all tests share three of them."""
+"""The modules that the workers' forkservers import: one set for each framework, so that all tests share three servers.
+
+Keras on torch runs on the CPU in all of them. The tests that need a GPU have hosts of their own (`tests.faults.hosts`).
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def face(attempt: Attempt, tree: Path, *, jobs: int, log: Path) -> str:
     """Run the tests in a tree. Returns one that has failed, or ""."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", attempt.expression]
     command += ["-n", str(jobs), "--dist", "loadgroup", "--tb=short", *attempt.paths]
-    environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tree.parent)}
     with log.open("a+") as output:
         begin = output.tell()
         try:
@@ -103,7 +103,7 @@ def judge(mutant: Mutant, *, thorough: bool, jobs: int, logs: Path) -> Result:
     begin = time.monotonic()
     log = logs / f"{mutant.name}.txt"
     log.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="elasticflow-mutant-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ef-mutant-") as folder:
         tree = Path(folder) / "tree"
         break_the_product(mutant, tree)
         for attempt in attempts(mutant, thorough=thorough):

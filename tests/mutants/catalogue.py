@@ -16,7 +16,7 @@ class Mutant:
     """One way to break the product.
 
     Attributes:
-        name: Of it, in words joined by hyphens.
+        name: Words joined by hyphens.
         file: Path from the root of the project.
         old: Text that stands in the file exactly once.
         new: What is put in its place.

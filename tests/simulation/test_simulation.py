@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,8 @@ from ef_common.testing.simulation.campaign import Summary, run_campaign
 from tests.simulation.mutations import forget_the_replay
 
 NUM_SCHEDULES = 20_000
-NUM_FAILOVERS = NUM_SCHEDULES // 4
-NUM_HANGS = NUM_SCHEDULES // 16
-FEW = 10
-"""So many times fewer are run each day."""
+PARTS = pytest.mark.parametrize("part", [0.1, pytest.param(1.0, marks=[pytest.mark.thorough, pytest.mark.slow])])
+"""`make test` runs a tenth of the schedules."""
 ROOT = Path(__file__).parents[2]
 
 # In how many of the schedules each rare case is to be seen, at least.
@@ -50,13 +47,8 @@ RARE = {
 }
 
 
-def few_or_many(number: int) -> list[Any]:
-    """How many schedules a test runs each day, and how many thoroughly."""
-    return [number // FEW, pytest.param(number, marks=[pytest.mark.thorough, pytest.mark.slow])]
-
-
 def check(summary: Summary, rare: dict[str, int], part: float) -> None:
-    """Nothing has failed, and what is rare has been seen often enough for a part of all schedules."""
+    """Nothing has failed, and what is rare has been seen often enough; in a part of the schedules, half as often."""
     assert summary.failures == {}
     wanted = {what: least if part == 1 else int(part * least / 2) for what, least in rare.items()}
     missed = {what: summary.seen[what] for what, least in wanted.items() if summary.seen[what] < least}
@@ -64,13 +56,14 @@ def check(summary: Summary, rare: dict[str, int], part: float) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", few_or_many(NUM_SCHEDULES))
-def test_simulation_of_many_schedules_keeps_every_invariant(number: int) -> None:
+@PARTS
+def test_simulation_of_many_schedules_keeps_every_invariant(part: float) -> None:
+    number = int(NUM_SCHEDULES * part)
     summary = run_campaign(number)
 
     assert summary.num_schedules == number
-    check(summary, RARE, number / NUM_SCHEDULES)
-    ends = {end for end, count in summary.ends.items() if count >= 100 * number // NUM_SCHEDULES}
+    check(summary, RARE, part)
+    ends = {end for end, count in summary.ends.items() if count >= 100 * part}
     assert ends == {
         "finished",
         "crashed",
@@ -115,21 +108,20 @@ HANG_RARE = {
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", few_or_many(NUM_FAILOVERS))
-def test_simulation_of_lost_coordinators_keeps_every_invariant(number: int) -> None:
-    summary = run_campaign(number, family="failover")
+@PARTS
+@pytest.mark.parametrize(
+    ("family", "most", "rare"),
+    [("failover", NUM_SCHEDULES // 4, FAILOVER_RARE), ("hangs", NUM_SCHEDULES // 16, HANG_RARE)],
+    ids=["failover", "hangs"],
+)
+def test_simulation_of_a_family_keeps_every_invariant(
+    family: str, most: int, rare: dict[str, int], part: float
+) -> None:
+    number = int(most * part)
+    summary = run_campaign(number, family=family)
 
     assert summary.num_schedules == number
-    check(summary, FAILOVER_RARE, number / NUM_FAILOVERS)
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", few_or_many(NUM_HANGS))
-def test_simulation_of_hangs_keeps_every_invariant(number: int) -> None:
-    summary = run_campaign(number, family="hangs")
-
-    assert summary.num_schedules == number
-    check(summary, HANG_RARE, number / NUM_HANGS)
+    check(summary, rare, part)
 
 
 def test_campaign_in_several_processes_finds_what_it_finds_in_one() -> None:

@@ -17,51 +17,7 @@ from tests.tiers.reports import Outcome
 REPORTS = ROOT / "build" / "tests"
 _TIERS = {"fast": "not thorough", "rest": "thorough", "all": ""}
 _NO_TESTS = 5  # pytest's exit status: none was found
-
-
-class Tests:
-    """Runs pytest, and keeps what has come of the tests.
-
-    Args:
-        tier: One of `_TIERS`.
-        paths: Files and folders.
-        jobs: How many processes.
-        options: Further options of pytest's.
-    """
-
-    def __init__(self, tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) -> None:
-        self._tier, self._paths, self._jobs, self._options = tier, paths, jobs, options
-        self.outcomes: list[Outcome] = []
-        self.status = 0
-
-    def run(self) -> None:
-        """Run them."""
-        report = REPORTS / f"{self._tier}.xml"
-        report.unlink(missing_ok=True)
-        distribution = ["-n", str(self._jobs), "--dist", "loadgroup"] if self._jobs > 1 else []
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-m", _TIERS[self._tier], *distribution]
-        # What processes leave behind that are killed goes with their folder; pytest's own stays, to look at failures.
-        with tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder:
-            environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
-            status = subprocess.run(
-                [*command, f"--junitxml={report}", *self._options, *self._paths], cwd=ROOT, env=environ
-            ).returncode
-        self.outcomes = reports.read(report) if report.exists() else []
-        self.status = 0 if status == _NO_TESTS else status
-
-    def announce(self) -> None:
-        """Say how long it will take."""
-        expected_s = reports.START_S + reports.estimate_s(self._tier, self._paths) / self._jobs
-        click.echo(f"{' '.join(self._paths)}: about {_in_words(expected_s)} on two cores. Reports: {REPORTS}")
-
-    def close(self, duration_s: float) -> None:
-        """Show what has come of them, and end with pytest's status."""
-        click.echo("\nThe slowest:")
-        for outcome in reports.slowest(self.outcomes):
-            click.echo(f"{outcome.duration_s:7.1f} s  {outcome.file}::{outcome.name}")
-        click.echo(f"\nThat took {_in_words(duration_s)}.")
-        click.echo(reports.closing_line(self.outcomes))
-        sys.exit(self.status)
+_MARGIN = 1.3  # this machine may be slower than the one on which the durations were measured
 
 
 @click.group()
@@ -82,13 +38,10 @@ def run(tier: str, part: str, jobs: int, record: bool, options: tuple[str, ...])
         paths = [path for one in part.split() for path in paths_of(one)] or ["tests"]
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    tests = Tests(tier, paths, jobs or _num_jobs(), options)
-    tests.announce()
-    begin = time.monotonic()
-    tests.run()
+    status, outcomes = _run(tier, paths, jobs or _num_jobs(), options)
     if record:
-        reports.write_durations(tier, reports.durations_of(tests.outcomes))
-    tests.close(time.monotonic() - begin)
+        reports.write_durations(tier, reports.durations_of(outcomes))
+    sys.exit(status)
 
 
 @main.command()
@@ -97,7 +50,7 @@ def changed(limit: int) -> None:
     """Run what `make test` leaves out of the tests that guard what the last day's commits have changed."""
     files = changes.of_the_last_day()
     jobs = _num_jobs()
-    left_s = (limit - reports.START_S) * jobs / changes.MARGIN
+    left_s = (limit - reports.START_S) * jobs / _MARGIN
     paths: list[str] = []
     click.echo(f"{len(files)} files have changed. Of their tests, those that `make test` leaves out:")
     for place in guards_of(files):
@@ -111,12 +64,31 @@ def changed(limit: int) -> None:
             spent_s = sum(wanted[file] for file in taken) / jobs
             click.echo(f"  {place:36} {len(taken):2} of {len(wanted):2} files fit: {_in_words(spent_s)}")
         paths += taken
-    if not paths:
-        return
-    tests = Tests("rest", paths, jobs)
+    if paths:
+        status, _ = _run("rest", paths, jobs)
+        sys.exit(status)
+
+
+def _run(tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) -> tuple[int, list[Outcome]]:
+    """Run the tests of these paths. Returns pytest's exit status (0 if there are none), and what has come of them."""
+    expected_s = reports.START_S + reports.estimate_s(tier, paths) / jobs
+    click.echo(f"{' '.join(paths)}: about {_in_words(expected_s)}, in {jobs} processes. Reports are in {REPORTS}")
     begin = time.monotonic()
-    tests.run()
-    tests.close(time.monotonic() - begin)
+    report = REPORTS / f"{tier}.xml"
+    report.unlink(missing_ok=True)
+    distribution = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-m", _TIERS[tier], f"--junitxml={report}", *distribution]
+    # What killed processes leave behind goes with this folder. pytest's own folder stays, to look at failures.
+    with tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder:
+        environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
+        status = subprocess.run([*command, *options, *paths], cwd=ROOT, env=environ).returncode
+    outcomes = reports.read(report) if report.exists() else []
+    click.echo("\nThe slowest:")
+    for outcome in reports.slowest(outcomes):
+        click.echo(f"{outcome.duration_s:7.1f} s  {outcome.file}::{outcome.name}")
+    click.echo(f"\nThat took {_in_words(time.monotonic() - begin)}.")
+    click.echo(reports.closing_line(outcomes))
+    return 0 if status == _NO_TESTS else status, outcomes
 
 
 def _num_jobs() -> int:

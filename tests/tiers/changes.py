@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.tiers.places import ROOT
 
-MARGIN = 1.3
-"""A machine may be slower than the one that durations were measured on."""
 _DAY_S = 24 * 3600
 
 

@@ -25,25 +25,29 @@ def mark(items: list[pytest.Item]) -> None:
     for functions in files.values():
         names = chosen(_case(item) for item in functions)
         for item in functions:
-            if item.nodeid not in names and item.get_closest_marker("each_case") is None:
+            if item.nodeid not in names:
                 item.add_marker(pytest.mark.thorough)
 
 
 def _case(item: pytest.Function) -> Case:
-    indices = item.callspec.indices if hasattr(item, "callspec") else {}
     skipped = any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif"))
     runs = not skipped and item.get_closest_marker("thorough") is None
-    return Case(item.nodeid, item.originalname, tuple(sorted(indices.items())), runs)
+    return Case(item.nodeid, item.originalname, tuple(sorted(_indices(item).items())), runs)
+
+
+def _indices(item: pytest.Function) -> dict[str, int]:
+    """Which of its values each parameter has."""
+    return item.callspec.indices if hasattr(item, "callspec") else {}
 
 
 def _group(item: pytest.Function) -> str:
     """Tests that use a fixture of their own module run in one process: what it makes is made once."""
     definitions = item._fixtureinfo.name2fixturedefs
-    callspec = getattr(item, "callspec", None)
+    params = item.callspec.params if hasattr(item, "callspec") else {}
     for name in SHARED:
-        if name in definitions or (callspec is not None and callspec.params.get("place") == name):
+        if name in definitions or params.get("place") == name:
             return name
     file = item.nodeid.partition("::")[0]
     own = [name for name, (*_, last) in definitions.items() if last.scope == "module" and last.baseid == file]
-    indices = callspec.indices if callspec is not None else {}
+    indices = _indices(item)
     return "-".join([file, *(str(indices[name]) for name in own if name in indices)]) if own else ""

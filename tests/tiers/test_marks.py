@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.collectives.seats import ENGINES
+from tests.faults.hosts import CPU_HOSTS, is_there
+from tests.tiers.places import ROOT
+
+THERE = [e.values[0] for e in ENGINES if not any(mark.name == "skipif" and mark.args[0] for mark in e.marks)]
+"""Engines that can run here."""
+
+
+@pytest.fixture(scope="module")
+def fast() -> str:
+    """Names of the tests with real processes that `make test` runs."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "processes and not thorough"]
+    found = subprocess.run(
+        [*command, "tests/faults", "tests/collectives"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return found.stdout
+
+
+def num_cases(fast: str, value: str) -> int:
+    """Cases with this value of a parameter."""
+    return len(re.findall(rf"[\[-]{value}(?:-\d+)*\]", fast))
+
+
+@pytest.mark.parametrize("host", [host for host in CPU_HOSTS if is_there(host)])
+def test_each_framework_is_tried_by_several_tests(fast: str, host: str) -> None:
+    assert num_cases(fast, host) >= 3
+
+
+@pytest.mark.parametrize("engine", THERE)
+def test_each_engine_is_tried(fast: str, engine: str) -> None:
+    assert num_cases(fast, engine) >= 1
+
+
+def test_each_test_is_tried_once(fast: str) -> None:
+    names = [line.partition("[")[0] for line in fast.splitlines() if "::" in line and "memory-" not in line]
+    assert len(names) > 80
+    assert len(names) == len(set(names))
