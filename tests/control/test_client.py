@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
+from ef_common.control.line import Answer
 from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError
@@ -89,11 +91,18 @@ def test_client_of_another_server_raises_protocol_error(listener, join, line):
         join(listener.getsockname(), "w").started()
 
 
-@pytest.mark.parametrize("kind", ["welcome", "finish"])
+FORGED = "0" * 64
+FORGED_ANSWERS = {
+    wire.Welcome: wire.Welcome(True, 2.0, FORGED, ()),
+    wire.Finish: wire.Finish(FORGED),
+    wire.Redirect: wire.Redirect("127.0.0.1:1", FORGED),
+    wire.Failed: wire.Failed("RuntimeError: it is over", FORGED),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Answer), ids=lambda kind: kind.__name__.lower())
 def test_client_believes_no_impostor(listener, join, kind):
-    proof = "0" * 64
-    answer = wire.Welcome(True, 2.0, proof, ()) if kind == "welcome" else wire.Finish(proof)
-    answer_with(listener, wire.encode(wire.Challenge(new_nonce())), wire.encode(answer))
+    answer_with(listener, wire.encode(wire.Challenge(new_nonce())), wire.encode(FORGED_ANSWERS[kind]))
     with pytest.raises(AuthenticationError, match="impostor"):
         join(listener.getsockname(), "w", Token("hunter2")).started()
 
