@@ -16,7 +16,7 @@ from ef_common.control.connection import End
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
 from ef_common.control.sockets import format_address
-from ef_common.control.wire import Redirect
+from ef_common.control.wire import Moved, Redirect
 from ef_common.errors import Evicted
 from ef_common.note import Note
 
@@ -70,6 +70,16 @@ def test_failover_of_the_coordinator_alone_keeps_the_view(job):
     state = leader(coordinators[1:])._switchboard.state
     assert state.view == workers[0].client.next_view(0)
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
+
+
+def test_worker_that_has_gone_to_another_coordinator_is_not_taken_for_dead(job):
+    coordinators, workers, _ = job(3)
+    workers[2].client._stopped.set()  # it does not return
+    workers[2].client._line.send(Moved())
+    switchboard = coordinators[0]._switchboard
+    wait_until(lambda: switchboard.state.view is not None and switchboard.state.view.generation > 1)
+    assert "w2" not in switchboard.state.view.ids
+    assert "w2" not in switchboard.state.gone
 
 
 def test_failover_is_followed_by_a_loss_and_a_join(job, join):
