@@ -64,7 +64,7 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
     timers = [callback for callback in trainer.callbacks if isinstance(callback, host.get("callbacks", "Timer"))]
     return {
         "max_epochs": trainer.max_epochs,
-        "max_steps": trainer.max_steps,
+        "max_steps": trainer.strategy.max_steps,
         "max_time_s": [timer._duration for timer in timers],
     }
 
@@ -343,6 +343,90 @@ def go_on_between_steps(trainer: Any, host: Host) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, host.get("callbacks", "GradientAccumulationScheduler")):
             callback.on_train_epoch_start(trainer)
+
+
+# ---------------------------------------------------------------- schedules and limits
+
+
+def follow_schedules(trainer: Any, due: Callable[[int], int]) -> None:
+    """Where Lightning makes a step of a scheduler after an update, make as many as `due` says.
+
+    Args:
+        trainer: The Trainer.
+        due: Given the number of the scheduler among `trainer.lr_scheduler_configs`.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    make = loop._update_learning_rates
+
+    def update(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "step":
+            step_schedulers(trainer, due, plateau=update_plateau_schedulers)
+        else:
+            make(interval, update_plateau_schedulers)
+
+    loop._update_learning_rates = update
+
+
+def unfollow_schedules(trainer: Any) -> None:
+    """Undo it, and what was wrapped for manual optimization."""
+    vars(trainer.fit_loop.epoch_loop).pop("_update_learning_rates", None)
+    vars(trainer.lightning_module).pop("lr_schedulers", None)
+
+
+def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = False) -> None:
+    """Make the steps that are due, each as Lightning makes one: by the user's hook, and counted."""
+    if not trainer.lightning_module.automatic_optimization:
+        return
+    loop, strategy = trainer.fit_loop.epoch_loop, trainer.strategy
+    make, configs = type(loop)._update_learning_rates, strategy.lr_scheduler_configs
+    for number, config in enumerate(configs):
+        if config.interval != "step" or config.reduce_on_plateau != plateau:
+            continue
+        times, frequency = due(number), config.frequency
+        strategy.lr_scheduler_configs, config.frequency = [config], 1
+        try:
+            for _ in range(times):
+                make(loop, "step", plateau)
+        finally:
+            strategy.lr_scheduler_configs, config.frequency = configs, frequency
+
+
+def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
+    """Where the user's code calls `self.lr_schedulers()` and steps one of them, make as many steps as `due` says."""
+    find = module.lr_schedulers
+
+    def lr_schedulers() -> Any:
+        found = find()
+        if found is None:
+            return None
+        several = isinstance(found, list)
+        wrapped = [_stepped_by(partial(due, number), one) for number, one in enumerate(found if several else [found])]
+        return wrapped if several else wrapped[0]
+
+    module.lr_schedulers = lr_schedulers
+
+
+def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
+    """The same scheduler, of a class of its own, whose fields are those of the original."""
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> None:
+        for _ in range(due()):
+            scheduler.step(*args, **kwargs)
+
+    cls = type(scheduler)
+    wrapped: Any = object.__new__(type(cls.__name__, (cls,), {"step": step}))
+    wrapped.__dict__ = vars(scheduler)
+    return wrapped
+
+
+def in_train_batch(trainer: Any) -> bool:
+    """The module's code for a batch is running, not that for an epoch or an evaluation."""
+    return trainer.lightning_module._current_fx_name in ("training_step", "on_train_batch_start", "on_train_batch_end")
+
+
+def set_max_steps(trainer: Any, max_steps: int) -> None:
+    """Set the number of updates after which the training ends."""
+    trainer.fit_loop.epoch_loop.max_steps = max_steps
 
 
 HYPER_PARAMETERS = tuple(

@@ -26,6 +26,7 @@ from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import Host
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
+from ef_lightning.schedules import Schedules
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class TrainerState:
         reducer: Reduces the gradients; None in a world that never changes.
         compensator: The ratio of the run; None if there is nothing to compensate.
         claiming: Its claims.
+        schedules: Its schedules, if they follow the samples.
         checkpoints: Those that are taken of it, if there are any.
     """
 
@@ -57,9 +59,11 @@ class TrainerState:
         reducer: GradientReducer | None,
         compensator: Compensator | None,
         claiming: Claiming,
+        schedules: Schedules | None = None,
         checkpoints: TrainerCheckpoints | None = None,
     ) -> None:
         self._claiming = claiming
+        self._schedules = schedules
         self._trainer = trainer
         self._checkpoints = checkpoints
         self._host = host
@@ -132,7 +136,8 @@ class TrainerState:
                 self._callbacks("ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
             )
         ]
-        state = {"compensation": saved.pop("compensation"), "checkpoints": None, "claims": None, **running}
+        agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules")}
+        state = {**agreed, "checkpoints": None, "claims": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         hooks.set_logged_values(self._trainer, running["values"])
         loader = self._loader()
@@ -150,7 +155,7 @@ class TrainerState:
         return {
             **self._running(),
             "checkpoint": checkpoint,
-            "compensation": None if self._compensator is None else self._compensator.state(),
+            **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "checkpoints": None if self._checkpoints is None else self._checkpoints.job.state(),
             "claims": self._claiming.state(),
@@ -164,11 +169,17 @@ class TrainerState:
         running = TENSORS.dumps({**self._running(), "values": hooks.logged_values(self._trainer)}, what="state")
         checkpoint[CHECKPOINT_KEY] = {
             **(hooks.move_loader_state_out(checkpoint) or {}),
-            "compensation": None if self._compensator is None else self._compensator.state(),
+            **self._agreed(),
             "running": torch.frombuffer(bytearray(running), dtype=torch.uint8),
             "random": random_state(),
         }
         return checkpoint
+
+    def _agreed(self) -> dict[str, Any]:
+        return {
+            "compensation": None if self._compensator is None else self._compensator.state(),
+            "schedules": None if self._schedules is None else self._schedules.state(),
+        }
 
     def _running(self) -> dict[str, Any]:
         """What a checkpoint of Lightning's lacks, and a worker needs that goes on in the middle of everything."""
@@ -201,6 +212,8 @@ class TrainerState:
         hooks.set_logger_versions(trainer, state["loggers"])
         if self._compensator is not None and state["compensation"] is not None:
             self._compensator.load_state(state["compensation"])
+        if self._schedules is not None and state["schedules"] is not None:
+            self._schedules.load_state(state["schedules"])
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])

@@ -48,6 +48,7 @@ from ef_lightning.host import Host
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
+from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
@@ -63,6 +64,9 @@ class ElasticMixin(CollectivesMixin):
         compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
             :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
             nothing to compensate, unless a reference batch is named.
+        schedules: "samples": schedulers that are stepped with updates (`interval="step"`, or by hand) and `max_steps`
+            follow the samples, so that a schedule that was made for the workers of the start ends with the training,
+            whatever the workers did; see :mod:`ef_common.core.schedule`. "updates": they count updates.
         global_batch_size: Samples of an update, however many workers there are. They share them, each in forward
             passes of the loader's `batch_size` at most. By default each worker has a batch of the loader's.
         deterministic: The weights have the same bits for every number of workers, whatever was lost or joined; with
@@ -101,6 +105,7 @@ class ElasticMixin(CollectivesMixin):
         backend: str = "nccl",
         *,
         compensation: Compensation | Rule = "auto",
+        schedules: str = "samples",
         global_batch_size: int | None = None,
         deterministic: bool = False,
         checkpoint: Checkpointing | str | Path | None = None,
@@ -114,6 +119,7 @@ class ElasticMixin(CollectivesMixin):
         super().__init__(cluster_environment=environment_for(self.host), **kwargs)  # type: ignore[call-arg]
         self.backend = backend
         self.compensation = Compensation.of(compensation)
+        self.schedules = check_schedules(schedules)
         self.global_batch_size = global_batch_size
         self.deterministic = deterministic
         self.checkpoint = Checkpointing.of(checkpoint)
@@ -128,6 +134,8 @@ class ElasticMixin(CollectivesMixin):
         self._determinism: Determinism | None = None
         self._compensation: TrainerCompensation | None = None
         self._saved_compensation: dict[str, Any] | None = None
+        self._schedules: Schedules | None = None
+        self._saved_schedules: dict[str, Any] | None = None
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
@@ -211,7 +219,10 @@ class ElasticMixin(CollectivesMixin):
     def _set_up_checkpoints(self, trainer: Any) -> None:
         here = self._here
         self._claiming = Claiming(None, here.session)
-        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING or trainer.fast_dev_run:
+        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
+            return
+        self._saved_schedules = None  # of another training
+        if trainer.fast_dev_run:
             return  # of a trial nothing is to be left
         settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
         if settings is not None:
@@ -238,12 +249,14 @@ class ElasticMixin(CollectivesMixin):
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
         hooks.keep_samplers(trainer)
+        fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
+        if fitting:
+            self._set_up_schedules(trainer)
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
         if self._here.elastic and not self.session.newcomer:
             self._agree_on_start(trainer)
-        fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
         self._heed_notices(trainer, fitting)
         if not fitting:
             return
@@ -266,6 +279,7 @@ class ElasticMixin(CollectivesMixin):
             loader=lambda: self._train_loader,
             reducer=self._reducer,
             compensator=None if self._compensation is None else self._compensation.compensator,
+            schedules=self._schedules,
             checkpoints=checkpoints,
             claiming=self._claiming,
         )
@@ -294,6 +308,27 @@ class ElasticMixin(CollectivesMixin):
         if self._saved_compensation is not None:
             self._compensation.compensator.resume(self._saved_compensation)
         hooks.show_rates(trainer, self.host, self._compensated)
+
+    def _set_up_schedules(self, trainer: Any) -> None:
+        """Before the optimizers are made: their schedules may ask how many steps the training has."""
+        if self.schedules != "samples" or self.global_batch_size is not None:
+            return  # an update is one update in each world
+        world_size = self.session.completed_in.world_size
+        schedules = Schedules(trainer, self.session, world_size=world_size, loader=lambda: self._train_loader)
+        if self._saved_schedules is not None:
+            schedules.load_state(self._saved_schedules)
+        self._schedules = schedules
+
+    @property
+    def _follows_samples(self) -> bool:
+        """The world may have another size than the one for which the schedules were made."""
+        schedules = self._schedules
+        return schedules is not None and (self._here.elastic or schedules.world_size != self.session.world_size)
+
+    @property
+    def max_steps(self) -> int:
+        """The user's limit, while `trainer.max_steps` says when it is reached in the world of now."""
+        return int(self.lightning_module.trainer.max_steps if self._schedules is None else self._schedules.max_steps)
 
     def _compensated(self) -> AbstractContextManager[None]:
         compensation, loader = self._compensation, self._train_loader
@@ -330,6 +365,10 @@ class ElasticMixin(CollectivesMixin):
             hooks.hide_rates(self._trainer, self.host)
             self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
             self._compensation = None
+        if self._schedules is not None:
+            self._saved_schedules = self._schedules.state()
+            self._schedules.detach()
+            self._schedules = None
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
@@ -354,6 +393,10 @@ class ElasticMixin(CollectivesMixin):
         self._connect_metrics()
         hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
+        if self._schedules is not None and self._train_loader is not None:
+            self._train_loader.begin_training()
+            if self._follows_samples:
+                self._schedules.begin()
         if self._checkpoints is not None:
             self._checkpoints.begin_loops()
 
@@ -412,7 +455,9 @@ class ElasticMixin(CollectivesMixin):
 
     def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
         global_batch = self._global_batch(dataloader)
-        is_plain = not (global_batch or self._here.elastic or self._log.enabled or self._checkpoints)
+        is_plain = not (
+            global_batch or self._here.elastic or self._log.enabled or self._checkpoints or self._follows_samples
+        )
         kind = LoneLoader if is_plain else ElasticLoader
         # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
         min_share = sharding.MIN_SHARE if self._here.elastic else 1
@@ -436,14 +481,21 @@ class ElasticMixin(CollectivesMixin):
                 deterministic=self._deterministic_reducer,
             )
         loader.on_boundary = self._between_steps
+        loader.on_members = self._plan_schedules
         if self._checkpoints is not None:
             loader.on_resume = self._checkpoints.go_on
             loader.on_begin = self._checkpoints.boundary
             loader.on_plan = self._checkpoints.restore_random_state
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
+        elif self._schedules is not None:
+            loader.planned_world_size = self._schedules.world_size
         self._train_loader = loader
         return loader
+
+    def _plan_schedules(self) -> None:
+        if self._schedules is not None and self._follows_samples:
+            self._schedules.plan()
 
     def _between_steps(self) -> None:
         self._log_weights()
@@ -586,7 +638,8 @@ class ElasticMixin(CollectivesMixin):
         if self._compensation is not None:
             compensation = self._compensation.compensator.state()
         if state is not None:
-            checkpoint[CHECKPOINT_KEY] = {**state, "compensation": compensation}
+            schedules = self._saved_schedules if self._schedules is None else self._schedules.state()
+            checkpoint[CHECKPOINT_KEY] = {**state, "compensation": compensation, "schedules": schedules}
         done = False
         while not done:
             writer = self.session.completed_in.ids[0]
@@ -606,6 +659,7 @@ class ElasticMixin(CollectivesMixin):
             for name in ("running", "random"):
                 state.pop(name, None)
             self._saved_compensation = state.pop("compensation", None)
+            self._saved_schedules = state.pop("schedules", None)
             hooks.move_loader_state_in(checkpoint, state)
         return checkpoint
 

@@ -79,10 +79,14 @@ class ElasticLoader(WrappedLoader):
         self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
+        self.planned_world_size: int | None = (
+            None  # until the training begins: of the world that schedules are made for
+        )
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_begin: Callable[[], None] = lambda: None
         self.on_plan: Callable[[], None] = lambda: None
+        self.on_members: Callable[[], None] = lambda: None
 
     @property
     def in_epoch(self) -> bool:
@@ -132,6 +136,16 @@ class ElasticLoader(WrappedLoader):
         self._resumed = False
         return self._deal()
 
+    def begin_training(self) -> None:
+        """From here on, an epoch has the batches of the world as it is."""
+        planned, self.planned_world_size = self.planned_world_size, None
+        if planned in (None, self._session.completed_in.world_size):
+            return
+        progress = EpochProgress(epoch=0, length=self._length()) if self._wants_epoch else self.progress
+        hooks.set_num_batches(self._trainer, self._num_steps(progress))
+        if self._resumed:
+            hooks.set_train_limit(self._trainer, self._num_steps(progress))
+
     # ------------------------------------------------------------ dealing
 
     def _length(self) -> int:
@@ -149,7 +163,7 @@ class ElasticLoader(WrappedLoader):
         return limit if isinstance(limit, int) else math.inf
 
     def _num_steps(self, progress: EpochProgress) -> int:
-        return int(min(self.dealer.num_steps(progress), self._max_steps()))
+        return int(min(self.dealer.num_steps(progress, self.planned_world_size), self._max_steps()))
 
     def _batches_returned(self) -> None:
         hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)
@@ -166,9 +180,12 @@ class ElasticLoader(WrappedLoader):
         before = self.progress
         if before.remaining == 0:
             raise StopIteration
-        window = self.dealer.deal()
         plan_of = (members, len(before.returned))
-        if plan_of != self._plan_of:
+        is_new = plan_of != self._plan_of
+        if is_new:
+            self.on_members()
+        window = self.dealer.deal()
+        if is_new:
             self._plan_of = plan_of
             if not before.steps and not self._loader.num_workers:  # to begin to read draws a number, too
                 self.on_plan()

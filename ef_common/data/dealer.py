@@ -70,11 +70,11 @@ class Dealer:
         if self.progress.epoch >= 0 and self.progress.remaining:
             self._log_end(self.progress, exact=False)
 
-    def num_steps(self, progress: EpochProgress | None = None) -> int:
-        """Steps of the whole epoch (this one, if no other is given), if the world stays as it is."""
+    def num_steps(self, progress: EpochProgress | None = None, world_size: int | None = None) -> int:
+        """Steps of the whole epoch (this one, if no other is given), if the world stays as it is, or is so large."""
         return sharding.num_steps(
             progress or self.progress,
-            self._session.completed_in.world_size,
+            world_size or self._session.completed_in.world_size,
             batch_size=self.batch_size,
             min_share=self.min_share,
             global_batch=self.global_batch,

@@ -589,10 +589,10 @@ def test_reference_batch_survives_a_restart_with_another_world_and_batch(
         workers = again.start_world(3, compensated.run, options)
         results = [worker.result() for worker in workers]
         again.audit()
-    expected = dict(enumerate([2 + 4 * part / 8 for part in range(1, 9)] + [6.0, 6.0], start=5))
+    expected = dict(enumerate([2 + 4 * part / 8 for part in range(1, 9)], start=5))  # the limit is one of samples
     for result in results:
         assert dict(result["lr_scale"]) == expected
-        assert dict(result["global_batch_size"]) == dict.fromkeys(range(5, 15), 3 * 2 * BATCH_SIZE)
+        assert dict(result["global_batch_size"]) == dict.fromkeys(range(5, 13), 3 * 2 * BATCH_SIZE)
 
 
 @pytest.mark.processes
