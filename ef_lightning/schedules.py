@@ -30,8 +30,8 @@ def check_schedules(value: str) -> str:
 class Schedules:
     """Steps the schedulers of one Trainer as the samples say, where Lightning or the user would step them.
 
-    Only schedulers that are stepped with updates are concerned; an epoch has the same samples in each world. The steps of
-    the reference world are counted (see :mod:`ef_common.core.schedule`). If the user limits an epoch to a number of
+    Only schedulers that are stepped with updates are concerned; an epoch has the same samples in each world. The steps
+    of the reference world are counted (see :mod:`ef_common.core.schedule`). If the user limits an epoch to a number of
     batches, an epoch has that many in each world, and these batches are counted.
 
     Args:
