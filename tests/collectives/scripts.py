@@ -243,6 +243,17 @@ def stopped_in_a_large_transfer(seat: RealSeat) -> list[Any]:
     return [first, *go_on(seat)]
 
 
+def stopped_at_rest(seat: RealSeat) -> list[Any]:
+    """Rank 0 stops between two operations, and the others wait for it in the next one."""
+    group = seat.build()
+    group.all_reduce(seat.tensor([1.0])).wait()
+    if seat.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+    first = broken(lambda: group.all_reduce(seat.tensor([1.0])).wait())
+    return [first, *go_on(seat)]
+
+
 def transfer(group: Group, seat: RealSeat) -> None:
     if seat.rank == 1:
         group.send([seat.of(np.ones(BIG, np.float32))], 0)
