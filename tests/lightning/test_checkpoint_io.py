@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -57,11 +58,11 @@ def test_model_checkpoint_at_a_url_is_written_whole_and_loads(store: Any) -> Non
     assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
 
 
-@pytest.mark.parametrize("num_failures", [2, 100])
+@pytest.mark.parametrize("recovers", [True, False])
 def test_store_that_fails_is_tried_again_and_nothing_torn_is_left(
-    store: Any, monkeypatch: pytest.MonkeyPatch, num_failures: int
+    store: Any, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
-    failures = iter(range(num_failures))
+    failures = iter(range(2)) if recovers else itertools.count()
     write = Writer.write
 
     def fail(self: Writer, data: Any) -> int:
@@ -70,10 +71,11 @@ def test_store_that_fails_is_tried_again_and_nothing_torn_is_left(
         self.failure = StorageFailed("the store is full")
         raise self.failure
 
-    brief = Retries(timedelta(milliseconds=1), timedelta(milliseconds=2), total=timedelta(milliseconds=50))
+    total = timedelta(minutes=1) if recovers else timedelta(milliseconds=50)
+    brief = Retries(timedelta(milliseconds=1), timedelta(milliseconds=2), total=total)
     monkeypatch.setattr(Writer, "write", fail)
     monkeypatch.setattr(checkpoint_io, "Retries", lambda: brief)
-    if num_failures == 2:
+    if recovers:
         fit(URL)
         assert store.exists("/callbacks/step=2.ckpt")
     else:

@@ -12,7 +12,10 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/collectives": ("tests/collectives", "tests/faults/test_kill.py", "tests/faults/test_join.py"),
     "ef_common/control": ("tests/control", "tests/faults/test_failover.py", "tests/faults/test_partition.py"),
     "ef_common/core": ("tests/core", "tests/simulation", "tests/faults/test_kill.py", "tests/faults/test_drain.py"),
-    "ef_common/data": ("tests/faults/test_validation.py", "tests/faults/test_checkpoints.py", "tests/lightning"),
+    "ef_common/data": (
+        *("tests/test_dealer.py", "tests/test_checkpointer.py", "tests/test_claiming.py"),
+        *("tests/faults/test_validation.py", "tests/faults/test_checkpoints.py", "tests/lightning"),
+    ),
     "ef_common/horovod": ("tests/horovod", "tests/collectives"),
     "ef_common/launch": ("tests/launch", "tests/faults/test_horovodrun.py", "tests/faults/test_plain_torchrun.py"),
     "ef_common/program": ("tests/program", "tests/faults/test_program.py"),
