@@ -88,6 +88,8 @@ class ElasticMixin(CollectivesMixin):
     _claiming: Claiming  # of the training that is set up
 
     if TYPE_CHECKING:
+        world_size: int
+        global_rank: int
         model: Any
         lightning_module: Any
         parallel_devices: Any
@@ -191,7 +193,7 @@ class ElasticMixin(CollectivesMixin):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """World size and rank."""
-        return {"num_replicas": self.session.completed_in.world_size, "rank": self.session.rank}
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def _configure_launcher(self) -> None:
         """The launcher (torchrun, or nothing) has started this process already."""
@@ -579,6 +581,9 @@ class ElasticMixin(CollectivesMixin):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Rank 0 writes; if it is lost before the others know that it has, the next one does."""
+        if self._worker is None:
+            super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+            return
         if self.session.newcomer:
             return
         state = hooks.move_loader_state_out(checkpoint)
