@@ -26,6 +26,8 @@ class CollectivesMixin:
 
     _trainer: Any = None
     _worker: Worker | None = None
+    _is_last = False
+    """All others have left, and so will this worker."""
 
     @property
     def session(self) -> Session:
@@ -34,7 +36,7 @@ class CollectivesMixin:
 
     @property
     def _alone(self) -> bool:
-        return self._worker is None or (self._trainer is not None and self._trainer.interrupted)
+        return self._worker is None or self._is_last or (self._trainer is not None and self._trainer.interrupted)
 
     @property
     def _in_part(self) -> bool:

@@ -7,6 +7,7 @@ It only translates. Membership and recovery are `ef_common.session`'s, gradients
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -36,12 +37,11 @@ from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
 from ef_common.storage.claims import place_for
 from ef_lightning import hooks
-from ef_lightning.checkpoint_io import checkpoint_io_for
+from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
-from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
@@ -85,16 +85,10 @@ class ElasticMixin(CollectivesMixin):
     # Without this, Lightning would ignore `self.log(sync_dist=True)`.
     is_distributed = True
     strategy_name = "elasticflow"
-    _claiming: Claiming  # of the training that is set up
-
     if TYPE_CHECKING:
-        world_size: int
-        global_rank: int
         model: Any
         lightning_module: Any
         parallel_devices: Any
-        local_rank: int
-        cluster_environment: Any
         optimizers: Any
         _checkpoint_io: Any
 
@@ -113,7 +107,7 @@ class ElasticMixin(CollectivesMixin):
         global_batches.check_size(global_batch_size, deterministic=deterministic)
         if backend not in BACKENDS:
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
-        super().__init__(cluster_environment=environment_for(self.host), **kwargs)  # type: ignore[call-arg]
+        super().__init__(**kwargs)
         self.backend = backend
         self.compensation = Compensation.of(compensation)
         self.global_batch_size = global_batch_size
@@ -121,6 +115,13 @@ class ElasticMixin(CollectivesMixin):
         self.checkpoint = Checkpointing.of(checkpoint)
         self.claims = None if claims is None else place_for(claims)
         self.evict_stragglers = evict_stragglers
+        # Asked for with each batch.
+        self._local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK", "0"))
+        self._saved_compensation: dict[str, Any] | None = None
+        self._bind_to_nothing()
+
+    def _bind_to_nothing(self) -> None:
+        """No run is set up, and this process is no worker yet."""
         self._checkpoints: TrainerCheckpoints | None = None
         self._worker: Worker | None = None
         self._trainer: Any = None
@@ -129,12 +130,20 @@ class ElasticMixin(CollectivesMixin):
         self._deterministic_reducer: DeterministicReducer | None = None
         self._determinism: Determinism | None = None
         self._compensation: TrainerCompensation | None = None
-        self._saved_compensation: dict[str, Any] | None = None
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
+        self._claiming: Claiming | None = None
+        self._is_last = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the settings and what Lightning keeps here. It is set up by its own Trainer, maybe elsewhere."""
+        cls = type(self)
+        unbound = object.__new__(cls)
+        cls._bind_to_nothing(unbound)
+        return {**super().__getstate__(), **vars(unbound)}  # type: ignore[misc]
 
     def __repr__(self) -> str:
         """Lightning prints this where it takes the strategy for one of the other class tree."""
@@ -158,6 +167,26 @@ class ElasticMixin(CollectivesMixin):
         return self._here.log
 
     @property
+    def world_size(self) -> int:
+        """Size of the world that counts for the next step: membership decides, not the cluster's environment."""
+        return 1 if self._worker is None else self._worker.session.completed_in.world_size
+
+    @property
+    def global_rank(self) -> int:
+        """Rank in the current view."""
+        return 0 if self._worker is None else self._worker.session.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Index of the worker on its node."""
+        return self._local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """Nodes have no fixed rank; the worker's own rank serves."""
+        return self.global_rank
+
+    @property
     def root_device(self) -> torch.device:
         """Device of this worker."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
@@ -168,8 +197,8 @@ class ElasticMixin(CollectivesMixin):
         """Writes the files that callbacks ask for."""
         if self._checkpoint_io is None:
             self._checkpoint_io = checkpoint_io_for(self.host)()
-        elif getattr(self._checkpoint_io, "checkpoint_io", self) is None:  # a user's plugin around another one
-            self._checkpoint_io.checkpoint_io = checkpoint_io_for(self.host)()
+        else:
+            give_innermost(self._checkpoint_io, checkpoint_io_for(self.host))
         return self._checkpoint_io
 
     @checkpoint_io.setter
@@ -212,7 +241,6 @@ class ElasticMixin(CollectivesMixin):
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
         here = self._here
-        self._claiming = Claiming(None, here.session)
         if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING or trainer.fast_dev_run:
             return  # of a trial nothing is to be left
         settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
@@ -226,7 +254,6 @@ class ElasticMixin(CollectivesMixin):
             )
 
     def _follow_ranks(self, view: View) -> None:
-        self.cluster_environment.follow(self.session)
         self.host.set_rank(self.session.rank)
         if self._logs is not None:
             self._logs.follow_ranks()
@@ -260,8 +287,9 @@ class ElasticMixin(CollectivesMixin):
                 self._reducer.attach()
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
+        claiming = self._claiming or Claiming(None, self.session)
         if not self.session.newcomer:
-            self._claiming.begin()
+            claiming.begin()
         state = TrainerState(
             trainer,
             self.host,
@@ -269,11 +297,11 @@ class ElasticMixin(CollectivesMixin):
             reducer=self._reducer,
             compensator=None if self._compensation is None else self._compensation.compensator,
             checkpoints=checkpoints,
-            claiming=self._claiming,
+            claiming=claiming,
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)
-            self._here.notices.save_on_last_leave(checkpoints.leave)
+        self._prepare_last_leave(trainer)
         self.session.state = state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
@@ -285,6 +313,22 @@ class ElasticMixin(CollectivesMixin):
         else:
             notices.stop()
         hooks.yield_sigterm(trainer, lambda: notices.active)
+
+    def _prepare_last_leave(self, trainer: Any) -> None:
+        """Have the state saved when all leave; if Slurm has told them to, have it start the job again."""
+        notices, checkpoints = self._here.notices, self._checkpoints
+        requeue = hooks.requeue(trainer, self.host, notices.take, heeded=lambda: notices.active)
+
+        def leave() -> None:
+            if checkpoints is not None:
+                checkpoints.leave()
+            if requeue is not None and requeue.signal in notices.heard:
+                self._is_last = True
+                with self.session.alone("on_save_checkpoint, or a state_dict()"):
+                    requeue.act()
+
+        if checkpoints is not None or (requeue is not None and self._here.elastic):
+            notices.save_on_last_leave(leave)
 
     def _set_up_compensation(self, trainer: Any) -> None:
         changes = self._here.elastic and self.global_batch_size is None
@@ -341,6 +385,7 @@ class ElasticMixin(CollectivesMixin):
         if self._checkpoints is not None:
             self._checkpoints.stop()
             self._checkpoints = None
+        if self._worker is not None:
             self.session.on_last_leave = None
         for loader in (self._train_loader, *self._evaluation_loaders):
             if loader is not None:
@@ -581,10 +626,7 @@ class ElasticMixin(CollectivesMixin):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Rank 0 writes; if it is lost before the others know that it has, the next one does."""
-        if self._worker is None:
-            super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
-            return
-        if self.session.newcomer:
+        if self._worker is not None and self.session.newcomer:
             return
         state = hooks.move_loader_state_out(checkpoint)
         compensation = self._saved_compensation
@@ -592,6 +634,9 @@ class ElasticMixin(CollectivesMixin):
             compensation = self._compensation.compensator.state()
         if state is not None:
             checkpoint[CHECKPOINT_KEY] = {**state, "compensation": compensation}
+        if self._worker is None or self._is_last:
+            super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+            return
         done = False
         while not done:
             writer = self.session.completed_in.ids[0]
