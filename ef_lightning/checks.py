@@ -66,11 +66,6 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = Fals
     _check_parameters(module)
     if elastic or saved:
         _check_callbacks(trainer)
-    if elastic and hooks.validates_by_time(trainer):
-        raise UnsupportedError(
-            "Trainer(val_check_interval=<a duration>) is decided by each worker's own clock. Use a number of "
-            "batches or a fraction of the epoch"
-        )
 
 
 def _check_callbacks(trainer: Any) -> None:

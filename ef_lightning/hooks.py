@@ -114,9 +114,20 @@ def layer_sync(strategy: Any) -> Any:
     return strategy._layer_sync
 
 
-def validates_by_time(trainer: Any) -> bool:
-    """`val_check_interval` is a duration."""
-    return getattr(trainer, "_val_check_time_interval", None) is not None  # since Lightning 2.6
+def validation_interval(trainer: Any) -> float | None:
+    """Seconds between two validations, if `val_check_interval` is a duration."""
+    interval: float | None = getattr(trainer, "_val_check_time_interval", None)  # since Lightning 2.6
+    return interval
+
+
+def last_validation(trainer: Any) -> float:
+    """When, by a monotonic clock, Lightning has validated last, or begun to train."""
+    return float(trainer._last_val_time)
+
+
+def set_last_validation(trainer: Any, at: float) -> None:
+    """Have Lightning think so. At infinity no validation is due, and at minus infinity one is."""
+    trainer._last_val_time = at
 
 
 def set_up_validation(trainer: Any) -> None:
@@ -200,7 +211,11 @@ def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
     fetcher.done = fetcher.fetched >= num_batches if in_batch else False
     if in_batch:
         fit_loop.epoch_loop.batch_progress.is_last_batch = fetcher.done
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch not in (None, math.inf):
+    # A Trainer that validates by time has no such attribute.
+    if isinstance(getattr(trainer, "val_check_interval", None), float) and trainer.val_check_batch not in (
+        None,
+        math.inf,
+    ):
         trainer.val_check_batch = max(1, int(num_batches * trainer.val_check_interval))
 
 

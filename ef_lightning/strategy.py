@@ -49,6 +49,7 @@ from ef_lightning.logs import Logs
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.state import TrainerState
+from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
 BACKENDS = ("gloo", "nccl", "horovod")
@@ -136,6 +137,7 @@ class ElasticMixin(CollectivesMixin):
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
         self._claiming: Claiming | None = None
+        self._timed_validation: TimedValidation | None = None
         self._is_last = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -285,6 +287,9 @@ class ElasticMixin(CollectivesMixin):
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             if not self.deterministic:
                 self._reducer.attach()
+            interval = hooks.validation_interval(trainer)
+            if interval is not None:
+                self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
         claiming = self._claiming or Claiming(None, self.session)
@@ -376,6 +381,7 @@ class ElasticMixin(CollectivesMixin):
             hooks.hide_rates(self._trainer, self.host)
             self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
             self._compensation = None
+        self._timed_validation = None
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
@@ -494,6 +500,8 @@ class ElasticMixin(CollectivesMixin):
 
     def _between_steps(self) -> None:
         self._log_weights()
+        if self._timed_validation is not None:
+            self._timed_validation.begin_batch()
         if self._checkpoints is not None:
             self._checkpoints.boundary()
 
@@ -541,8 +549,7 @@ class ElasticMixin(CollectivesMixin):
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if not self.lightning_module.automatic_optimization:
             if self._reducer is not None and loader is not None and loader.progress.uncommitted:
-                with leaving_cleanly():
-                    loader.commit(self._reducer.skip() or self.session.completed_in)
+                loader.commit(self._reduced(self._reducer.skip) or self.session.completed_in)
         elif output is None:
             return _nothing(self.root_device)
         return output
@@ -604,16 +611,25 @@ class ElasticMixin(CollectivesMixin):
         worker, loader = self._here, self._train_loader
         contributors = worker.session.completed_in
         if step is not None:
-            with leaving_cleanly():
-                contributors = step.finish()
+            contributors = self._reduced(step.finish) or contributors
             closure_loss = step.loss
         elif self._reducer is not None:
-            with leaving_cleanly():
-                contributors = self._reducer.after_backward() or contributors
+            contributors = self._reduced(self._reducer.after_backward) or contributors
         if loader is not None:
             if self._compensation is not None:
                 self._compensation.commit(contributors, loader)
             loader.commit(contributors, float(closure_loss.detach()) if worker.log.enabled else None)
+
+    def _reduced(self, finish: Callable[[], View | None]) -> View | None:
+        """Finish a reduction, and hear in it whether a validation is due."""
+        reducer, timed = self._deterministic_reducer or self._reducer, self._timed_validation
+        if timed is not None and reducer is not None:
+            reducer.wants_stop = timed.due
+        with leaving_cleanly():
+            contributors = finish()
+        if timed is not None and reducer is not None:
+            timed.settle(reducer.num_stops)
+        return contributors
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""

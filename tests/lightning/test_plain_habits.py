@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,23 @@ def test_module_without_an_optimizer_is_run(where: str, request: pytest.FixtureR
     trainer = training.trainer(pl, strategy_for(HOSTS[0])())
     trainer.fit(module, training.loader(8))
     assert (trainer.global_step, training.weights(module)) == (4, before)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_process_alone_validates_by_its_clock(host: str) -> None:
+    pl = importlib.import_module(host)
+
+    class Counting(training.regression(pl)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.validated = [*getattr(self, "validated", []), self.global_step]
+
+    def validated(strategy: Any) -> Any:
+        module = Counting()
+        trainer = training.trainer(pl, strategy, val_check_interval=timedelta(0), check_val_every_n_epoch=None)
+        trainer.fit(module, training.loader(8), training.loader(4))
+        return module.validated
+
+    assert validated(strategy_for(host)()) == validated("auto") == [0, 1, 2, 3, 4]
 
 
 # ---------------------------------------------------------------- clusters

@@ -6,7 +6,6 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,7 +123,6 @@ TRAINERS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "weight_averaging": (callback("StochasticWeightAveraging", swa_lrs=0.1), Regression, "EMAWeightAveraging"),
     "rate_finder": (callback("LearningRateFinder"), Regression, "python train.py"),
     "batch_size_finder": (callback("BatchSizeFinder"), Regression, 'strategy="auto"'),
-    "validation_by_the_clock": ({"val_check_interval": timedelta(minutes=1)}, Regression, "fraction"),
 }
 
 
