@@ -32,6 +32,7 @@ from ef_common.data.claiming import Claiming, place_of
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
+from ef_common.launch.failing import is_users
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Barrier, Session
@@ -243,7 +244,10 @@ class ElasticMixin(CollectivesMixin):
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
         here = self._here
-        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING or trainer.fast_dev_run:
+        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
+            return
+        here.begin_training()
+        if trainer.fast_dev_run:
             return  # of a trial nothing is to be left
         settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
         if settings is not None:
@@ -445,10 +449,18 @@ class ElasticMixin(CollectivesMixin):
         self._here.notices.stop()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note why this worker ends, and tell the others."""
-        if self._worker is not None and not isinstance(exception, SystemExit):
-            self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
+        """Note why this training ends, and tell the others.
+
+        Where there are none, the program may catch the exception and train again, so newcomers are told at its end.
+        """
+        if self._worker is None or isinstance(exception, SystemExit):
+            return
+        self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
+        session = self.session
+        if session.newcomer or session.world_size > 1 or not is_users(exception):
             self._worker.failing.tell(exception)
+        else:
+            self._worker.failing.postpone(exception)
 
     # ------------------------------------------------------------ data
 

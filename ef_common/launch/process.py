@@ -48,7 +48,8 @@ class Worker:
         engine: Its data plane.
         checkpoint: URL for checkpoints that the environment names.
         claims: URL for claims that the environment names.
-        trainings: Numbers the trainings of this process.
+        trainings: Numbers the trainings of this process that have checkpoints.
+        fits: Numbers all of them.
     """
 
     session: Session
@@ -61,6 +62,18 @@ class Worker:
     checkpoint: str | None = None
     claims: str | None = field(default=None, repr=False)
     trainings: Iterator[int] = field(default_factory=itertools.count)
+    fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def begin_training(self) -> None:
+        """A training begins.
+
+        A newcomer begins with the first one of its own program, so it must not come into a later one of the others'.
+        """
+        number = next(self.fits)
+        self.failing.forget()
+        self.log.write("training", number=number)
+        if number > 1:
+            self.session.close()
 
 
 _this: Worker | None = None
@@ -153,6 +166,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
     atexit.register(session.stop)
     atexit.register(notices.close)
+    atexit.register(failing.tell_postponed)
     return Worker(
         session,
         log,
