@@ -169,6 +169,12 @@ def evaluation_loaders(trainer: Any) -> list[Any]:
     return [] if combined is None else list(combined.flattened)
 
 
+def forget_loaders(trainer: Any) -> None:
+    """Have a fit ask for its loaders again."""
+    trainer.fit_loop._combined_loader = None
+    trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
+
+
 def recorder_of(batch_sampler: Any) -> Any:
     """The wrapper by which Lightning records which samples are predicted, if it has wrapped a batch sampler."""
     return batch_sampler if type(batch_sampler).__name__ == "_IndexBatchSamplerWrapper" else None

@@ -7,6 +7,7 @@ It only translates. Membership and recovery are `ef_common.session`'s, gradients
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,13 +35,19 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.failing import is_users
 from ef_common.launch.leaving import leaving_cleanly
-from ef_common.launch.process import Worker, this_worker
+from ef_common.launch.process import Worker, is_alone, this_worker
 from ef_common.session import Barrier, Session
 from ef_common.storage.claims import place_for
 from ef_lightning import hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checkpoints import TrainerCheckpoints
-from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
+from ef_lightning.checks import (
+    FINDERS,
+    callbacks_of_one,
+    check_optimizers,
+    check_trainer,
+    check_trainer_for_global_batch,
+)
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
 from ef_lightning.evaluation_loader import EvaluationLoader
@@ -52,6 +59,8 @@ from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.state import TrainerState
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("gloo", "nccl", "horovod")
 
@@ -84,8 +93,6 @@ class ElasticMixin(CollectivesMixin):
     """
 
     host: Host
-    # Without this, Lightning would ignore `self.log(sync_dist=True)`.
-    is_distributed = True
     strategy_name = "elasticflow"
     if TYPE_CHECKING:
         model: Any
@@ -140,6 +147,8 @@ class ElasticMixin(CollectivesMixin):
         self._claiming: Claiming | None = None
         self._timed_validation: TimedValidation | None = None
         self._is_last = False
+        self._stays_one = False
+        self._in_trial = False
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the settings and what Lightning keeps here. It is set up by its own Trainer, maybe elsewhere."""
@@ -168,6 +177,13 @@ class ElasticMixin(CollectivesMixin):
     @property
     def _log(self) -> EventLog:
         return self._here.log
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there may be others: if not, Lightning ignores `self.log(sync_dist=True)`, and allows for more."""
+        if self._worker is None:
+            return not is_alone()
+        return self._worker.elastic and not self._stays_one
 
     @property
     def world_size(self) -> int:
@@ -240,7 +256,16 @@ class ElasticMixin(CollectivesMixin):
                 self._worker.session.evict_stragglers()
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
+        self._stay_one_if_needed(self.lightning_module.trainer)
         self._set_up_checkpoints(self.lightning_module.trainer)
+
+    def _stay_one_if_needed(self, trainer: Any) -> None:
+        """A worker that is the only one may use callbacks that nobody could catch up with, if nobody joins it."""
+        session, names = self.session, callbacks_of_one(trainer)
+        if self._here.elastic and session.world_size == 1 and not session.newcomer and names:
+            logger.warning("no worker can join this one while %s is used", ", ".join(sorted(names)))
+            session.close()
+            self._stays_one = True
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
         here = self._here
@@ -268,7 +293,8 @@ class ElasticMixin(CollectivesMixin):
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
-        check_trainer(trainer, self.host, elastic=self._here.elastic, saved=self._checkpoints is not None)
+        changes = self._here.elastic and not self._stays_one and not self.session.newcomer
+        check_trainer(trainer, self.host, elastic=changes, saved=self._checkpoints is not None)
         self._trainer = trainer
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
@@ -314,6 +340,27 @@ class ElasticMixin(CollectivesMixin):
         self.session.state = state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+        if self._stays_one and callbacks_of_one(trainer) & FINDERS:
+            self._begin_trial(trainer)
+
+    def _begin_trial(self, trainer: Any) -> None:
+        """Until the training itself begins, a callback tries out others, which are none of the job's."""
+        self._in_trial = True
+        if self._train_loader is not None:
+            self._train_loader.close()
+            self._train_loader = None
+        hooks.forget_loaders(trainer)
+
+    def _end_trial(self) -> None:
+        if self._in_trial:
+            self._in_trial = False
+            hooks.forget_loaders(self._trainer)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for everybody."""
+        if name == "run-stage":  # Lightning's first one after the set-up and the callbacks' trials
+            self._end_trial()
+        super().barrier(name)
 
     def _heed_notices(self, trainer: Any, fitting: bool) -> None:
         notices = self._here.notices
@@ -385,7 +432,7 @@ class ElasticMixin(CollectivesMixin):
             hooks.hide_rates(self._trainer, self.host)
             self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
             self._compensation = None
-        self._timed_validation = None
+        self._timed_validation, self._stays_one, self._in_trial = None, False, False
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
@@ -409,6 +456,8 @@ class ElasticMixin(CollectivesMixin):
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
         self._connect_metrics()
+        if self._in_trial:
+            return
         hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self._checkpoints is not None:
@@ -438,6 +487,8 @@ class ElasticMixin(CollectivesMixin):
 
     def on_train_end(self) -> None:
         """Everybody has come to the end: from here on, nobody can join."""
+        if self._in_trial:
+            return
         with leaving_cleanly():
             if self._train_loader is not None:
                 self._train_loader.finish()
@@ -471,6 +522,8 @@ class ElasticMixin(CollectivesMixin):
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
+        if self._in_trial:
+            return dataloader
         if self._trainer.training:
             return self._wrap_train_loader(dataloader)
         return self._wrap_evaluation_loader(dataloader)
@@ -646,7 +699,7 @@ class ElasticMixin(CollectivesMixin):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""
         update = super().optimizer_step  # type: ignore[misc]
-        if self._compensation is None:
+        if self._compensation is None or self._in_trial:
             return update(optimizer, closure, model, **kwargs)
         return self._compensation.step(update, optimizer, closure, model, **kwargs)
 

@@ -103,10 +103,16 @@ def this_worker(engine: str | None = None) -> Worker:
     return _this
 
 
+def is_alone(environment: WorkerEnvironment | None = None) -> bool:
+    """Whether this process is no worker of a job, by its environment."""
+    environment = environment or read_environment()
+    return environment.coordinator is None and not is_plain_torchrun() and not is_horovodrun()
+
+
 def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     check_engine(engine)
     plain, horovodrun = is_plain_torchrun(), is_horovodrun()
-    alone = environment.coordinator is None and not plain and not horovodrun
+    alone = is_alone(environment)
     # Before anybody is told of this worker: the engine may not be installed. Who is alone needs none.
     groups = NoGroups() if alone else groups_of(engine)
     job: C10dJob | HorovodJob | None = None
