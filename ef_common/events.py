@@ -329,6 +329,10 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _INT_LIMIT
 
 
+def _training(value: Any) -> bool:
+    return _count(value) and 1 <= value <= 1_000_000
+
+
 def _integer(value: Any) -> bool:
     return type(value) is int and -_INT_LIMIT < value < _INT_LIMIT
 
@@ -381,6 +385,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "walked": {"epoch": _count, "cursor": _count},
     # A joiner has received the state; its next step is step + 1.
     "admitted": {"generation": _count, "step": _count, "epoch": _count},
+    # The program begins to train, for this time: steps and epochs are counted from the beginning.
+    "training": {"number": _training},
     "epoch": {"epoch": _count, "length": _count},
     # exact is false where a user's limit (max_steps, limit_train_batches, drop_last) cut the epoch short.
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},

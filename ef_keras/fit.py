@@ -69,6 +69,7 @@ class Fit:
         claims: Place | None = None,
     ) -> None:
         self._worker = worker
+        worker.begin_training()
         self._checkpointing = checkpointing and checkpointing.of_training(next(worker.trainings))
         place = place_of(claims, worker.claims, checkpoints=self._checkpointing, elastic=worker.elastic)
         self._claiming = Claiming(place, worker.session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +21,33 @@ logger = logging.getLogger(__name__)
 def checkpoint_io_for(host: Host) -> Any:
     """The plugin's class for one of the two class trees."""
     base = host.get("plugins.io", "TorchCheckpointIO")
-    return type(
-        "ElasticFlowCheckpointIO", (_StoreMixin, base), {"__module__": __name__, "__doc__": _StoreMixin.__doc__}
-    )
+    namespace = {
+        "__module__": __name__,
+        "__doc__": _StoreMixin.__doc__,
+        "__reduce__": lambda self: (_new_checkpoint_io, (host,)),
+    }
+    return type("ElasticFlowCheckpointIO", (_StoreMixin, base), namespace)
+
+
+def _new_checkpoint_io(host: Host) -> Any:
+    """For a copy: its class is not found by a name."""
+    return checkpoint_io_for(host)()
+
+
+def give_innermost(plugin: Any, make: Callable[[], Any]) -> None:
+    """Where a user's plugins are wrapped around each other, and around nothing: have ours within them.
+
+    Args:
+        plugin: The outermost one.
+        make: Makes ours.
+    """
+    innermost = plugin
+    while getattr(innermost, "checkpoint_io", None) is not None:
+        innermost = innermost.checkpoint_io
+    if hasattr(innermost, "checkpoint_io"):
+        # Since Lightning 2.6 the outermost one hands on what it is given. An older one would let go of what it wraps.
+        hands_on = isinstance(getattr(type(plugin), "checkpoint_io", None), property)
+        (plugin if hands_on else innermost).checkpoint_io = make()
 
 
 class _StoreMixin:

@@ -19,6 +19,9 @@ from ef_lightning.host import Host
 # Precision plugins that belong to another strategy.
 _FOREIGN_PRECISION = ("FSDPPrecision", "DeepSpeedPrecision", "XLAPrecision")
 
+# Callbacks that try out trainings before theirs.
+FINDERS = frozenset({"LearningRateFinder", "BatchSizeFinder"})
+
 # Callbacks that a changing world would break, or a start in the middle of an epoch, and what to do instead.
 _ELASTIC_CALLBACKS = {
     "StochasticWeightAveraging": "swaps schedulers and the length of the run in a way that nobody can catch up "
@@ -36,7 +39,7 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = Fals
     Args:
         trainer: The Trainer, with its model connected.
         host: The class tree of its strategy.
-        elastic: The world may change; a world of one without a coordinator can do more.
+        elastic: The world may change; a world that stays one can do more.
         saved: There are checkpoints, taken between any two steps.
 
     Raises:
@@ -66,18 +69,17 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = Fals
     _check_parameters(module)
     if elastic or saved:
         _check_callbacks(trainer)
-    if elastic and hooks.validates_by_time(trainer):
-        raise UnsupportedError(
-            "Trainer(val_check_interval=<a duration>) is decided by each worker's own clock. Use a number of "
-            "batches or a fraction of the epoch"
-        )
+
+
+def callbacks_of_one(trainer: Any) -> set[str]:
+    """Names of the callbacks that a changing world would break, and a world that stays one does not."""
+    kinds = [cls for callback in trainer.callbacks for cls in type(callback).__mro__]
+    return {cls.__name__ for cls in kinds if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls)}
 
 
 def _check_callbacks(trainer: Any) -> None:
-    for callback in trainer.callbacks:
-        for cls in type(callback).__mro__:
-            if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls):
-                raise UnsupportedError(f"the callback {cls.__name__} {_ELASTIC_CALLBACKS[cls.__name__]}")
+    for name in sorted(callbacks_of_one(trainer)):
+        raise UnsupportedError(f"the callback {name} {_ELASTIC_CALLBACKS[name]}")
 
 
 def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> None:

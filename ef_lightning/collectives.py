@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives import torch_operations as operations
-from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
+from ef_common.launch.process import Worker
 from ef_common.session import Barrier, Session
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
@@ -19,11 +19,15 @@ _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min":
 class CollectivesMixin:
     """The collectives of a strategy.
 
-    A worker that fails in its own code says what it still has to say (a last checkpoint, say) without the others:
-    they are somewhere else, and go on without it.
+    Before the first run of a Trainer there are no others, and all of these answer as in a world of one. A worker that
+    fails in its own code says what it still has to say (a last checkpoint, say) without the others: they are somewhere
+    else, and go on without it.
     """
 
     _trainer: Any = None
+    _worker: Worker | None = None
+    _is_last = False
+    """All others have left, and so will this worker."""
 
     @property
     def session(self) -> Session:
@@ -32,16 +36,16 @@ class CollectivesMixin:
 
     @property
     def _alone(self) -> bool:
-        return self._trainer is not None and self._trainer.interrupted
+        return self._worker is None or self._is_last or (self._trainer is not None and self._trainer.interrupted)
 
     @property
     def _in_part(self) -> bool:
         """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
         return False
 
-    def _gather(self, value: Any) -> tuple[list[Any], View]:
+    def _gather(self, value: Any) -> list[Any]:
         if self._alone:
-            return [value], self.session.view
+            return [value]
         if self._in_part:
             raise UnsupportedError(
                 "with global_batch_size, training_step is called for parts of a batch, as often as each worker has "
@@ -49,7 +53,7 @@ class CollectivesMixin:
                 "global_batch_size"
             )
         with leaving_cleanly():
-            return operations.gather(self.session, value)
+            return operations.gather(self.session, value)[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""
@@ -63,7 +67,7 @@ class CollectivesMixin:
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all (or any) of the workers say yes."""
-        decisions, _ = self._gather(bool(decision))
+        decisions = self._gather(bool(decision))
         return bool(min(decisions)) if all else bool(max(decisions))
 
     def barrier(self, name: str | None = None) -> None:
@@ -77,19 +81,21 @@ class CollectivesMixin:
 
         Everybody sends a value, so that there is one if the rank is lost meanwhile.
         """
-        if self.session.completed_in.world_size == 1:
+        if self._alone or self.session.completed_in.world_size == 1:
             return obj
-        values, _ = self._gather(obj)
+        values = self._gather(obj)
         return values[min(src, len(values) - 1)]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Everybody's tensor, stacked: shape (world size, *tensor.shape); the tensor itself in a world of one."""
+        if self._worker is None or not self._worker.elastic:
+            return tensor
         if sync_grads:
             raise UnsupportedError(
                 "all_gather(sync_grads=True) cannot be run again after a loss. Compute the loss from the local "
                 "batch; gradients are averaged over the workers"
             )
-        values, _ = self._gather(tensor)
+        values = self._gather(tensor)
         if len({value.shape for value in values}) > 1:
             raise UsageError(
                 "all_gather needs tensors of the same shape in all workers, and the last batches of an epoch may "

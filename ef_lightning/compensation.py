@@ -83,7 +83,9 @@ class TrainerCompensation:
         found = self._scaled.get(id(optimizer))
         if found is None:
             cls = type(optimizer)
-            rule = self._settings.rule_for(kind_of(cls), optimizer=f"{cls.__module__}.{cls.__qualname__}")
+            rule: Rule = "none"
+            if optimizer.param_groups:  # Lightning's stand-in for no optimizer has none
+                rule = self._settings.rule_for(kind_of(cls), optimizer=f"{cls.__module__}.{cls.__qualname__}")
             found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, rule)
         return found
 

@@ -229,6 +229,10 @@ class WrappedLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[DataLoader[Any]]]:
+        """A copy is a copy of the user's loader, for a Trainer to wrap."""
+        return _itself, (self._loader,)
+
     @property
     def worker_init_fn(self) -> Any:
         """Called in each data worker; Lightning sets one with `seed_everything(workers=True)`."""
@@ -241,3 +245,7 @@ class WrappedLoader:
     def close(self) -> None:
         """End the data workers."""
         self._planned.close()
+
+
+def _itself(loader: Any) -> Any:
+    return loader

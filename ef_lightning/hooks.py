@@ -12,13 +12,51 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ef_common.errors import ProtocolError
 from ef_lightning.host import Host
+
+# ---------------------------------------------------------------- methods of single objects
+
+
+class Replacement:
+    """A function in place of a method of one object. A copy of the object has the method that it would have anyway.
+
+    Args:
+        owner: The object.
+        name: Of the method.
+        function: What is called instead.
+    """
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+        """Found again in the copy, which has no attributes of its own at that moment."""
+        return getattr, (self.owner, self.name)
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put what `make` makes of a method in its place, in this one object. It is not replaced twice."""
+    vars(owner).pop(name, None)
+    setattr(owner, name, Replacement(owner, name, make(getattr(owner, name))))
+
+
+def put_back(owner: Any, name: str) -> None:
+    """Undo it, if it was replaced."""
+    if isinstance(vars(owner).get(name), Replacement):
+        delattr(owner, name)
+
 
 # ---------------------------------------------------------------- set-up
 
@@ -30,10 +68,45 @@ def keep_samplers(trainer: Any) -> None:
 
 def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
     """Where notices to go are heeded, keep Lightning from ending the training by an exception after this batch."""
-    connector = trainer._signal_connector
-    vars(connector).pop("_sigterm_notifier_fn", None)
-    notify = connector._sigterm_notifier_fn
-    connector._sigterm_notifier_fn = lambda number, frame: None if heeded() else notify(number, frame)
+    replace(
+        trainer._signal_connector,
+        "_sigterm_notifier_fn",
+        lambda notify: lambda number, frame: None if heeded() else notify(number, frame),
+    )
+
+
+class Requeue(NamedTuple):
+    """What Lightning does when Slurm sends the signal: save everything, and have Slurm start the job again."""
+
+    signal: int
+    act: Callable[[], None]
+
+
+def requeue(trainer: Any, host: Host, take: Callable[[int], None], *, heeded: Callable[[], bool]) -> Requeue | None:
+    """Where notices to go are heeded, take the signal by which Slurm announces that it will end the job for one.
+
+    Args:
+        trainer: The Trainer.
+        host: Its class tree.
+        take: Called with the signal.
+        heeded: Whether notices are heeded now.
+
+    Returns:
+        What is to be done once the workers have left; None if no environment of Slurm asks for it.
+    """
+    environment = trainer._accelerator_connector.cluster_environment
+    if not isinstance(environment, host.get_fabric("plugins.environments", "SLURMEnvironment")):
+        return None
+    if not environment.auto_requeue or environment.requeue_signal is None:
+        return None
+    connector, number = trainer._signal_connector, int(environment.requeue_signal)
+    handle = type(connector)._slurm_sigusr_handler_fn.__get__(connector)
+    replace(
+        connector,
+        "_slurm_sigusr_handler_fn",
+        lambda original: lambda number, frame: take(number) if heeded() else original(number, frame),
+    )
+    return Requeue(number, lambda: handle(number, None))
 
 
 def layer_sync(strategy: Any) -> Any:
@@ -41,9 +114,20 @@ def layer_sync(strategy: Any) -> Any:
     return strategy._layer_sync
 
 
-def validates_by_time(trainer: Any) -> bool:
-    """`val_check_interval` is a duration."""
-    return getattr(trainer, "_val_check_time_interval", None) is not None  # since Lightning 2.6
+def validation_interval(trainer: Any) -> float | None:
+    """Seconds between two validations, if `val_check_interval` is a duration."""
+    interval: float | None = getattr(trainer, "_val_check_time_interval", None)  # since Lightning 2.6
+    return interval
+
+
+def last_validation(trainer: Any) -> float:
+    """When, by a monotonic clock, Lightning has validated last, or begun to train."""
+    return float(trainer._last_val_time)
+
+
+def set_last_validation(trainer: Any, at: float) -> None:
+    """Have Lightning think so. At infinity no validation is due, and at minus infinity one is."""
+    trainer._last_val_time = at
 
 
 def set_up_validation(trainer: Any) -> None:
@@ -83,6 +167,12 @@ def evaluation_loaders(trainer: Any) -> list[Any]:
     loop = trainer._active_loop
     combined = None if loop is None else loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def forget_loaders(trainer: Any) -> None:
+    """Have a fit ask for its loaders again."""
+    trainer.fit_loop._combined_loader = None
+    trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
 
 
 def recorder_of(batch_sampler: Any) -> Any:
@@ -127,7 +217,11 @@ def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
     fetcher.done = fetcher.fetched >= num_batches if in_batch else False
     if in_batch:
         fit_loop.epoch_loop.batch_progress.is_last_batch = fetcher.done
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch not in (None, math.inf):
+    # A Trainer that validates by time has no such attribute.
+    if isinstance(getattr(trainer, "val_check_interval", None), float) and trainer.val_check_batch not in (
+        None,
+        math.inf,
+    ):
         trainer.val_check_batch = max(1, int(num_batches * trainer.val_check_interval))
 
 
@@ -472,12 +566,15 @@ def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) ->
     """
     connector = trainer._checkpoint_connector
 
-    def restore(path: Any = None, *args: Any, **kwargs: Any) -> None:
-        del connector._restore_modules_and_callbacks
-        weights_only = args[0] if args else kwargs.get("weights_only")
-        connector._restore_modules_and_callbacks(choose(path, weights_only), *args, **kwargs)
+    def replaced(restore: Callable[..., None]) -> Callable[..., None]:
+        def chosen(path: Any = None, *args: Any, **kwargs: Any) -> None:
+            put_back(connector, "_restore_modules_and_callbacks")
+            weights_only = args[0] if args else kwargs.get("weights_only")
+            restore(choose(path, weights_only), *args, **kwargs)
 
-    connector._restore_modules_and_callbacks = restore
+        return chosen
+
+    replace(connector, "_restore_modules_and_callbacks", replaced)
 
 
 def forget_last_batch(checkpoint: dict[str, Any]) -> None:
@@ -523,13 +620,13 @@ def step_to_log(trainer: Any) -> int | None:
 def show_rates(trainer: Any, host: Host, shown: Callable[[], AbstractContextManager[None]]) -> None:
     """Have each LearningRateMonitor read the parameter groups within this context."""
     for callback in _rate_monitors(trainer, host):
-        callback._extract_stats = partial(_shown_stats, callback._extract_stats, shown)
+        replace(callback, "_extract_stats", lambda extract: partial(_shown_stats, extract, shown))
 
 
 def hide_rates(trainer: Any, host: Host) -> None:
     """Undo it."""
     for callback in _rate_monitors(trainer, host):
-        vars(callback).pop("_extract_stats", None)
+        put_back(callback, "_extract_stats")
 
 
 def _rate_monitors(trainer: Any, host: Host) -> list[Any]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from ef_common.session import Session
+from ef_lightning import hooks
 from ef_lightning.host import Host
 
 
@@ -43,13 +45,14 @@ class Logs:
     def attach(self) -> None:
         """Remember from now on what rank 0 is to write."""
         for logger in self._loggers:
-            if hasattr(type(logger).log_metrics, "__wrapped__"):  # by `rank_zero_only`; others write in every worker
-                logger.log_metrics = self._remembering(logger, logger.log_metrics)
+            # A method that `rank_zero_only` has wrapped; others write in every worker.
+            if hasattr(getattr(type(logger), "log_metrics", None), "__wrapped__"):
+                hooks.replace(logger, "log_metrics", partial(self._remembering, logger))
 
     def detach(self) -> None:
         """Leave the loggers as they were."""
         for logger in self._loggers:
-            vars(logger).pop("log_metrics", None)
+            hooks.put_back(logger, "log_metrics")
         self._calls.clear()
 
     def _remembering(self, logger: Any, log_metrics: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,8 @@ from torch.nn import Module
 from torchmetrics import Metric
 
 from ef_common.collectives import torch_operations as operations
+from ef_common.collectives.engines import NoGroups
+from ef_common.core.view import SOLO
 from ef_common.session import Session
 from ef_lightning import hooks
 
@@ -102,6 +104,10 @@ class MetricSync:
         """A copy of a metric has the same peers."""
         return self
 
+    def __reduce__(self) -> tuple[Callable[[], MetricSync], tuple[()]]:
+        """In a pickled metric, there are no peers."""
+        return _without_peers, ()
+
     def available(self) -> bool:
         """Whether there are other members, or were when a pass of this evaluation was completed."""
         contributors = 0 if self.evaluation is None else self.evaluation.num_workers
@@ -125,6 +131,10 @@ class MetricSync:
                 joined = torch.stack([value.to(metric.device) for value in values])
             empty = isinstance(joined, list) and not joined
             setattr(metric, name, reduction(joined) if callable(reduction) and not empty else joined)
+
+
+def _without_peers() -> MetricSync:
+    return MetricSync(Session(SOLO.members[0], channel=None, groups=NoGroups()))
 
 
 def _to(item: Any, device: torch.device) -> Any:

@@ -27,12 +27,22 @@ def strategy_for(host_name: str) -> type[ElasticMixin]:
         raise UsageError(f"unknown Lightning. Expected one of {hosts.NAMES}. Received: {host_name!r}")
     host = hosts.HOSTS[host_name]
     base = host.get("strategies.parallel", "ParallelStrategy")
-    namespace = {"host": host, "__doc__": ElasticMixin.__doc__, "__module__": ElasticMixin.__module__}
+    namespace = {
+        "host": host,
+        "__doc__": ElasticMixin.__doc__,
+        "__module__": ElasticMixin.__module__,
+        "__reduce__": lambda self: (_new_strategy, (host_name,), self.__getstate__()),
+    }
     strategy = type("ElasticFlowStrategy", (ElasticMixin, base), namespace)
     # Lightning takes a compiled module only with strategies that it knows to run the module as it is, on one
     # device. So does this one.
     host.get("strategies", "SingleDeviceStrategy").register(strategy)
     return strategy
+
+
+def _new_strategy(host_name: str) -> Any:
+    """For a copy of a strategy, which gets its attributes then: its class is not found by a name."""
+    return object.__new__(strategy_for(host_name))
 
 
 class ElasticFlowStrategy:

@@ -252,7 +252,8 @@ class TrainerState:
         self._num_batches_at_start = num_batches
         for callback in self._callbacks("BaseFinetuning"):
             callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
-        groups = [len(saved["param_groups"]) for saved in checkpoint["optimizer_states"]]
+        # Lightning's stand-in for no optimizer saves nothing.
+        groups = [len(saved.get("param_groups", ())) for saved in checkpoint["optimizer_states"]]
         own = [len(optimizer.param_groups) for optimizer in trainer.optimizers]
         if own != groups or len(strategy.lr_scheduler_configs) != len(checkpoint["lr_schedulers"]):
             raise ElasticFlowError(

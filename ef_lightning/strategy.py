@@ -7,6 +7,8 @@ It only translates. Membership and recovery are `ef_common.session`'s, gradients
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -31,17 +33,23 @@ from ef_common.data.claiming import Claiming, place_of
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
+from ef_common.launch.failing import is_users
 from ef_common.launch.leaving import leaving_cleanly
-from ef_common.launch.process import Worker, this_worker
+from ef_common.launch.process import Worker, is_alone, this_worker
 from ef_common.session import Barrier, Session
 from ef_common.storage.claims import place_for
 from ef_lightning import hooks
-from ef_lightning.checkpoint_io import checkpoint_io_for
+from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checkpoints import TrainerCheckpoints
-from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
+from ef_lightning.checks import (
+    FINDERS,
+    callbacks_of_one,
+    check_optimizers,
+    check_trainer,
+    check_trainer_for_global_batch,
+)
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.compensation import TrainerCompensation
-from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
@@ -50,7 +58,10 @@ from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
+from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("gloo", "nccl", "horovod")
 
@@ -86,17 +97,11 @@ class ElasticMixin(CollectivesMixin):
     """
 
     host: Host
-    # Without this, Lightning would ignore `self.log(sync_dist=True)`.
-    is_distributed = True
     strategy_name = "elasticflow"
-    _claiming: Claiming  # of the training that is set up
-
     if TYPE_CHECKING:
         model: Any
         lightning_module: Any
         parallel_devices: Any
-        local_rank: int
-        cluster_environment: Any
         optimizers: Any
         _checkpoint_io: Any
 
@@ -116,7 +121,7 @@ class ElasticMixin(CollectivesMixin):
         global_batches.check_size(global_batch_size, deterministic=deterministic)
         if backend not in BACKENDS:
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
-        super().__init__(cluster_environment=environment_for(self.host), **kwargs)  # type: ignore[call-arg]
+        super().__init__(**kwargs)
         self.backend = backend
         self.compensation = Compensation.of(compensation)
         self.schedules = check_schedules(schedules)
@@ -125,6 +130,14 @@ class ElasticMixin(CollectivesMixin):
         self.checkpoint = Checkpointing.of(checkpoint)
         self.claims = None if claims is None else place_for(claims)
         self.evict_stragglers = evict_stragglers
+        # Asked for with each batch.
+        self._local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK", "0"))
+        self._saved_compensation: dict[str, Any] | None = None
+        self._saved_schedules: dict[str, Any] | None = None
+        self._bind_to_nothing()
+
+    def _bind_to_nothing(self) -> None:
+        """No run is set up, and this process is no worker yet."""
         self._checkpoints: TrainerCheckpoints | None = None
         self._worker: Worker | None = None
         self._trainer: Any = None
@@ -133,14 +146,24 @@ class ElasticMixin(CollectivesMixin):
         self._deterministic_reducer: DeterministicReducer | None = None
         self._determinism: Determinism | None = None
         self._compensation: TrainerCompensation | None = None
-        self._saved_compensation: dict[str, Any] | None = None
         self._schedules: Schedules | None = None
-        self._saved_schedules: dict[str, Any] | None = None
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
+        self._claiming: Claiming | None = None
+        self._timed_validation: TimedValidation | None = None
+        self._is_last = False
+        self._stays_one = False
+        self._in_trial = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the settings and what Lightning keeps here. It is set up by its own Trainer, maybe elsewhere."""
+        cls = type(self)
+        unbound = object.__new__(cls)
+        cls._bind_to_nothing(unbound)
+        return {**super().__getstate__(), **vars(unbound)}  # type: ignore[misc]
 
     def __repr__(self) -> str:
         """Lightning prints this where it takes the strategy for one of the other class tree."""
@@ -164,6 +187,33 @@ class ElasticMixin(CollectivesMixin):
         return self._here.log
 
     @property
+    def is_distributed(self) -> bool:
+        """Whether there may be others: if not, Lightning ignores `self.log(sync_dist=True)`, and allows for more."""
+        if self._worker is None:
+            return not is_alone()
+        return self._worker.elastic and not self._stays_one
+
+    @property
+    def world_size(self) -> int:
+        """Size of the world that counts for the next step: membership decides, not the cluster's environment."""
+        return 1 if self._worker is None else self._worker.session.completed_in.world_size
+
+    @property
+    def global_rank(self) -> int:
+        """Rank in the current view."""
+        return 0 if self._worker is None else self._worker.session.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Index of the worker on its node."""
+        return self._local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """Nodes have no fixed rank; the worker's own rank serves."""
+        return self.global_rank
+
+    @property
     def root_device(self) -> torch.device:
         """Device of this worker."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
@@ -174,8 +224,8 @@ class ElasticMixin(CollectivesMixin):
         """Writes the files that callbacks ask for."""
         if self._checkpoint_io is None:
             self._checkpoint_io = checkpoint_io_for(self.host)()
-        elif getattr(self._checkpoint_io, "checkpoint_io", self) is None:  # a user's plugin around another one
-            self._checkpoint_io.checkpoint_io = checkpoint_io_for(self.host)()
+        else:
+            give_innermost(self._checkpoint_io, checkpoint_io_for(self.host))
         return self._checkpoint_io
 
     @checkpoint_io.setter
@@ -199,7 +249,7 @@ class ElasticMixin(CollectivesMixin):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """World size and rank."""
-        return {"num_replicas": self.session.completed_in.world_size, "rank": self.session.rank}
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def _configure_launcher(self) -> None:
         """The launcher (torchrun, or nothing) has started this process already."""
@@ -214,14 +264,23 @@ class ElasticMixin(CollectivesMixin):
                 self._worker.session.evict_stragglers()
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
+        self._stay_one_if_needed(self.lightning_module.trainer)
         self._set_up_checkpoints(self.lightning_module.trainer)
+
+    def _stay_one_if_needed(self, trainer: Any) -> None:
+        """A worker that is the only one may use callbacks that nobody could catch up with, if nobody joins it."""
+        session, names = self.session, callbacks_of_one(trainer)
+        if self._here.elastic and session.world_size == 1 and not session.newcomer and names:
+            logger.warning("no worker can join this one while %s is used", ", ".join(sorted(names)))
+            session.close()
+            self._stays_one = True
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
         here = self._here
-        self._claiming = Claiming(None, here.session)
         if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
             return
         self._saved_schedules = None  # of another training
+        here.begin_training()
         if trainer.fast_dev_run:
             return  # of a trial nothing is to be left
         settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
@@ -235,7 +294,6 @@ class ElasticMixin(CollectivesMixin):
             )
 
     def _follow_ranks(self, view: View) -> None:
-        self.cluster_environment.follow(self.session)
         self.host.set_rank(self.session.rank)
         if self._logs is not None:
             self._logs.follow_ranks()
@@ -244,7 +302,8 @@ class ElasticMixin(CollectivesMixin):
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
-        check_trainer(trainer, self.host, elastic=self._here.elastic, saved=self._checkpoints is not None)
+        changes = self._here.elastic and not self._stays_one and not self.session.newcomer
+        check_trainer(trainer, self.host, elastic=changes, saved=self._checkpoints is not None)
         self._trainer = trainer
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
@@ -269,10 +328,14 @@ class ElasticMixin(CollectivesMixin):
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             if not self.deterministic:
                 self._reducer.attach()
+            interval = hooks.validation_interval(trainer)
+            if interval is not None:
+                self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
+        claiming = self._claiming or Claiming(None, self.session)
         if not self.session.newcomer:
-            self._claiming.begin()
+            claiming.begin()
         state = TrainerState(
             trainer,
             self.host,
@@ -281,14 +344,35 @@ class ElasticMixin(CollectivesMixin):
             compensator=None if self._compensation is None else self._compensation.compensator,
             schedules=self._schedules,
             checkpoints=checkpoints,
-            claiming=self._claiming,
+            claiming=claiming,
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)
-            self._here.notices.save_on_last_leave(checkpoints.leave)
+        self._prepare_last_leave(trainer)
         self.session.state = state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+        if self._stays_one and callbacks_of_one(trainer) & FINDERS:
+            self._begin_trial(trainer)
+
+    def _begin_trial(self, trainer: Any) -> None:
+        """Until the training itself begins, a callback tries out others, which are none of the job's."""
+        self._in_trial = True
+        if self._train_loader is not None:
+            self._train_loader.close()
+            self._train_loader = None
+        hooks.forget_loaders(trainer)
+
+    def _end_trial(self) -> None:
+        if self._in_trial:
+            self._in_trial = False
+            hooks.forget_loaders(self._trainer)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for everybody."""
+        if name == "run-stage":  # Lightning's first one after the set-up and the callbacks' trials
+            self._end_trial()
+        super().barrier(name)
 
     def _heed_notices(self, trainer: Any, fitting: bool) -> None:
         notices = self._here.notices
@@ -297,6 +381,22 @@ class ElasticMixin(CollectivesMixin):
         else:
             notices.stop()
         hooks.yield_sigterm(trainer, lambda: notices.active)
+
+    def _prepare_last_leave(self, trainer: Any) -> None:
+        """Have the state saved when all leave; if Slurm has told them to, have it start the job again."""
+        notices, checkpoints = self._here.notices, self._checkpoints
+        requeue = hooks.requeue(trainer, self.host, notices.take, heeded=lambda: notices.active)
+
+        def leave() -> None:
+            if checkpoints is not None:
+                checkpoints.leave()
+            if requeue is not None and requeue.signal in notices.heard:
+                self._is_last = True
+                with self.session.alone("on_save_checkpoint, or a state_dict()"):
+                    requeue.act()
+
+        if checkpoints is not None or (requeue is not None and self._here.elastic):
+            notices.save_on_last_leave(leave)
 
     def _set_up_compensation(self, trainer: Any) -> None:
         changes = self._here.elastic and self.global_batch_size is None
@@ -369,6 +469,7 @@ class ElasticMixin(CollectivesMixin):
             self._saved_schedules = self._schedules.state()
             self._schedules.detach()
             self._schedules = None
+        self._timed_validation, self._stays_one, self._in_trial = None, False, False
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
@@ -378,6 +479,7 @@ class ElasticMixin(CollectivesMixin):
         if self._checkpoints is not None:
             self._checkpoints.stop()
             self._checkpoints = None
+        if self._worker is not None:
             self.session.on_last_leave = None
         for loader in (self._train_loader, *self._evaluation_loaders):
             if loader is not None:
@@ -391,6 +493,8 @@ class ElasticMixin(CollectivesMixin):
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
         self._connect_metrics()
+        if self._in_trial:
+            return
         hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self._schedules is not None and self._train_loader is not None:
@@ -424,6 +528,8 @@ class ElasticMixin(CollectivesMixin):
 
     def on_train_end(self) -> None:
         """Everybody has come to the end: from here on, nobody can join."""
+        if self._in_trial:
+            return
         with leaving_cleanly():
             if self._train_loader is not None:
                 self._train_loader.finish()
@@ -435,10 +541,18 @@ class ElasticMixin(CollectivesMixin):
         self._here.notices.stop()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note why this worker ends, and tell the others."""
-        if self._worker is not None and not isinstance(exception, SystemExit):
-            self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
+        """Note why this training ends, and tell the others.
+
+        Where there are none, the program may catch the exception and train again, so newcomers are told at its end.
+        """
+        if self._worker is None or isinstance(exception, SystemExit):
+            return
+        self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
+        session = self.session
+        if session.newcomer or session.world_size > 1 or not is_users(exception):
             self._worker.failing.tell(exception)
+        else:
+            self._worker.failing.postpone(exception)
 
     # ------------------------------------------------------------ data
 
@@ -449,6 +563,8 @@ class ElasticMixin(CollectivesMixin):
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
+        if self._in_trial:
+            return dataloader
         if self._trainer.training:
             return self._wrap_train_loader(dataloader)
         return self._wrap_evaluation_loader(dataloader)
@@ -499,6 +615,8 @@ class ElasticMixin(CollectivesMixin):
 
     def _between_steps(self) -> None:
         self._log_weights()
+        if self._timed_validation is not None:
+            self._timed_validation.begin_batch()
         if self._checkpoints is not None:
             self._checkpoints.boundary()
 
@@ -546,8 +664,7 @@ class ElasticMixin(CollectivesMixin):
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if not self.lightning_module.automatic_optimization:
             if self._reducer is not None and loader is not None and loader.progress.uncommitted:
-                with leaving_cleanly():
-                    loader.commit(self._reducer.skip() or self.session.completed_in)
+                loader.commit(self._reduced(self._reducer.skip) or self.session.completed_in)
         elif output is None:
             return _nothing(self.root_device)
         return output
@@ -609,21 +726,30 @@ class ElasticMixin(CollectivesMixin):
         worker, loader = self._here, self._train_loader
         contributors = worker.session.completed_in
         if step is not None:
-            with leaving_cleanly():
-                contributors = step.finish()
+            contributors = self._reduced(step.finish) or contributors
             closure_loss = step.loss
         elif self._reducer is not None:
-            with leaving_cleanly():
-                contributors = self._reducer.after_backward() or contributors
+            contributors = self._reduced(self._reducer.after_backward) or contributors
         if loader is not None:
             if self._compensation is not None:
                 self._compensation.commit(contributors, loader)
             loader.commit(contributors, float(closure_loss.detach()) if worker.log.enabled else None)
 
+    def _reduced(self, finish: Callable[[], View | None]) -> View | None:
+        """Finish a reduction, and hear in it whether a validation is due."""
+        reducer, timed = self._deterministic_reducer or self._reducer, self._timed_validation
+        if timed is not None and reducer is not None:
+            reducer.wants_stop = timed.due
+        with leaving_cleanly():
+            contributors = finish()
+        if timed is not None and reducer is not None:
+            timed.settle(reducer.num_stops)
+        return contributors
+
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""
         update = super().optimizer_step  # type: ignore[misc]
-        if self._compensation is None:
+        if self._compensation is None or self._in_trial:
             return update(optimizer, closure, model, **kwargs)
         return self._compensation.step(update, optimizer, closure, model, **kwargs)
 
@@ -631,7 +757,7 @@ class ElasticMixin(CollectivesMixin):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Rank 0 writes; if it is lost before the others know that it has, the next one does."""
-        if self.session.newcomer:
+        if self._worker is not None and self.session.newcomer:
             return
         state = hooks.move_loader_state_out(checkpoint)
         compensation = self._saved_compensation
@@ -640,6 +766,9 @@ class ElasticMixin(CollectivesMixin):
         if state is not None:
             schedules = self._saved_schedules if self._schedules is None else self._schedules.state()
             checkpoint[CHECKPOINT_KEY] = {**state, "compensation": compensation, "schedules": schedules}
+        if self._worker is None or self._is_last:
+            super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+            return
         done = False
         while not done:
             writer = self.session.completed_in.ids[0]

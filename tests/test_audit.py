@@ -743,3 +743,68 @@ def test_set_operations_on_ranges_agree_with_sets(one: set[int], other: set[int]
     assert first_difference(a, b) == min(one ^ other, default=None)
     assert first_outside(a, b) == min(one - other, default=None)
     assert [p for p in range(-1, 14) if contains(a, p)] == sorted(one)
+
+
+# ---------------------------------------------------------------- several trainings of one program
+
+
+def trainings(run: Run, *, wrong: bool = False) -> None:
+    """Two trainings in one view, of 8 and of 4 positions, with a test after each."""
+    run.begin()
+    for number, length in ((1, 8), (2, 4)):
+        run.both("training", number=number)
+        run.both("epoch", epoch=0, length=length)
+        run.shared(1, 0, length)
+        for worker in "ab":
+            run.log(worker, "weights", step=1, hash=f"{number}{worker if wrong and number == 2 else ''}")
+        run.both("epoch_end", epoch=0, exact=True, length=length)
+        for worker in "ab":
+            run.evaluation(worker, stage="test", run=number)
+
+
+def test_trainings_of_one_program_are_checked_each_for_itself(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    trainings(run)
+    report = run.audit()
+    assert [property.name for property in report.properties] == ["samples", "updates", "weights", "views", "evaluation"]
+    assert report.ok
+    assert report["updates"].detail.count("1 steps without a gap, the same on 2 workers") == 2
+
+
+def test_violation_names_the_training_that_it_is_in(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    trainings(run, wrong=True)
+    violation = run.violation("weights")
+    assert violation.message.startswith("training 2: weights 2b differ from 2a")
+
+
+def test_rollback_of_a_later_training_leaves_the_earlier_ones_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    trainings(run)
+    for worker in "ab":
+        run.view(worker, 2, "ab")
+    run.both("rollback", generation=2, step=0, epoch=0)
+    run.both("epoch", epoch=0, length=4)
+    run.shared(1, 0, 4, generation=2)
+    run.both("epoch_end", epoch=0, exact=True, length=4)
+    report = run.audit()
+    assert report.ok
+    assert "undone" in report["updates"].detail.partition("training 2")[2]
+    assert "undone" not in report["updates"].detail.partition("training 2")[0]
+
+
+def test_trainings_of_a_job_that_starts_again_go_on_where_they_were(tmp_path: Path) -> None:
+    """The first one was complete, and its checkpoint says so; the second one goes on from step 1."""
+    run = Run(tmp_path)
+    trainings(run)
+    for worker in "cd":
+        run.log(worker, "start", pid=1, host="h")
+        run.view(worker, 1, "cd")
+        for number in (1, 2):
+            run.log(worker, "training", number=number)
+            run.log(worker, "rollback", generation=1, step=1, epoch=1)
+    for worker, mine in (("c", [[0, 2]]), ("d", [[2, 4]])):
+        run.log(worker, "epoch", epoch=1, length=4)
+        run.step(worker, 2, [[0, 4]], mine, epoch=1)
+        run.log(worker, "epoch_end", epoch=1, exact=True, length=4)
+    assert run.audit().ok

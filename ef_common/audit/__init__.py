@@ -13,11 +13,15 @@ views
 evaluation
     Each evaluation pass covered each position exactly once.
 
+A program may train several times (cross-validation, say). The first three properties are those of each training, as
+steps and epochs are counted anew, and so is evaluation.
+
 A worker that was killed between a commit and its log line is normal: one survivor's record is enough.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ef_common.audit import evaluation, samples, updates, views, weights
@@ -39,6 +43,22 @@ def audit(run_dir: Path) -> Report:
     Raises:
         EventLogError: If there are no events, or the log is malformed.
     """
-    history = load(Path(run_dir))
-    checks = (samples.check, updates.check, weights.check, views.check, evaluation.check)
-    return Report(tuple(check(history) for check in checks))
+    histories = load(Path(run_dir))
+    found = [_of_all([check(history) for history in histories]) for check in _OF_A_TRAINING]
+    found.insert(-1, views.check(histories[0]))
+    return Report(tuple(found))
+
+
+_OF_A_TRAINING = (samples.check, updates.check, weights.check, evaluation.check)
+
+
+def _of_all(found: list[Property]) -> Property:
+    """One property of all trainings, from that of each; the first violation is the earliest training's."""
+    if len(found) == 1:
+        return found[0]
+    for number, one in enumerate(found, start=1):
+        if one.violation is not None:
+            message = f"training {number}: {one.violation.message}"
+            return Property.failed(one.name, replace(one.violation, message=message))
+    details = (f"training {number}: {one.detail}" for number, one in enumerate(found, start=1))
+    return Property(found[0].name, "; ".join(details))

@@ -103,11 +103,12 @@ class _Place:
 
     generation: int = -1
     step: int | None = None  # None: a founder, or a process that has not been admitted yet
+    training: int = 1
 
 
 @dataclass(slots=True)
 class History:
-    """All facts of a run; every list is in file order, so in order for each worker."""
+    """All facts of a training; every list is in file order, so in order for each worker."""
 
     views: list[View] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -142,8 +143,12 @@ class History:
         return [back for back in self.rollbacks if back.step <= self.limit(back.generation)]
 
 
-def load(run_dir: Path) -> History:
+def load(run_dir: Path) -> list[History]:
     """Read a run's history.
+
+    Returns:
+        One for each training of the program, in order, with what comes after it until the next one begins. Steps and
+        epochs are counted anew in each. Views are not, so the first one has those of all.
 
     Raises:
         EventLogError: If there are no events, or the log is malformed.
@@ -151,12 +156,19 @@ def load(run_dir: Path) -> History:
     records = list(read(run_dir))
     if not records:
         raise EventLogError(f"The event logs in {run_dir} hold no events")
-    history, places, offsets = History(), defaultdict[str, _Place](_Place), _offsets(records)
+    histories, places, offsets = {1: History()}, defaultdict[str, _Place](_Place), _offsets(records)
     for record in records:
         if "generation" in record:
             record = {**record, "generation": record["generation"] + offsets[record["worker"]]}
-        _add(history, places[record["worker"]], record)
-    return history
+        place = places[record["worker"]]
+        if record["kind"] == "training":
+            place.training, place.step = record["number"], None
+        _add(histories[1] if record["kind"] == "view" else _of(histories, place.training), place, record)
+    return [history for _, history in sorted(histories.items())]
+
+
+def _of(histories: dict[int, History], training: int) -> History:
+    return histories.setdefault(training, History())
 
 
 def _offsets(records: Sequence[Record]) -> dict[str, int]:
@@ -219,7 +231,7 @@ def _add(history: History, place: _Place, record: Record) -> None:
     elif kind == "admitted":
         place.generation, place.step = record["generation"], record["step"]
     elif kind == "start":
-        place.generation, place.step = -1, None
+        place.generation, place.step, place.training = -1, None, 1
 
 
 def _step(record: Record, place: _Place) -> Step:

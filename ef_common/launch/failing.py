@@ -54,6 +54,7 @@ class Failing:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._told = False
+        self._postponed: str | None = None
         self._before: Hook = sys.__excepthook__
 
     def install(self) -> None:
@@ -73,20 +74,43 @@ class Failing:
         """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
         if self._told or isinstance(error, _NO_ERROR):
             return
+        if is_users(error):
+            self._tell(self._why(error))
+            return
         self._told = True
         note = self._session.note
-        if is_users(error):
-            worker = self._session.worker
-            where = f" at step {note.step} of epoch {note.epoch}" if note.epoch >= 0 else ""
-            why = f"worker {worker.id} (node {worker.node}) raised {describe(error)}{where}"
-            if self._session.fail(why):
-                note.fail(why)
-            else:
-                logger.warning("not all other workers have heard that this one ends by an exception of its own")
-        elif isinstance(error, JobFailed):
+        if isinstance(error, JobFailed):
             note.fail(str(error))
         else:
             note.excuse()
+
+    def postpone(self, error: BaseException) -> None:
+        """Tell of an exception of the user's code at the end of the program, unless it begins another training.
+
+        The exception itself is let go of: it holds all that was on the stack.
+        """
+        self._postponed = self._why(error)
+
+    def forget(self) -> None:
+        """The program goes on, so what was postponed is nothing to tell of."""
+        self._postponed = None
+
+    def tell_postponed(self) -> None:
+        """Tell of what was postponed, if anything was: the program ends."""
+        if self._postponed is not None and not self._told:
+            self._tell(self._postponed)
+
+    def _why(self, error: BaseException) -> str:
+        worker, note = self._session.worker, self._session.note
+        where = f" at step {note.step} of epoch {note.epoch}" if note.epoch >= 0 else ""
+        return f"worker {worker.id} (node {worker.node}) raised {describe(error)}{where}"
+
+    def _tell(self, why: str) -> None:
+        self._told = True
+        if self._session.fail(why):
+            self._session.note.fail(why)
+        else:
+            logger.warning("not all other workers have heard that this one ends by an exception of its own")
 
 
 def is_users(error: BaseException) -> bool:

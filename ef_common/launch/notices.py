@@ -47,6 +47,9 @@ class Notices:
         source: Asked every second, if there is one.
         grace_s: So long after a notice the process ends itself.
         log: Event log.
+
+    Attributes:
+        heard: The signals that have come.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class Notices:
         self._log = log
         self._process = os.getpid()
         self._heeding = False
+        self.heard: set[int] = set()
         self._told: SimpleQueue[tuple[str, float]] = SimpleQueue()
         self._first_term: float | None = None
         self._closed = threading.Event()
         self._watching = False
         self._handler: Callable[[int, Any], None] = self._handle
         self._before: dict[int, Any] = {}
+        self._installed: set[int] = set()
 
     @property
     def active(self) -> bool:
@@ -103,10 +108,10 @@ class Notices:
         self._heeding = False
         if threading.current_thread() is not threading.main_thread():
             return
-        for number, before in list(self._before.items()):
+        for number in list(self._installed):
             if signal.getsignal(number) == self._handler:  # else somebody calls ours, which passes it on
-                signal.signal(number, before)
-                del self._before[number]
+                signal.signal(number, self._before[number])
+                self._installed.remove(number)
 
     def close(self) -> None:
         """The process is about to end as it should: the grace time is no more."""
@@ -120,9 +125,12 @@ class Notices:
         for number in SIGNALS:
             before = signal.getsignal(number)
             # What is ignored stays so. What did not come from Python is unknown, and could not be put back.
-            if number not in self._before and before not in (signal.SIG_IGN, None):
+            if number in self._installed or before in (signal.SIG_IGN, None):
+                continue
+            if before != self._handler:  # which a Trainer may have put back after a training
                 self._before[number] = before
                 signal.signal(number, self._handler)
+            self._installed.add(number)
 
     # ------------------------------------------------------------ in the handler
 
@@ -132,7 +140,7 @@ class Notices:
             if number == signal.SIGTERM:
                 _end_by(number)
         elif self.active:
-            self._take(number)
+            self.take(number)
             if callable(before):
                 before(number, frame)
         elif callable(before):
@@ -140,7 +148,9 @@ class Notices:
         else:
             _end_by(number)
 
-    def _take(self, number: int) -> None:
+    def take(self, number: int) -> None:
+        """Take a signal for a notice; a handler may call this."""
+        self.heard.add(number)
         now = time.monotonic()
         if number == signal.SIGTERM:
             if self._first_term is not None and now > self._first_term + SAME_NOTICE_S:

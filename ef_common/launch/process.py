@@ -48,7 +48,8 @@ class Worker:
         engine: Its data plane.
         checkpoint: URL for checkpoints that the environment names.
         claims: URL for claims that the environment names.
-        trainings: Numbers the trainings of this process.
+        trainings: Numbers the trainings of this process that have checkpoints.
+        fits: Numbers all of them.
     """
 
     session: Session
@@ -61,6 +62,18 @@ class Worker:
     checkpoint: str | None = None
     claims: str | None = field(default=None, repr=False)
     trainings: Iterator[int] = field(default_factory=itertools.count)
+    fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def begin_training(self) -> None:
+        """A training begins.
+
+        A newcomer begins with the first one of its own program, so it must not come into a later one of the others'.
+        """
+        number = next(self.fits)
+        self.failing.forget()
+        self.log.write("training", number=number)
+        if number > 1:
+            self.session.close()
 
 
 _this: Worker | None = None
@@ -90,10 +103,16 @@ def this_worker(engine: str | None = None) -> Worker:
     return _this
 
 
+def is_alone(environment: WorkerEnvironment | None = None) -> bool:
+    """Whether this process is no worker of a job, by its environment."""
+    environment = environment or read_environment()
+    return environment.coordinator is None and not is_plain_torchrun() and not is_horovodrun()
+
+
 def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     check_engine(engine)
     plain, horovodrun = is_plain_torchrun(), is_horovodrun()
-    alone = environment.coordinator is None and not plain and not horovodrun
+    alone = is_alone(environment)
     # Before anybody is told of this worker: the engine may not be installed. Who is alone needs none.
     groups = NoGroups() if alone else groups_of(engine)
     job: C10dJob | HorovodJob | None = None
@@ -153,6 +172,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
     atexit.register(session.stop)
     atexit.register(notices.close)
+    atexit.register(failing.tell_postponed)
     return Worker(
         session,
         log,

@@ -239,3 +239,26 @@ def test_exception_is_told_even_if_it_cannot_be_shown(monkeypatch):
     error = raised(ValueError("x"))
     sys.excepthook(ValueError, error, error.__traceback__)
     assert len(session.told) == 1
+
+
+def test_exception_that_is_caught_is_told_at_the_end_unless_another_training_begins():
+    session = Told()
+    failing = Failing(session)  # type: ignore[arg-type]
+    failing.postpone(raised(ValueError("too large")))
+    failing.forget()
+    failing.tell_postponed()
+    assert session.told == []
+    failing.postpone(raised(ValueError("too small")))
+    failing.tell_postponed()
+    failing.tell_postponed()
+    (why,) = session.told
+    assert "too small" in why
+
+
+def test_exception_that_was_told_is_not_told_again_at_the_end():
+    session = Told()
+    failing = Failing(session)  # type: ignore[arg-type]
+    failing.postpone(raised(ValueError("x")))
+    failing.tell(raised(ValueError("x")))
+    failing.tell_postponed()
+    assert len(session.told) == 1

@@ -101,6 +101,27 @@ def test_handler_under_another_one_is_found_again_after_a_stop(make: Callable[..
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_handler_that_somebody_puts_back_after_a_stop_is_not_called_by_itself(
+    make: Callable[..., Notices], session: Told
+) -> None:
+    """As Lightning does if the training has ended, and another one begins."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        notices = make()
+        notices.start()
+        ours = signal.getsignal(signal.SIGUSR1)
+        notices.stop()
+        signal.signal(signal.SIGUSR1, ours)
+        notices.start()
+        signal.raise_signal(signal.SIGUSR1)
+        assert session.told.wait(30)
+        assert seen == [signal.SIGUSR1]
+        notices.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_worker_alone_heeds_notices_when_it_can_save(make: Callable[..., Notices], session: Told) -> None:
     before = signal.getsignal(signal.SIGTERM)
     notices = make(elastic=False)

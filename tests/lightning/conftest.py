@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ef_common.control.coordinator import Coordinator
+from ef_common.core.membership import Settings
+from ef_common.launch import process
 from ef_common.testing.harness import Job
 from tests import warm
 
@@ -35,3 +40,30 @@ def run(job: Job) -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if this process were no worker yet; what it has become is undone."""
+    monkeypatch.setattr(process, "_this", None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    worker = process._this
+    if worker is not None:
+        worker.notices.close()
+        worker.session.stop()
+        worker.log.close()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def world_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_process: None) -> Iterator[Path]:
+    """This process is the only worker of a job: the job's run directory."""
+    coordinator = Coordinator(("127.0.0.1", 0), settings=Settings(min_nodes=1, max_nodes=2), heartbeat_timeout_s=60)
+    coordinator.start()
+    monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "{}:{}".format(*coordinator.address))
+    monkeypatch.setenv("ELASTICFLOW_RUN_DIR", str(tmp_path / "run"))
+    yield tmp_path / "run"
+    coordinator.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import WeightedRandomSampler
 
 from ef_common.errors import JobFailed, UsageError
 from ef_common.launch.environment import read_environment
+from ef_lightning import strategy_for
 from tests.lightning import training
 
 FEATURES: dict[str, Callable[[Any], Any]] = {}
@@ -209,6 +211,43 @@ def validation_schedules(pl: Any) -> Any:
     }.items():
         module = Counting()
         trainer = training.trainer(pl, **options)
+        trainer.fit(module, training.loader(32), training.loader(9))
+        results[name] = getattr(module, "validated", [])
+    return results
+
+
+@feature
+def validation_by_the_clock(pl: Any) -> Any:
+    """Rank 0's clock decides for all: their own say never, or after each batch."""
+    never = 3600.0
+
+    class Counting(training.regression(pl)):  # type: ignore[misc]
+        intervals: tuple[float, float]
+
+        def setup(self, stage: str) -> None:
+            self.trainer._val_check_time_interval = self.intervals[self.trainer.global_rank]
+
+        def on_validation_epoch_start(self) -> None:
+            self.validated = [*getattr(self, "validated", []), self.global_step]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+    results = {}
+    for name, intervals, options in (
+        ("always", (0.0, never), {}),
+        ("never", (never, 0.0), {}),
+        ("accumulating", (0.0, never), {"accumulate_grad_batches": 2}),
+        ("every_second_epoch", (0.0, never), {"check_val_every_n_epoch": 2}),
+        ("global_batch", (0.0, never), {"strategy": {"global_batch_size": 8}}),
+        ("deterministic", (0.0, never), {"strategy": {"global_batch_size": 8, "deterministic": True}}),
+    ):
+        module = Counting()
+        module.intervals = intervals
+        strategy = strategy_for(pl.__name__)(**options.pop("strategy", {}))
+        trainer = training.trainer(
+            pl, strategy, val_check_interval=timedelta(hours=1), num_sanity_val_steps=0, **options
+        )
         trainer.fit(module, training.loader(32), training.loader(9))
         results[name] = getattr(module, "validated", [])
     return results

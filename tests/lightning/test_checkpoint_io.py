@@ -95,3 +95,28 @@ def test_plugin_of_the_users_is_kept_and_one_that_wraps_gets_ours(tmp_path: Path
     assert type(around.checkpoint_io).__name__ == "ElasticFlowCheckpointIO"
     fit(str(tmp_path), plugins=[plugins.AsyncCheckpointIO()])
     assert (tmp_path / "step=2.ckpt").exists()
+
+
+def test_plugin_that_wraps_another_one_keeps_it(tmp_path: Path) -> None:
+    plugins = importlib.import_module(f"{HOSTS[0]}.plugins.io")
+    inner = plugins.AsyncCheckpointIO()
+    outer = plugins.AsyncCheckpointIO(inner)
+    trainer = training.trainer(pl, strategy(), plugins=[outer])
+    for _ in range(2):
+        assert trainer.strategy.checkpoint_io is outer
+        assert outer.checkpoint_io is inner
+        assert type(inner.checkpoint_io).__name__ == "ElasticFlowCheckpointIO"
+    fit(str(tmp_path), plugins=[plugins.AsyncCheckpointIO(plugins.AsyncCheckpointIO())])
+    assert (tmp_path / "step=2.ckpt").exists()
+
+
+def test_wrapper_of_an_older_lightning_keeps_what_it_wraps() -> None:
+    class Wrapper:
+        def __init__(self, checkpoint_io: Any = None) -> None:
+            self.checkpoint_io = checkpoint_io
+
+    inner = Wrapper()
+    outer = Wrapper(inner)
+    checkpoint_io.give_innermost(outer, object)
+    assert outer.checkpoint_io is inner
+    assert type(inner.checkpoint_io) is object

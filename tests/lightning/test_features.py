@@ -49,6 +49,15 @@ def test_features_of_a_world_of_two(run: Callable[..., list[Any]], host: str) ->
         "limited": [0, 4, 8],
         "off": [],
     }
+    each = list(range(1, 9))
+    assert first["validation_by_the_clock"] == {
+        "always": each,
+        "never": [],
+        "accumulating": [1, 2, 3, 4],
+        "every_second_epoch": each[4:],
+        "global_batch": each,
+        "deterministic": each,
+    }
 
 
 def test_step_without_backward_in_one_worker_only_is_told_to_all(run: Callable[..., list[Any]], host: str) -> None:

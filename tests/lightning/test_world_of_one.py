@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ef_common.audit import audit
 from ef_lightning import strategy_for
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 from tests.lightning import battery, training
@@ -70,26 +71,69 @@ def test_evaluation_gives_the_same_batches_and_numbers(host: str) -> None:
     assert everything(strategy_for(host)()) == everything("auto")
 
 
-def test_tuner_finds_the_same_learning_rate(tmp_path: Path) -> None:
-    pl = importlib.import_module(HOSTS[0])
-    tuning = importlib.import_module(f"{HOSTS[0]}.tuner")
-
+def tuned(pl: Any) -> Any:
     class Tuned(training.regression(pl)):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.lr = 0.1
+            self.lr, self.batch_size = 0.1, 2
+
+        def train_dataloader(self) -> Any:
+            return training.loader(100, self.batch_size)
+
+        def val_dataloader(self) -> Any:
+            return training.loader(8)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.loss(batch), sync_dist=True)
 
         def configure_optimizers(self) -> Any:
             return training.torch.optim.SGD(self.parameters(), self.lr)
 
+    return Tuned()
+
+
+def test_tuner_finds_the_same_learning_rate_and_batch_size(tmp_path: Path) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    tuning = importlib.import_module(f"{HOSTS[0]}.tuner")
+
     def found(strategy: Any) -> Any:
-        module, loader = Tuned(), training.loader(100)
+        module = tuned(pl)
         trainer = training.trainer(pl, strategy, default_root_dir=tmp_path)
-        results = tuning.Tuner(trainer).lr_find(module, loader, num_training=20, early_stop_threshold=None).results
-        trainer.fit(module, loader)
-        return results, module.lr, training.weights(module)
+        tuner = tuning.Tuner(trainer)
+        results = tuner.lr_find(module, num_training=20, early_stop_threshold=None).results
+        size = tuner.scale_batch_size(module, max_trials=3, steps_per_trial=2)
+        trainer.fit(module)
+        return results, module.lr, size, trainer.global_step, training.weights(module)
 
     assert found(strategy_for(HOSTS[0])()) == found("auto")
+
+
+@pytest.mark.parametrize("where", ["alone", "in_a_job"])
+@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder", "StochasticWeightAveraging"])
+def test_callback_that_wants_to_stay_alone_does_the_same(
+    name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    options = {
+        "LearningRateFinder": {"num_training_steps": 20, "early_stop_threshold": None},
+        "BatchSizeFinder": {"max_trials": 2, "steps_per_trial": 2},
+        "StochasticWeightAveraging": {"swa_lrs": 0.01, "swa_epoch_start": 1, "annealing_epochs": 1},
+    }[name]
+
+    def found(strategy: Any) -> Any:
+        module = tuned(pl)
+        callback = getattr(pl.callbacks, name)(**options)
+        trainer = training.trainer(pl, strategy, callbacks=[callback], default_root_dir=tmp_path, max_epochs=3)
+        trainer.fit(module)
+        values = [float(value) for value in trainer.callback_metrics.values()]
+        return module.lr, module.batch_size, trainer.global_step, values, training.weights(module)
+
+    theirs = found("auto")
+    run_dir = request.getfixturevalue("world_of_one") if where == "in_a_job" else None
+    assert found(strategy_for(HOSTS[0])()) == theirs
+    if run_dir is not None:
+        assert f"no worker can join this one while {name} is used" in caplog.text
+        assert audit(run_dir).ok
 
 
 class Diary:

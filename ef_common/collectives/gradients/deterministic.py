@@ -20,7 +20,7 @@ from ef_common.collectives.gradients.shared import Array, Room
 from ef_common.core.view import View
 from ef_common.session import Session
 
-_NUM_FIXED_FLAGS = 2  # change pending, wish
+_NUM_FIXED_FLAGS = 3  # change pending, wish, stop
 
 
 class DeterministicReducer:
@@ -31,6 +31,10 @@ class DeterministicReducer:
     Args:
         session: The worker's session.
         module: Its parameters that require a gradient when a step begins are reduced.
+
+    Attributes:
+        wants_stop: This worker wants all to interrupt the training after the next reduction.
+        num_stops: Members that wanted to at the newest one.
     """
 
     def __init__(self, session: Session, module: Module) -> None:
@@ -47,6 +51,8 @@ class DeterministicReducer:
         self._handles: list[Any] = []
         self._array: Array | None = None
         self._reduction: CanonicalReduction | None = None
+        self.wants_stop = False
+        self.num_stops = 0.0
 
     def begin(self, pieces: Pieces) -> None:
         """A step on this global batch begins."""
@@ -100,7 +106,7 @@ class DeterministicReducer:
         if reduction is None:
             return self._session.completed_in
         contributors = self._session.run(reduction)
-        changes, wishes, *used = reduction.flags.tolist()
+        changes, wishes, self.num_stops, *used = reduction.flags.tolist()
         self._session.agree(changes, wishes)
         with torch.no_grad():
             # The sum must stay as it is, for one that lacks it; what is done to gradients now is the user's.
@@ -122,7 +128,7 @@ class DeterministicReducer:
 
     def _flags(self) -> Sequence[float]:
         used = [float(id(parameter) in self._used) for parameter in self._parameters]
-        return [float(self._session.change_pending), float(self._session.wish), *used]
+        return [float(self._session.change_pending), float(self._session.wish), float(self.wants_stop), *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))

@@ -56,8 +56,8 @@ class GradientReducer:
     Attributes:
         fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
         pieces: The global batch that the next gradients are of, if they are of one.
-        wants_stop: This worker wants to stop after the next reduction.
-        num_stops: Members that wanted to stop at the newest one.
+        wants_stop: This worker wants all to interrupt the training after the next reduction: to end it, or to validate.
+        num_stops: Members that wanted to at the newest one.
     """
 
     def __init__(

@@ -1,0 +1,53 @@
+"""A validation that is due by the clock (`val_check_interval` is a duration): by that of rank 0, for all workers.
+
+What that clock says travels with the flags of each reduction, so all workers know it alike at the end of that batch,
+and it costs no message. Lightning compares its own clock there; it is shown a last validation that is for ever ago, or
+still to come.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ef_common.session import Session
+from ef_lightning import hooks
+
+
+class TimedValidation:
+    """When the training of one Trainer is to be interrupted by a validation.
+
+    Args:
+        trainer: The Trainer.
+        session: The worker's session.
+        interval_s: Time from the end of a validation to the next one.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, trainer: Any, session: Session, *, interval_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._interval_s = interval_s
+        self._clock = clock
+        self._since = clock()
+
+    def begin_batch(self) -> None:
+        """Before a batch: nothing is due after it, unless its reduction says so."""
+        last = hooks.last_validation(self._trainer)
+        if math.isfinite(last):  # the training has begun, or a validation has ended
+            self._since = last
+        hooks.set_last_validation(self._trainer, math.inf)
+
+    @property
+    def due(self) -> bool:
+        """Whether this worker tells the others so."""
+        return self._session.rank == 0 and self._clock() - self._since >= self._interval_s
+
+    def settle(self, num_due: float) -> None:
+        """A reduction has completed in which so many workers have told so."""
+        if num_due:
+            hooks.set_last_validation(self._trainer, -math.inf)

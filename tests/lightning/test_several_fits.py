@@ -1,0 +1,106 @@
+"""Programs that train more than once: pre-training and fine-tuning, folds, another try after an exception."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.audit import audit
+from ef_common.launch import process
+from ef_lightning import strategy_for
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def evaluated(pl: Any) -> Any:
+    class Evaluated(training.regression(pl)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.loss(batch), sync_dist=True)
+
+        test_step = validation_step
+
+    return Evaluated
+
+
+def program(host: str, strategy: str = "elasticflow") -> list[Any]:
+    """Pre-trains, evaluates, fine-tunes with a second Trainer, and trains on with the first one."""
+    pl = training.use(host)
+    module, other = evaluated(pl)(), evaluated(pl)()
+    first = training.trainer(pl, strategy, max_epochs=1)
+    found: list[Any] = []
+    first.fit(module, training.loader(32), training.loader(9))
+    found.append(first.validate(module, training.loader(9), verbose=False))
+    other.load_state_dict(module.state_dict())
+    second = training.trainer(pl, strategy, max_epochs=2)
+    second.fit(other, training.loader(16), training.loader(9))
+    found.append(second.test(other, training.loader(9), verbose=False))
+    first.fit_loop.max_epochs = 2
+    first.fit(module, training.loader(32), training.loader(9))
+    found += [first.current_epoch, second.current_epoch, training.weights(module), training.weights(other)]
+    return found
+
+
+def test_program_trains_and_evaluates_several_times_in_a_job_of_one(world_of_one: Path) -> None:
+    ours = program(HOSTS[0])
+    report = audit(world_of_one)
+    assert report.ok, str(report)
+    assert report["samples"].detail.count("training") == 3
+    assert ours == program(HOSTS[0], "auto")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("host", HOSTS)
+def test_program_trains_and_evaluates_several_times_with_two_workers(run: Callable[..., list[Any]], host: str) -> None:
+    first, second = run(2, program, host)  # and audits what they have logged
+    assert first == second
+    assert first[2:4] == [2, 2]
+
+
+@pytest.mark.parametrize("where", ["alone", "in_a_job"])
+@pytest.mark.parametrize("again", ["same_trainer", "another_trainer"])
+def test_exception_that_the_program_catches_ends_no_job_of_one(
+    where: str, again: str, request: pytest.FixtureRequest
+) -> None:
+    run_dir = request.getfixturevalue("world_of_one") if where == "in_a_job" else None
+    request.getfixturevalue("new_process")
+    pl = importlib.import_module(HOSTS[0])
+
+    class Failing(training.regression(pl)):  # type: ignore[misc]
+        fails = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.fails and self.trainer.global_step == 3:
+                raise MemoryError("too large a batch")
+            return super().training_step(batch, batch_idx)
+
+    module = Failing()
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])())
+    with pytest.raises(MemoryError, match="too large"):
+        trainer.fit(module, training.loader(32, 8))
+    module = Failing()
+    module.fails = False
+    if again == "another_trainer":
+        trainer = training.trainer(pl, strategy_for(HOSTS[0])())
+    trainer.fit(module, training.loader(32))
+    worker = process._this
+    assert worker is not None
+    worker.failing.tell_postponed()
+    worker.session.stop()  # would raise if the job had failed
+    undisturbed = Failing()
+    undisturbed.fails = False
+    training.trainer(pl, "auto").fit(undisturbed, training.loader(32))
+    if again == "another_trainer":
+        assert training.weights(module) == training.weights(undisturbed)
+    if run_dir is not None:
+        report = audit(run_dir)
+        assert report.ok, str(report)
