@@ -110,7 +110,6 @@ class PlannedLoader:
 
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         check(loader)
-        self.user_loader = loader
         self._batches = _PlannedBatches()
         # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
         inner = copy.copy(loader)
@@ -237,6 +236,11 @@ class WrappedLoader:
     @worker_init_fn.setter
     def worker_init_fn(self, value: Any) -> None:
         self._planned.worker_init_fn = value
+
+    @property
+    def user_loader(self) -> DataLoader[Any]:
+        """The loader that the user gave."""
+        return self._loader
 
     def close(self) -> None:
         """End the data workers."""

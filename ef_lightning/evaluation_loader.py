@@ -63,7 +63,7 @@ class EvaluationLoader(WrappedLoader):
         self._next = 0
         self.padding = False
         self._order = np.arange(0)
-        self.batch_sampler = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
+        self._recorder = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit."""
@@ -73,8 +73,8 @@ class EvaluationLoader(WrappedLoader):
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
         self._coverage.settle()
-        if self.batch_sampler is not None:
-            self.batch_sampler.seen_batch_indices = []
+        if self._recorder is not None:
+            self._recorder.seen_batch_indices = []
         epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
         logged = not self._trainer.sanity_checking
@@ -92,8 +92,8 @@ class EvaluationLoader(WrappedLoader):
                     hooks.mark_evaluation_done(loop)
                 raise StopIteration
         batch = self._planned.next()
-        if self.batch_sampler is not None:
-            self.batch_sampler.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
+        if self._recorder is not None:
+            self._recorder.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
         self.padding = self._next >= self._num_own
         self._next += 1
         return batch

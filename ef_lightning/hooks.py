@@ -28,6 +28,45 @@ def keep_samplers(trainer: Any) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
+def combine_loaders(trainer: Any, combine: Callable[[Any, str], Any]) -> None:
+    """Have each loop take the loaders of a user's from `combine`, whenever it asks for them.
+
+    Args:
+        trainer: The Trainer.
+        combine: Given what the user gave, and the stage ("train", or "val", "test", "predict"); returns a
+            CombinedLoader.
+    """
+    for stage, loops in {"train": (trainer.fit_loop,), **_evaluation_loops(trainer)}.items():
+        for loop in loops:
+            source = loop._data_source
+            vars(source).pop("dataloader", None)
+            source.dataloader = partial(_combined, source.dataloader, combine, stage)
+
+
+def release_loaders(trainer: Any) -> None:
+    """Undo it."""
+    for loop in (trainer.fit_loop, *(loop for loops in _evaluation_loops(trainer).values() for loop in loops)):
+        vars(loop._data_source).pop("dataloader", None)
+
+
+def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
+    """The loops that evaluate, by the name of the Trainer's limit for them."""
+    return {
+        "val": (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop),
+        "test": (trainer.test_loop,),
+        "predict": (trainer.predict_loop,),
+    }
+
+
+def _combined(ask: Callable[[], Any], combine: Callable[[Any, str], Any], stage: str) -> Any:
+    return combine(ask(), stage)
+
+
+def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
+    """Give Lightning's advice on the number of data workers: it gives none on loaders that are no DataLoader."""
+    host.get("trainer.connectors.data_connector", "_worker_check")(trainer, dataloader, f"{stage}_dataloader")
+
+
 def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
     """Where notices to go are heeded, keep Lightning from ending the training by an exception after this batch."""
     connector = trainer._signal_connector
@@ -75,13 +114,6 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
 def train_loaders(trainer: Any) -> list[Any]:
     """The training loaders that are set up."""
     combined = trainer.fit_loop._combined_loader
-    return [] if combined is None else list(combined.flattened)
-
-
-def evaluation_loaders(trainer: Any) -> list[Any]:
-    """The loaders of the evaluation that runs or is being set up."""
-    loop = trainer._active_loop
-    combined = None if loop is None else loop._combined_loader
     return [] if combined is None else list(combined.flattened)
 
 

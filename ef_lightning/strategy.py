@@ -40,6 +40,7 @@ from ef_lightning.checkpoint_io import checkpoint_io_for
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.checks import check_optimizers, check_trainer, check_trainer_for_global_batch
 from ef_lightning.collectives import CollectivesMixin
+from ef_lightning.combined_loader import combined
 from ef_lightning.compensation import TrainerCompensation
 from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
@@ -132,6 +133,7 @@ class ElasticMixin(CollectivesMixin):
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
+        self._to_wrap: list[str] = []
         self._sync_gradients = True
 
     def __repr__(self) -> str:
@@ -238,6 +240,7 @@ class ElasticMixin(CollectivesMixin):
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
         hooks.keep_samplers(trainer)
+        hooks.combine_loaders(trainer, self._combine)
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
@@ -340,10 +343,13 @@ class ElasticMixin(CollectivesMixin):
             self._checkpoints.stop()
             self._checkpoints = None
             self.session.on_last_leave = None
-        for loader in (self._train_loader, *self._evaluation_loaders):
-            if loader is not None:
-                loader.close()
-        self._train_loader, self._evaluation_loaders = None, []
+        if self._train_loader is not None:
+            self._train_loader.close()
+            self._train_loader = None
+        self._close_evaluation_loaders()
+        self._to_wrap = []
+        if self._trainer is not None:
+            hooks.release_loaders(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
@@ -399,16 +405,28 @@ class ElasticMixin(CollectivesMixin):
 
     # ------------------------------------------------------------ data
 
+    def _combine(self, loaders: Any, stage: str) -> Any:
+        """A loop is being set up with these loaders of the user's, which it will have processed one by one."""
+        if stage != "train":
+            self._close_evaluation_loaders()
+        taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self.host)
+        self._to_wrap = [stage] * len(taken.flattened)
+        return taken
+
     def process_dataloader(self, dataloader: object) -> object:
-        """Wrap the user's loaders."""
+        """Wrap the loaders of a loop that is being set up. Any other is the caller's own, and left as it is."""
+        if not self._to_wrap:
+            return dataloader
+        stage = self._to_wrap.pop()
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
-        if self._trainer.training:
+        hooks.advise_on_workers(self._trainer, self.host, dataloader, stage=stage)
+        if stage == "train":
             return self._wrap_train_loader(dataloader)
-        return self._wrap_evaluation_loader(dataloader)
+        return self._wrap_evaluation_loader(dataloader, stage)
 
     def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
         global_batch = self._global_batch(dataloader)
@@ -457,12 +475,7 @@ class ElasticMixin(CollectivesMixin):
         batch_size = dataloader.batch_size or self.global_batch_size
         return global_batches.global_batch(self.global_batch_size, batch_size, deterministic=self.deterministic)
 
-    def _wrap_evaluation_loader(self, dataloader: DataLoader[Any]) -> EvaluationLoader:
-        stages = {"validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}
-        stage = stages[str(self._trainer.state.stage.value)]
-        old = hooks.evaluation_loaders(self._trainer)
-        if self._evaluation_loaders and self._evaluation_loaders == old:  # Lightning reloads
-            self._close_evaluation_loaders()
+    def _wrap_evaluation_loader(self, dataloader: DataLoader[Any], stage: str) -> EvaluationLoader:
         loader = EvaluationLoader(
             dataloader,
             self.session,
