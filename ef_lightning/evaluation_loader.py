@@ -56,6 +56,7 @@ class EvaluationLoader(WrappedLoader):
         self._trainer = trainer
         self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)
         self.stage = stage
+        self._index = index
         self._batch_size = batch_size_of(loader)
         self._contributions = contributions
         self._batches: list[list[int]] = []
@@ -67,18 +68,24 @@ class EvaluationLoader(WrappedLoader):
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit."""
-        batches = -(-self._num_positions() // (self._batch_size * self._session.completed_in.world_size))
-        return before_limit(batches, self._limit)
+        return before_limit(self._num_batches(self._num_positions()), self._limit)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
+        loop = hooks.active_evaluation_loop(self._trainer)
         self._coverage.settle()
         if self._recorder is not None:
             self._recorder.seen_batch_indices = []
         epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
+        length = self._num_positions()
+        if loop is not None:  # the world may have another size than when the loop was set up
+            hooks.set_evaluation_length(loop, self._index, self._num_batches(length))
         logged = not self._trainer.sanity_checking
-        self._take(*self._coverage.begin(self._num_positions(), logged=logged))
+        if not logged:
+            steps = int(min(self._trainer.num_sanity_val_steps, length))
+            length = min(length, steps * self._samples_per_step)
+        self._take(*self._coverage.begin(length, logged=logged))
         return self
 
     def __next__(self) -> Any:
@@ -104,14 +111,19 @@ class EvaluationLoader(WrappedLoader):
         return limit
 
     def _num_positions(self) -> int:
-        """Samples of a pass, after the Trainer's limits."""
+        """Samples of a pass, after the Trainer's limits; a sanity check takes fewer."""
         length = limited(num_samples(self._loader), self._batch_size, self._limit)
-        per_batch = self._batch_size * self._session.completed_in.world_size
         if isinstance(self._limit, int):
-            length = min(length, self._limit * per_batch)
-        if self._trainer.sanity_checking:
-            length = min(length, int(min(self._trainer.num_sanity_val_steps, length) * per_batch))
+            length = min(length, self._limit * self._samples_per_step)
         return length
+
+    def _num_batches(self, length: int) -> int:
+        """Batches of one worker in a pass over so many samples."""
+        return -(-length // self._samples_per_step)
+
+    @property
+    def _samples_per_step(self) -> int:
+        return self._batch_size * self._session.completed_in.world_size
 
     def _take(self, share: np.ndarray, largest: int) -> None:
         """Take this worker's share.

@@ -168,6 +168,12 @@ def active_evaluation_loop(trainer: Any) -> Any:
     return trainer._active_loop if trainer.fit_loop is not trainer._active_loop else None
 
 
+def set_evaluation_length(loop: Any, index: int, num_batches: int) -> None:
+    """Tell an evaluation loop, and with it progress bars, how many batches it will take of one of its loaders."""
+    lengths = loop._max_batches if hasattr(loop, "_max_batches") else loop.max_batches  # a prediction has the latter
+    lengths[index] = num_batches
+
+
 def free_evaluation_length(loop: Any) -> None:
     """Let the loader, not a number of batches settled in advance, tell when an evaluation is over."""
     fetcher = loop._data_fetcher

@@ -23,12 +23,14 @@ def run(host: str) -> dict[str, Any]:
     first = training.trainer(pl, callbacks=[_writer(pl)("epoch")])
     first.fit(module, training.loader(29, shuffle=True), validation)
     fitted = _numbers(first.callback_metrics)
+    lengths = list(first.num_val_batches)
     second = training.trainer(pl, callbacks=[_writer(pl)("batch")])
     writer = second.callbacks[0]
     module.by_hand = []
     results = {
         "rank": first.global_rank,
         "fit": fitted,
+        "lengths": lengths,
         "validate": [_numbers(m) for m in first.validate(module, validation, verbose=False)],
         "test": [_numbers(m) for m in first.test(module, _test_loader(), verbose=False)],
         "test_by_another": [_numbers(m) for m in second.test(module, _test_loader(), verbose=False)],

@@ -11,6 +11,7 @@ import pytest
 from tests.lightning import evaluation
 from tests.lightning.conftest import HOSTS
 from tests.lightning.evaluation import PREDICT_LENGTH, TEST_LENGTH, VAL_LENGTHS
+from tests.lightning.training import BATCH_SIZE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -22,6 +23,7 @@ def test_evaluation_counts_every_sample_once(run: Callable[..., list[Any]], host
     for name in ("fit", "validate", "test", "test_by_another", "by_hand", "one_batch_each", "half"):
         assert all(result[name] == first[name] for result in results), name
     assert {result["rank"] for result in results} == {0, 1, 2}
+    assert first["lengths"] == [math.ceil(length / (3 * BATCH_SIZE)) for length in VAL_LENGTHS]
     for index, length in enumerate(VAL_LENGTHS):
         for metrics in (first["fit"], first["validate"][index]):
             check_validation(metrics, f"/dataloader_idx_{index}", length)

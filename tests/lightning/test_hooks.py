@@ -105,6 +105,7 @@ HOOKS = [
     Hook("fit_loop.epoch_loop", "_results", "log_state", "dict"),
     Hook("val_loop", "_results", "log_state", "dict"),
     Hook("val_loop", "_combined_loader", "set_up_validation"),
+    Hook("val_loop", "_max_batches", "set_evaluation_length", "list"),
     Hook("val_loop", "_data_fetcher", "free_evaluation_length"),
     Hook("val_loop", "_last_val_dl_reload_epoch", "loop_fields"),
     Hook("val_loop", "_seen_batches_per_dataloader", "loop_fields", "dict"),

@@ -137,3 +137,32 @@ def test_lone_worker_goes_on_in_the_middle_of_an_epoch(save_at: int, tmp_path: P
     resumed = training.trainer(pl, callbacks=[rest.callback])
     resumed.fit(training.regression(pl)(), training.loader(LENGTH), ckpt_path=tmp_path / "middle.ckpt")
     assert rest.batches == whole.batches[save_at:]
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_val_batches": 3}, {"limit_val_batches": 0.5}])
+def test_length_of_a_validation_is_not_that_of_the_sanity_check(options: dict[str, Any]) -> None:
+    pl = importlib.import_module(HOSTS[0])
+
+    class Evaluated(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.lengths: list[Any] = []
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            trainer = self.trainer
+            lengths = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+            self.lengths.append((batch_idx, list(lengths)))
+
+        def predict_step(self, batch: Any, batch_idx: int) -> None:
+            self.lengths.append((batch_idx, list(self.trainer.num_predict_batches)))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.lengths.append((batch_idx, list(self.trainer.num_val_batches)))
+
+    def lengths(strategy: Any) -> Any:
+        module, trainer = Evaluated(), training.trainer(pl, strategy, **options)
+        trainer.fit(module, training.loader(LENGTH), [training.loader(33), training.loader(17)])
+        trainer.predict(module, training.loader(33))
+        return module.lengths
+
+    assert lengths(strategy_for(HOSTS[0])()) == lengths("auto")
