@@ -74,6 +74,7 @@ class EvaluationLoader(WrappedLoader):
         """Begin a pass."""
         loop = hooks.active_evaluation_loop(self._trainer)
         self._coverage.settle()
+        self._planned.begin()
         if self._recorder is not None:
             self._recorder.seen_batch_indices = []
         epoch = self._trainer.fit_loop.epoch_progress.current.processed
@@ -128,14 +129,16 @@ class EvaluationLoader(WrappedLoader):
     def _take(self, share: np.ndarray, largest: int) -> None:
         """Take this worker's share.
 
-        Everybody gets the same number of batches, so that all log equally often; a worker that is short of
-        samples gets one that only keeps step. Predictions are not reduced, and would hold it twice.
+        Everybody gets the same number of batches, so that all log equally often. A worker that is short of samples
+        makes more of its batches, or, if each holds one sample, gets one that only keeps step: a sample that it has
+        had before, if there is any. Predictions are not reduced, and would hold it twice.
         """
         num_batches = -(-largest // self._batch_size)
         batches = _batched(share, num_batches, self._batch_size)
         self._num_own = len(batches)
         if self.stage != "predict":
-            batches += [[0]] * (num_batches - self._num_own)
+            again = batches[-1][-1:] if batches else [0]
+            batches += [again] * (num_batches - self._num_own)
         self._batches, self._next = batches, 0
         self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
 

@@ -168,6 +168,24 @@ def active_evaluation_loop(trainer: Any) -> Any:
     return trainer._active_loop if trainer.fit_loop is not trainer._active_loop else None
 
 
+def surround_evaluation_steps(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have each step of a validation or a test, and the hooks before and after it, run within a context."""
+    for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
+        vars(loop).pop("_evaluation_step", None)
+        loop._evaluation_step = partial(_within, surround, loop._evaluation_step)
+
+
+def leave_evaluation_steps(trainer: Any) -> None:
+    """Undo it."""
+    for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
+        vars(loop).pop("_evaluation_step", None)
+
+
+def _within(surround: Callable[[], AbstractContextManager[None]], act: Callable[..., None], *args: Any) -> None:
+    with surround():
+        act(*args)
+
+
 def set_evaluation_length(loop: Any, index: int, num_batches: int) -> None:
     """Tell an evaluation loop, and with it progress bars, how many batches it will take of one of its loaders."""
     lengths = loop._max_batches if hasattr(loop, "_max_batches") else loop.max_batches  # a prediction has the latter

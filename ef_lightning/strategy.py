@@ -241,6 +241,7 @@ class ElasticMixin(CollectivesMixin):
         self._logs.attach()
         hooks.keep_samplers(trainer)
         hooks.combine_loaders(trainer, self._combine)
+        hooks.surround_evaluation_steps(trainer, lambda: self._leaving_no_trace(self.padding))
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
@@ -350,6 +351,7 @@ class ElasticMixin(CollectivesMixin):
         self._to_wrap = []
         if self._trainer is not None:
             hooks.release_loaders(self._trainer)
+            hooks.leave_evaluation_steps(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
@@ -503,7 +505,7 @@ class ElasticMixin(CollectivesMixin):
         if not self._here.elastic and step is None:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = self._train_loader
-        with self._keeping_step(loader is not None and loader.padding):
+        with self._leaving_no_trace(loader is not None and loader.padding):
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if not self.lightning_module.automatic_optimization:
             if self._reducer is not None and loader is not None and loader.progress.uncommitted:
@@ -517,17 +519,32 @@ class ElasticMixin(CollectivesMixin):
     def _in_part(self) -> bool:
         return self._global_step is not None and self._global_step.in_extra_pass
 
+    @property
+    def padding(self) -> bool:
+        """The batch at hand only keeps step with the other workers: its samples count elsewhere.
+
+        It does not count in gradients, in what `self.log` reduces, and in torchmetrics objects of the module. Code that
+        collects what it sees by itself may ask.
+        """
+        if self._trainer is None:
+            return False
+        if self._trainer.training:
+            return self._train_loader is not None and self._train_loader.padding
+        return any(loader.padding for loader in self._evaluation_loaders)
+
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step on a batch of this worker's, or on one that only keeps step with the others."""
-        with self._keeping_step(any(loader.padding for loader in self._evaluation_loaders)):
-            return super().validation_step(*args, **kwargs)  # type: ignore[misc]
+        if self.padding:
+            hooks.set_zero_batch_size(self._trainer)
+        return super().validation_step(*args, **kwargs)  # type: ignore[misc]
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The same."""
-        with self._keeping_step(any(loader.padding for loader in self._evaluation_loaders)):
-            return super().test_step(*args, **kwargs)  # type: ignore[misc]
+        if self.padding:
+            hooks.set_zero_batch_size(self._trainer)
+        return super().test_step(*args, **kwargs)  # type: ignore[misc]
 
-    def _keeping_step(self, padding: bool) -> Any:
+    def _leaving_no_trace(self, padding: bool) -> AbstractContextManager[None]:
         return leaving_no_trace(self._trainer) if padding else nullcontext()
 
     def _weights(self, view: View) -> Any:

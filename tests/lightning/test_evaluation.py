@@ -29,6 +29,8 @@ def test_evaluation_counts_every_sample_once(run: Callable[..., list[Any]], host
             check_validation(metrics, f"/dataloader_idx_{index}", length)
     for metrics in (*first["test"], *first["test_by_another"]):
         check_test(metrics, TEST_LENGTH)
+    assert sorted(index for result in results for index in result["collected"]) == list(range(TEST_LENGTH))
+    assert [result["after_batches"] for result in results] == [sum(range(TEST_LENGTH))] * 3
     assert first["by_hand"] == [[float(i) for i in range(n)] for n in (TEST_LENGTH, TEST_LENGTH, 3, 15)]
     assert first["one_batch_each"]["count"] == 3.0
     assert first["half"]["count"] == 15.0
