@@ -86,10 +86,11 @@ def validates_by_time(trainer: Any) -> bool:
 
 
 def set_up_validation(trainer: Any) -> None:
-    """Set up the validation loaders now, if nobody has yet.
+    """Set up the validation loaders now, if that has not been done yet.
 
-    Lightning does it at different moments (sanity check, first validation), with collectives; a newcomer must
-    not be the only one that still has it before it.
+    Lightning does it at different moments (sanity check, first validation), with collectives. A newcomer must not be
+    the only one that still has it before it; if the others have it before them, too, it does it again with them
+    (`load_loop_fields`).
     """
     loop = trainer.fit_loop.epoch_loop.val_loop
     if trainer.enable_validation and loop._combined_loader is None:
@@ -360,6 +361,7 @@ def loop_fields(trainer: Any) -> dict[str, Any]:
     return {
         "train_reload_epoch": fit_loop._last_train_dl_reload_epoch,
         "val_reload_epoch": val_loop._last_val_dl_reload_epoch,
+        "val_is_set_up": val_loop._combined_loader is not None,
         "val_batches_seen": dict(val_loop._seen_batches_per_dataloader),
         "accumulate": trainer.accumulate_grad_batches,
         "should_stop": bool(trainer.should_stop),
@@ -371,6 +373,8 @@ def load_loop_fields(trainer: Any, fields: dict[str, Any]) -> None:
     fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
     fit_loop._last_train_dl_reload_epoch = fields["train_reload_epoch"]
     val_loop._last_val_dl_reload_epoch = fields["val_reload_epoch"]
+    if not fields["val_is_set_up"]:
+        val_loop._combined_loader = None
     val_loop._seen_batches_per_dataloader.update(fields["val_batches_seen"])
     trainer.accumulate_grad_batches = fields["accumulate"]
     trainer.should_stop = fields["should_stop"]

@@ -360,7 +360,8 @@ class ElasticMixin(CollectivesMixin):
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
         self._connect_metrics()
-        hooks.set_up_validation(self._trainer)
+        if self.session.newcomer:
+            hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self._checkpoints is not None:
             self._checkpoints.begin_loops()
@@ -420,6 +421,8 @@ class ElasticMixin(CollectivesMixin):
         if not self._to_wrap:
             return dataloader
         stage = self._to_wrap.pop()
+        if isinstance(dataloader, (list, tuple, dict)) and not dataloader:
+            return dataloader  # to Lightning, that is a loader without batches
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
