@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any, NamedTuple
@@ -54,6 +55,14 @@ def check(loader: DataLoader[Any]) -> None:
             "Put the change into the dataset or into `collate_fn`"
         )
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]
+    try:
+        len(sampler)
+    except (TypeError, NotImplementedError) as error:
+        raise UnsupportedError(
+            "the sampler does not tell how many samples it draws in an epoch, so they cannot be dealt to the workers. "
+            "Give it (or the data set, if it counts that) a `__len__`. "
+            f"Received: sampler={type(sampler).__name__} ({error})"
+        ) from error
     if hasattr(sampler, "num_replicas"):
         raise UnsupportedError(
             "a distributed sampler fixes the number of workers. Leave it out: ElasticFlow deals the samples. "
@@ -100,8 +109,9 @@ class SeededDataset(Dataset[Any]):
 class PlannedLoader:
     """Reads planned batches with the user's DataLoader: its collate function, its worker processes.
 
-    The processes are kept from plan to plan. One that dies (out of memory, mostly) costs its batches a second
-    read, and nothing else.
+    The processes are kept from plan to plan, and from epoch to epoch if the user's loader keeps them. One that dies
+    (out of memory, mostly) costs its batches a second read, and nothing else. Batches come in the order of the plan,
+    also with `in_order=False`: what an update contains is told by their number.
 
     Args:
         loader: The user's loader.
@@ -110,18 +120,19 @@ class PlannedLoader:
 
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         check(loader)
-        self.user_loader = loader
         self._batches = _PlannedBatches()
         # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
         inner = copy.copy(loader)
         for name, value in {
             "batch_sampler": self._batches,
             "persistent_workers": loader.num_workers > 0,
+            "in_order": True,
             "_iterator": None,
             "dataset": SeededDataset(loader.dataset) if seeded else loader.dataset,
         }.items():
             object.__setattr__(inner, name, value)
         self._inner = inner
+        self._persistent = loader.persistent_workers
         self._iterator: Any = None
         self._delivered = 0
         self._restarts = 0
@@ -134,6 +145,11 @@ class PlannedLoader:
     @worker_init_fn.setter
     def worker_init_fn(self, value: Any) -> None:
         self._inner.worker_init_fn = value
+
+    def begin(self) -> None:
+        """An epoch begins: data workers that the user does not keep see the data set as it is now."""
+        if not self._persistent:
+            self.close()
 
     def warm_up(self) -> None:
         """Start the worker processes."""
@@ -184,6 +200,7 @@ class PlannedLoader:
         iterator, self._iterator = self._iterator, None
         object.__setattr__(self._inner, "_iterator", None)
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
             iterator._shutdown_workers()
 
     def _open(self) -> None:
@@ -206,11 +223,20 @@ class PlannedLoader:
         if getattr(iterator, "_worker_pids_set", False):
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
-            iterator._try_get_data = functools.partial(iterator._try_get_data, _NOTICE_S)
+            iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data)
 
     def _worker_died(self, patience_s: float = 0.0) -> bool:
         sentinels = [worker.sentinel for worker in getattr(self._iterator, "_workers", [])]
         return bool(sentinels and connection.wait(sentinels, patience_s))
+
+
+def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
+    """Wait so long for a batch, and look often whether the data workers live."""
+    for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
+        found = try_once(_NOTICE_S)
+        if found[0]:
+            return found
+    return try_once(_NOTICE_S)
 
 
 class WrappedLoader:
@@ -241,6 +267,11 @@ class WrappedLoader:
     @worker_init_fn.setter
     def worker_init_fn(self, value: Any) -> None:
         self._planned.worker_init_fn = value
+
+    @property
+    def user_loader(self) -> DataLoader[Any]:
+        """The loader that the user gave."""
+        return self._loader
 
     def close(self) -> None:
         """End the data workers."""

@@ -56,6 +56,7 @@ class EvaluationLoader(WrappedLoader):
         self._trainer = trainer
         self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)
         self.stage = stage
+        self._index = index
         self._batch_size = batch_size_of(loader)
         self._contributions = contributions
         self._batches: list[list[int]] = []
@@ -63,22 +64,29 @@ class EvaluationLoader(WrappedLoader):
         self._next = 0
         self.padding = False
         self._order = np.arange(0)
-        self.batch_sampler = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
+        self._recorder = hooks.recorder_of(loader.batch_sampler)  # a prediction writer reads it
 
     def __len__(self) -> int:
         """Batches of a worker in a whole pass, before Lightning applies its limit."""
-        batches = -(-self._num_positions() // (self._batch_size * self._session.completed_in.world_size))
-        return before_limit(batches, self._limit)
+        return before_limit(self._num_batches(self._num_positions()), self._limit)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass."""
+        loop = hooks.active_evaluation_loop(self._trainer)
         self._coverage.settle()
-        if self.batch_sampler is not None:
-            self.batch_sampler.seen_batch_indices = []
+        self._planned.begin()
+        if self._recorder is not None:
+            self._recorder.seen_batch_indices = []
         epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._order = order_of(self._loader, self._session, seed=0, epoch=epoch)
+        length = self._num_positions()
+        if loop is not None:  # the world may have another size than when the loop was set up
+            hooks.set_evaluation_length(loop, self._index, self._num_batches(length))
         logged = not self._trainer.sanity_checking
-        self._take(*self._coverage.begin(self._num_positions(), logged=logged))
+        if not logged:
+            steps = int(min(self._trainer.num_sanity_val_steps, length))
+            length = min(length, steps * self._samples_per_step)
+        self._take(*self._coverage.begin(length, logged=logged))
         return self
 
     def __next__(self) -> Any:
@@ -92,8 +100,8 @@ class EvaluationLoader(WrappedLoader):
                     hooks.mark_evaluation_done(loop)
                 raise StopIteration
         batch = self._planned.next()
-        if self.batch_sampler is not None:
-            self.batch_sampler.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
+        if self._recorder is not None:
+            self._recorder.seen_batch_indices.append(self._order[self._batches[self._next]].tolist())
         self.padding = self._next >= self._num_own
         self._next += 1
         return batch
@@ -104,26 +112,33 @@ class EvaluationLoader(WrappedLoader):
         return limit
 
     def _num_positions(self) -> int:
-        """Samples of a pass, after the Trainer's limits."""
+        """Samples of a pass, after the Trainer's limits; a sanity check takes fewer."""
         length = limited(num_samples(self._loader), self._batch_size, self._limit)
-        per_batch = self._batch_size * self._session.completed_in.world_size
         if isinstance(self._limit, int):
-            length = min(length, self._limit * per_batch)
-        if self._trainer.sanity_checking:
-            length = min(length, int(min(self._trainer.num_sanity_val_steps, length) * per_batch))
+            length = min(length, self._limit * self._samples_per_step)
         return length
+
+    def _num_batches(self, length: int) -> int:
+        """Batches of one worker in a pass over so many samples."""
+        return -(-length // self._samples_per_step)
+
+    @property
+    def _samples_per_step(self) -> int:
+        return self._batch_size * self._session.completed_in.world_size
 
     def _take(self, share: np.ndarray, largest: int) -> None:
         """Take this worker's share.
 
-        Everybody gets the same number of batches, so that all log equally often; a worker that is short of
-        samples gets one that only keeps step. Predictions are not reduced, and would hold it twice.
+        Everybody gets the same number of batches, so that all log equally often. A worker that is short of samples
+        makes more of its batches, or, if each holds one sample, gets one that only keeps step: a sample that it has
+        had before, if there is any. Predictions are not reduced, and would hold it twice.
         """
         num_batches = -(-largest // self._batch_size)
         batches = _batched(share, num_batches, self._batch_size)
         self._num_own = len(batches)
         if self.stage != "predict":
-            batches += [[0]] * (num_batches - self._num_own)
+            again = batches[-1][-1:] if batches else [0]
+            batches += [again] * (num_batches - self._num_own)
         self._batches, self._next = batches, 0
         self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
 

@@ -66,6 +66,45 @@ def keep_samplers(trainer: Any) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
+def combine_loaders(trainer: Any, combine: Callable[[Any, str], Any]) -> None:
+    """Have each loop take the loaders of a user's from `combine`, whenever it asks for them.
+
+    Args:
+        trainer: The Trainer.
+        combine: Given what the user gave, and the stage ("train", or "val", "test", "predict"); returns a
+            CombinedLoader.
+    """
+    for stage, loops in {"train": (trainer.fit_loop,), **_evaluation_loops(trainer)}.items():
+        for loop in loops:
+            source = loop._data_source
+            vars(source).pop("dataloader", None)
+            source.dataloader = partial(_combined, source.dataloader, combine, stage)
+
+
+def release_loaders(trainer: Any) -> None:
+    """Undo it."""
+    for loop in (trainer.fit_loop, *(loop for loops in _evaluation_loops(trainer).values() for loop in loops)):
+        vars(loop._data_source).pop("dataloader", None)
+
+
+def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
+    """The loops that evaluate, by the name of the Trainer's limit for them."""
+    return {
+        "val": (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop),
+        "test": (trainer.test_loop,),
+        "predict": (trainer.predict_loop,),
+    }
+
+
+def _combined(ask: Callable[[], Any], combine: Callable[[Any, str], Any], stage: str) -> Any:
+    return combine(ask(), stage)
+
+
+def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
+    """Give Lightning's advice on the number of data workers: it gives none on loaders that are no DataLoader."""
+    host.get("trainer.connectors.data_connector", "_worker_check")(trainer, dataloader, f"{stage}_dataloader")
+
+
 def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
     """Where notices to go are heeded, keep Lightning from ending the training by an exception after this batch."""
     replace(
@@ -131,10 +170,11 @@ def set_last_validation(trainer: Any, at: float) -> None:
 
 
 def set_up_validation(trainer: Any) -> None:
-    """Set up the validation loaders now, if nobody has yet.
+    """Set up the validation loaders now, if that has not been done yet.
 
-    Lightning does it at different moments (sanity check, first validation), with collectives; a newcomer must
-    not be the only one that still has it before it.
+    Lightning does it at different moments (sanity check, first validation), with collectives. A newcomer must not be
+    the only one that still has it before it; if the others have it before them, too, it does it again with them
+    (`load_loop_fields`).
     """
     loop = trainer.fit_loop.epoch_loop.val_loop
     if trainer.enable_validation and loop._combined_loader is None:
@@ -159,13 +199,6 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
 def train_loaders(trainer: Any) -> list[Any]:
     """The training loaders that are set up."""
     combined = trainer.fit_loop._combined_loader
-    return [] if combined is None else list(combined.flattened)
-
-
-def evaluation_loaders(trainer: Any) -> list[Any]:
-    """The loaders of the evaluation that runs or is being set up."""
-    loop = trainer._active_loop
-    combined = None if loop is None else loop._combined_loader
     return [] if combined is None else list(combined.flattened)
 
 
@@ -228,6 +261,30 @@ def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
 def active_evaluation_loop(trainer: Any) -> Any:
     """The loop that runs a validation, a test or a prediction now."""
     return trainer._active_loop if trainer.fit_loop is not trainer._active_loop else None
+
+
+def surround_evaluation_steps(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have each step of a validation or a test, and the hooks before and after it, run within a context."""
+    for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
+        vars(loop).pop("_evaluation_step", None)
+        loop._evaluation_step = partial(_within, surround, loop._evaluation_step)
+
+
+def leave_evaluation_steps(trainer: Any) -> None:
+    """Undo it."""
+    for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
+        vars(loop).pop("_evaluation_step", None)
+
+
+def _within(surround: Callable[[], AbstractContextManager[None]], act: Callable[..., None], *args: Any) -> None:
+    with surround():
+        act(*args)
+
+
+def set_evaluation_length(loop: Any, index: int, num_batches: int) -> None:
+    """Tell an evaluation loop, and with it progress bars, how many batches it will take of one of its loaders."""
+    lengths = loop._max_batches if hasattr(loop, "_max_batches") else loop.max_batches  # a prediction has the latter
+    lengths[index] = num_batches
 
 
 def free_evaluation_length(loop: Any) -> None:
@@ -398,6 +455,7 @@ def loop_fields(trainer: Any) -> dict[str, Any]:
     return {
         "train_reload_epoch": fit_loop._last_train_dl_reload_epoch,
         "val_reload_epoch": val_loop._last_val_dl_reload_epoch,
+        "val_is_set_up": val_loop._combined_loader is not None,
         "val_batches_seen": dict(val_loop._seen_batches_per_dataloader),
         "accumulate": trainer.accumulate_grad_batches,
         "should_stop": bool(trainer.should_stop),
@@ -409,6 +467,8 @@ def load_loop_fields(trainer: Any, fields: dict[str, Any]) -> None:
     fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
     fit_loop._last_train_dl_reload_epoch = fields["train_reload_epoch"]
     val_loop._last_val_dl_reload_epoch = fields["val_reload_epoch"]
+    if not fields["val_is_set_up"]:
+        val_loop._combined_loader = None
     val_loop._seen_batches_per_dataloader.update(fields["val_batches_seen"])
     trainer.accumulate_grad_batches = fields["accumulate"]
     trainer.should_stop = fields["should_stop"]

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core import sharding
+from ef_common.errors import UsageError
 from ef_common.session import Session
 
 
@@ -74,7 +75,12 @@ def order_of(loader: DataLoader[Any], session: Session, *, seed: int, epoch: int
     while all(part is None for part in drawn):  # rank 0 may be lost meanwhile
         own = np.asarray(list(sampler)) if session.rank == 0 or session.newcomer else None
         drawn, _ = operations.gather(session, own, what="the sampler's indices")
-    return _compact(np.asarray(next(part for part in drawn if part is not None)))
+    order = np.asarray(next(part for part in drawn if part is not None))
+    if len(order) < len(sampler):
+        raise UsageError(
+            f"the sampler draws fewer samples than its `__len__` says. Expected: {len(sampler)}. Received: {len(order)}"
+        )
+    return _compact(order)
 
 
 def _compact(order: np.ndarray) -> np.ndarray:

@@ -49,6 +49,7 @@ from ef_lightning.checks import (
     check_trainer_for_global_batch,
 )
 from ef_lightning.collectives import CollectivesMixin
+from ef_lightning.combined_loader import combined
 from ef_lightning.compensation import TrainerCompensation
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
@@ -151,6 +152,7 @@ class ElasticMixin(CollectivesMixin):
         self._metrics: MetricSync | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
+        self._to_wrap: list[str] = []
         self._sync_gradients = True
         self._claiming: Claiming | None = None
         self._timed_validation: TimedValidation | None = None
@@ -311,6 +313,8 @@ class ElasticMixin(CollectivesMixin):
         fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
         if fitting:
             self._set_up_schedules(trainer)
+        hooks.combine_loaders(trainer, self._combine)
+        hooks.surround_evaluation_steps(trainer, lambda: self._leaving_no_trace(self.padding))
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
@@ -481,10 +485,14 @@ class ElasticMixin(CollectivesMixin):
             self._checkpoints = None
         if self._worker is not None:
             self.session.on_last_leave = None
-        for loader in (self._train_loader, *self._evaluation_loaders):
-            if loader is not None:
-                loader.close()
-        self._train_loader, self._evaluation_loaders = None, []
+        if self._train_loader is not None:
+            self._train_loader.close()
+            self._train_loader = None
+        self._close_evaluation_loaders()
+        self._to_wrap = []
+        if self._trainer is not None:
+            hooks.release_loaders(self._trainer)
+            hooks.leave_evaluation_steps(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
@@ -495,7 +503,8 @@ class ElasticMixin(CollectivesMixin):
         self._connect_metrics()
         if self._in_trial:
             return
-        hooks.set_up_validation(self._trainer)
+        if self.session.newcomer:
+            hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self._schedules is not None and self._train_loader is not None:
             self._train_loader.begin_training()
@@ -556,18 +565,30 @@ class ElasticMixin(CollectivesMixin):
 
     # ------------------------------------------------------------ data
 
+    def _combine(self, loaders: Any, stage: str) -> Any:
+        """A loop is being set up with these loaders of the user's, which it will have processed one by one."""
+        if stage != "train":
+            self._close_evaluation_loaders()
+        taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self.host)
+        self._to_wrap = [stage] * len(taken.flattened)
+        return taken
+
     def process_dataloader(self, dataloader: object) -> object:
-        """Wrap the user's loaders."""
+        """Wrap the loaders of a loop that is being set up. Any other is the caller's own, and left as it is."""
+        if not self._to_wrap or self._in_trial:
+            return dataloader
+        stage = self._to_wrap.pop()
+        if isinstance(dataloader, (list, tuple, dict)) and not dataloader:
+            return dataloader  # to Lightning, that is a loader without batches
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
-        if self._in_trial:
-            return dataloader
-        if self._trainer.training:
+        hooks.advise_on_workers(self._trainer, self.host, dataloader, stage=stage)
+        if stage == "train":
             return self._wrap_train_loader(dataloader)
-        return self._wrap_evaluation_loader(dataloader)
+        return self._wrap_evaluation_loader(dataloader, stage)
 
     def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
         global_batch = self._global_batch(dataloader)
@@ -627,12 +648,7 @@ class ElasticMixin(CollectivesMixin):
         batch_size = dataloader.batch_size or self.global_batch_size
         return global_batches.global_batch(self.global_batch_size, batch_size, deterministic=self.deterministic)
 
-    def _wrap_evaluation_loader(self, dataloader: DataLoader[Any]) -> EvaluationLoader:
-        stages = {"validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}
-        stage = stages[str(self._trainer.state.stage.value)]
-        old = hooks.evaluation_loaders(self._trainer)
-        if self._evaluation_loaders and self._evaluation_loaders == old:  # Lightning reloads
-            self._close_evaluation_loaders()
+    def _wrap_evaluation_loader(self, dataloader: DataLoader[Any], stage: str) -> EvaluationLoader:
         loader = EvaluationLoader(
             dataloader,
             self.session,
@@ -660,7 +676,7 @@ class ElasticMixin(CollectivesMixin):
         if not self._here.elastic and step is None:
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = self._train_loader
-        with self._keeping_step(loader is not None and loader.padding):
+        with self._leaving_no_trace(loader is not None and loader.padding):
             output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if not self.lightning_module.automatic_optimization:
             if self._reducer is not None and loader is not None and loader.progress.uncommitted:
@@ -673,17 +689,32 @@ class ElasticMixin(CollectivesMixin):
     def _in_part(self) -> bool:
         return self._global_step is not None and self._global_step.in_extra_pass
 
+    @property
+    def padding(self) -> bool:
+        """The batch at hand only keeps step with the other workers: its samples count elsewhere.
+
+        It does not count in gradients, in what `self.log` reduces, and in torchmetrics objects of the module. Code that
+        collects what it sees by itself may ask.
+        """
+        if self._trainer is None:
+            return False
+        if self._trainer.training:
+            return self._train_loader is not None and self._train_loader.padding
+        return any(loader.padding for loader in self._evaluation_loaders)
+
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """A step on a batch of this worker's, or on one that only keeps step with the others."""
-        with self._keeping_step(any(loader.padding for loader in self._evaluation_loaders)):
-            return super().validation_step(*args, **kwargs)  # type: ignore[misc]
+        if self.padding:
+            hooks.set_zero_batch_size(self._trainer)
+        return super().validation_step(*args, **kwargs)  # type: ignore[misc]
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The same."""
-        with self._keeping_step(any(loader.padding for loader in self._evaluation_loaders)):
-            return super().test_step(*args, **kwargs)  # type: ignore[misc]
+        if self.padding:
+            hooks.set_zero_batch_size(self._trainer)
+        return super().test_step(*args, **kwargs)  # type: ignore[misc]
 
-    def _keeping_step(self, padding: bool) -> Any:
+    def _leaving_no_trace(self, padding: bool) -> AbstractContextManager[None]:
         return leaving_no_trace(self._trainer) if padding else nullcontext()
 
     def _weights(self, view: View) -> Any:

@@ -119,9 +119,9 @@ class ElasticLoader(WrappedLoader):
     def __next__(self) -> Any:
         self.on_boundary()
         if self._session.newcomer:
-            self._planned.warm_up()
             # Should nobody hold a state any more, then rank 0's start is everybody's.
             self._begin_epoch()
+            self._planned.warm_up()
             with leaving_cleanly():
                 self._session.join()
             # Else the state brought the progress, the loops' counters, and the order of the epoch.
@@ -170,6 +170,7 @@ class ElasticLoader(WrappedLoader):
 
     def _begin_epoch(self) -> None:
         self._wants_epoch = False
+        self._planned.begin()
         epoch = self._trainer.current_epoch
         self.dealer.begin(epoch, self._length())
         self._order = order_of(self._loader, self._session, seed=self.seed, epoch=epoch)
@@ -187,7 +188,7 @@ class ElasticLoader(WrappedLoader):
         window = self.dealer.deal()
         if is_new:
             self._plan_of = plan_of
-            if not before.steps and not self._loader.num_workers:  # to begin to read draws a number, too
+            if not before.steps and not self._loader.persistent_workers:  # to begin to read draws a number, too
                 self.on_plan()
             self._planned.read(lambda start: self._batches(before, members, start))
             self.on_plan()

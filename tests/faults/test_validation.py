@@ -58,6 +58,18 @@ def test_join_during_validation_waits_for_the_next_step(job: TrainingJob, finish
     assert all(result["metrics"]["val_samples"] == 203 for result in results)
 
 
+def test_join_before_the_first_validation_sets_it_up_with_the_others(job: TrainingJob, finish: Finish) -> None:
+    limits = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
+    options = {"epochs": 4, "length": 403, "val_length": 53, "step_sleep_s": 0.3, "limits": limits}
+    workers = job.start_world(2, job.train, options)
+    job.wait_for("step")
+    joiner = job.start(job.train, options)
+    job.view(3)
+    results = finish([*workers, joiner])
+    assert [event["epoch"] for event in job.events("admitted")] == [0]
+    assert all(result["metrics"]["val_samples"] == 53 for result in results)
+
+
 def test_kill_of_a_data_worker_training_process_survives(job: TrainingJob, finish: Finish) -> None:
     options = {"num_workers": 2, "data_worker_dies_at": 100, "epochs": 1}
     workers = job.start_world(2, job.train, options)

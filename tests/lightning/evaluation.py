@@ -23,14 +23,19 @@ def run(host: str) -> dict[str, Any]:
     first = training.trainer(pl, callbacks=[_writer(pl)("epoch")])
     first.fit(module, training.loader(29, shuffle=True), validation)
     fitted = _numbers(first.callback_metrics)
+    lengths = list(first.num_val_batches)
     second = training.trainer(pl, callbacks=[_writer(pl)("batch")])
     writer = second.callbacks[0]
     module.by_hand = []
+    tested = [_numbers(m) for m in first.test(module, _test_loader(), verbose=False)]
     results = {
+        "collected": list(module.collected),
+        "after_batches": module.after_batches,
+        "test": tested,
         "rank": first.global_rank,
         "fit": fitted,
+        "lengths": lengths,
         "validate": [_numbers(m) for m in first.validate(module, validation, verbose=False)],
-        "test": [_numbers(m) for m in first.test(module, _test_loader(), verbose=False)],
         "test_by_another": [_numbers(m) for m in second.test(module, _test_loader(), verbose=False)],
         "by_hand": module.by_hand,
         "predicted": _indices(first.predict(module, training.loader(PREDICT_LENGTH))),
@@ -64,7 +69,9 @@ def _module(pl: Any) -> Any:
             self.mean = MeanMetric()
             self.several = MetricCollection({"sum": SumMetric(), "max": MaxMetric()})
             self.all = CatMetric()
+            self.afterwards = SumMetric()
             self.by_hand: list[Any] = []
+            self.collected: list[int] = []
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.log("train_index", batch[0].double().mean(), on_step=True, on_epoch=True, sync_dist=True)
@@ -83,9 +90,16 @@ def _module(pl: Any) -> Any:
 
         def on_test_epoch_start(self) -> None:
             self.all.reset()
+            self.afterwards.reset()
+            self.collected.clear()
+
+        def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.afterwards.update(batch[0].double())
 
         def test_step(self, batch: Any, batch_idx: int) -> None:
             index = batch[0].double()
+            if not self.trainer.strategy.padding:
+                self.collected += batch[0].tolist()
             self.mean(index)
             self.log("mean", self.mean)
             self.several(index)
@@ -96,6 +110,7 @@ def _module(pl: Any) -> Any:
 
         def on_test_epoch_end(self) -> None:
             self.by_hand.append(sorted(self.all.compute().flatten().tolist()))
+            self.after_batches = float(self.afterwards.compute())
 
         def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
             return batch[0]

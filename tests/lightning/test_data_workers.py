@@ -1,16 +1,29 @@
-"""A data worker that is killed is no fault of the user's code, however often it happens."""
+"""Data workers read what is dealt, as the user's loader says; one that is killed is no fault of the user's code."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ef_common.errors import DataWorkersLost
+from ef_lightning import strategy_for
 from ef_lightning.data_workers import PlannedLoader
+from tests.lightning import training
+from tests.lightning.conftest import HOSTS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 
 class Bad(Dataset[int]):
@@ -26,14 +39,31 @@ class Bad(Dataset[int]):
         raise ValueError("a bad sample")
 
 
+class Slow(Dataset[int]):
+    """The first sample takes its time."""
+
+    def __init__(self, duration_s: float = 0.0) -> None:
+        self.mark = 0
+        self._duration_s = duration_s
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if index == 0:
+            time.sleep(self._duration_s)
+        return index, self.mark
+
+
 @pytest.fixture
-def read() -> Iterator[object]:
+def read() -> Iterator[Callable[..., PlannedLoader]]:
     loaders: list[PlannedLoader] = []
 
-    def make(number: int) -> PlannedLoader:
-        loader = PlannedLoader(DataLoader(Bad(number), 1, num_workers=1))
+    def make(dataset: Dataset[Any], **kwargs: Any) -> PlannedLoader:
+        loader = PlannedLoader(DataLoader(dataset, 1, **{"num_workers": 1, **kwargs}))
         loaders.append(loader)
-        loader.read(lambda start: iter([[0]][start:]))
+        loader.begin()
+        loader.read(lambda start: iter([[i] for i in range(len(dataset))][start:]))
         return loader
 
     yield make
@@ -41,12 +71,58 @@ def read() -> Iterator[object]:
         loader.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_data_worker_that_is_killed_again_and_again_raises_what_it_is(read) -> None:
+@pytest.mark.parametrize("timeout_s", [0, 20])
+def test_data_worker_that_is_killed_again_and_again_raises_what_it_is(read: Any, timeout_s: float) -> None:
     with pytest.raises(DataWorkersLost, match="died 4 times in a row"):
-        read(signal.SIGKILL).next()
+        read(Bad(signal.SIGKILL), timeout=timeout_s).next()
 
 
-def test_exception_of_the_data_set_is_raised_as_it_was(read) -> None:
+def test_exception_of_the_data_set_is_raised_as_it_was(read: Any) -> None:
     with pytest.raises(ValueError, match="a bad sample"):
-        read(0).next()
+        read(Bad(0)).next()
+
+
+def test_timeout_of_a_loader_is_heeded(read: Any) -> None:
+    assert read(Slow(0.5), timeout=20).next()[0].tolist() == [0]
+    with pytest.raises(RuntimeError, match="timed out"):
+        read(Slow(20.0), timeout=0.5).next()
+
+
+@pytest.mark.skipif("in_order" not in inspect.signature(DataLoader).parameters, reason="this torch has no in_order")
+def test_batches_come_in_the_order_in_which_they_are_dealt(read: Any) -> None:
+    loader = read(Slow(1.0), num_workers=2, in_order=False)
+    assert [loader.next()[0].item() for _ in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_data_workers_see_the_data_set_of_their_epoch_unless_the_user_keeps_them(read: Any, persistent: bool) -> None:
+    dataset = Slow()
+    loader = read(dataset, persistent_workers=persistent)
+    seen = []
+    for mark in range(3):
+        dataset.mark = mark
+        loader.begin()
+        for _ in range(2):  # a new plan within the epoch
+            loader.read(lambda start: iter([[3]][start:]))
+            seen.append(loader.next()[1].item())
+    assert seen == ([0] * 6 if persistent else [0, 0, 1, 1, 2, 2])
+
+
+def test_each_epoch_reads_what_its_hooks_have_set() -> None:
+    pl = importlib.import_module(HOSTS[0])
+    dataset, train, val = Slow(), [], []
+
+    class Module(training.regression(pl)):  # type: ignore[misc]
+        def on_train_epoch_start(self) -> None:
+            dataset.mark = self.current_epoch
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            train.append(batch[1].item() - self.current_epoch)
+            return sum(parameter.sum() for parameter in self.parameters())
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            val.append(batch[1].item() - self.current_epoch)
+
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), num_sanity_val_steps=0, max_epochs=3)
+    trainer.fit(Module(), DataLoader(dataset, num_workers=1), DataLoader(dataset, num_workers=1))
+    assert train == val == [0] * 12

@@ -11,6 +11,7 @@ import pytest
 from tests.lightning import evaluation
 from tests.lightning.conftest import HOSTS
 from tests.lightning.evaluation import PREDICT_LENGTH, TEST_LENGTH, VAL_LENGTHS
+from tests.lightning.training import BATCH_SIZE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -22,11 +23,14 @@ def test_evaluation_counts_every_sample_once(run: Callable[..., list[Any]], host
     for name in ("fit", "validate", "test", "test_by_another", "by_hand", "one_batch_each", "half"):
         assert all(result[name] == first[name] for result in results), name
     assert {result["rank"] for result in results} == {0, 1, 2}
+    assert first["lengths"] == [math.ceil(length / (3 * BATCH_SIZE)) for length in VAL_LENGTHS]
     for index, length in enumerate(VAL_LENGTHS):
         for metrics in (first["fit"], first["validate"][index]):
             check_validation(metrics, f"/dataloader_idx_{index}", length)
     for metrics in (*first["test"], *first["test_by_another"]):
         check_test(metrics, TEST_LENGTH)
+    assert sorted(index for result in results for index in result["collected"]) == list(range(TEST_LENGTH))
+    assert [result["after_batches"] for result in results] == [sum(range(TEST_LENGTH))] * 3
     assert first["by_hand"] == [[float(i) for i in range(n)] for n in (TEST_LENGTH, TEST_LENGTH, 3, 15)]
     assert first["one_batch_each"]["count"] == 3.0
     assert first["half"]["count"] == 15.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler, SequentialSampler
 
 from ef_common.errors import MixedImportsError, UnsupportedError, UsageError
 from ef_lightning import strategy_for
@@ -48,6 +48,11 @@ class OwnBatches(BatchSampler):
     pass
 
 
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(int, 1)
+
+
 def sequential() -> SequentialSampler:
     return SequentialSampler(training.data(8))
 
@@ -64,6 +69,7 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: training.loader(8, 2, sampler=DistributedSampler(training.data(8), 2, 0)),
         "Leave it out: ElasticFlow deals the samples",
     ),
+    "endless_sampler": (lambda: training.loader(8, 2, sampler=Endless()), "Give it .* a `__len__`"),
     "several": (lambda: {"a": training.loader(8), "b": training.loader(8)}, "StackDataset or ConcatDataset"),
     "no_loader": (lambda: [torch.zeros(2, 4)] * 3, "only a torch DataLoader"),
 }
@@ -83,6 +89,17 @@ def test_evaluation_loader_that_cannot_be_dealt_raises(name: str) -> None:
     make, hint = LOADERS[name]
     with pytest.raises(UnsupportedError, match=hint):
         training.trainer(pl, strategy_for(HOSTS[0])()).predict(Predicting(), make())
+
+
+class Short(SequentialSampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self) - 1))
+
+
+def test_sampler_that_draws_less_than_it_says_raises() -> None:
+    loader = training.loader(8, 2, sampler=Short(training.data(8)))
+    with pytest.raises(UsageError, match=r"Expected: 8\. Received: 7"):
+        training.trainer(pl, strategy_for(HOSTS[0])()).fit(Regression(), loader)
 
 
 class Sharded(torch.nn.Parameter):

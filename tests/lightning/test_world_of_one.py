@@ -181,3 +181,90 @@ def test_lone_worker_goes_on_in_the_middle_of_an_epoch(save_at: int, tmp_path: P
     resumed = training.trainer(pl, callbacks=[rest.callback])
     resumed.fit(training.regression(pl)(), training.loader(LENGTH), ckpt_path=tmp_path / "middle.ckpt")
     assert rest.batches == whole.batches[save_at:]
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_val_batches": 3}, {"limit_val_batches": 0.5}])
+def test_length_of_a_validation_is_not_that_of_the_sanity_check(options: dict[str, Any]) -> None:
+    pl = importlib.import_module(HOSTS[0])
+
+    class Evaluated(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.lengths: list[Any] = []
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            trainer = self.trainer
+            lengths = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+            self.lengths.append((batch_idx, list(lengths)))
+
+        def predict_step(self, batch: Any, batch_idx: int) -> None:
+            self.lengths.append((batch_idx, list(self.trainer.num_predict_batches)))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.lengths.append((batch_idx, list(self.trainer.num_val_batches)))
+
+    def lengths(strategy: Any) -> Any:
+        module, trainer = Evaluated(), training.trainer(pl, strategy, **options)
+        trainer.fit(module, training.loader(LENGTH), [training.loader(33), training.loader(17)])
+        trainer.predict(module, training.loader(33))
+        return module.lengths
+
+    assert lengths(strategy_for(HOSTS[0])()) == lengths("auto")
+
+
+@pytest.mark.parametrize(("every", "reload"), [(1, 0), (2, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_loaders_are_made_when_lightning_makes_them(sanity: int, every: int, reload: int) -> None:
+    pl = importlib.import_module(HOSTS[0])
+
+    class Noting(training.regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.notes: list[tuple[str, int]] = []
+
+        def note(self, what: str) -> None:
+            self.notes.append((what, self.trainer.current_epoch))
+
+        def train_dataloader(self) -> Any:
+            self.note("train_dataloader")
+            return training.loader(LENGTH)
+
+        def val_dataloader(self) -> Any:
+            self.note("val_dataloader")
+            return training.loader(LENGTH)
+
+        def on_train_start(self) -> None:
+            self.note("on_train_start")
+
+        def on_train_epoch_start(self) -> None:
+            self.note("on_train_epoch_start")
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.note("validation_step")
+
+    options = {
+        "max_epochs": 7,
+        "num_sanity_val_steps": sanity,
+        "check_val_every_n_epoch": every,
+        "reload_dataloaders_every_n_epochs": reload,
+    }
+
+    def notes(strategy: Any) -> Any:
+        module = Noting()
+        training.trainer(pl, strategy, **options).fit(module)
+        return module.notes
+
+    assert notes(strategy_for(HOSTS[0])()) == notes("auto")
+
+
+def test_an_empty_list_is_no_loader() -> None:
+    pl = importlib.import_module(HOSTS[0])
+
+    def steps(strategy: Any, *loaders: Any) -> Any:
+        module, trainer = training.regression(pl)(), training.trainer(pl, strategy)
+        module.validation_step = lambda batch, batch_idx: pytest.fail("there is nothing to validate")
+        trainer.fit(module, *loaders)
+        return trainer.global_step
+
+    for loaders in ((training.loader(LENGTH), []), ([], [])):
+        assert steps(strategy_for(HOSTS[0])(), *loaders) == steps("auto", *loaders)
