@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from ef_common.errors import ProtocolError
 from ef_lightning.host import Host
@@ -60,6 +61,12 @@ def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
 
 def _combined(ask: Callable[[], Any], combine: Callable[[Any, str], Any], stage: str) -> Any:
     return combine(ask(), stage)
+
+
+def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
+    """Mode of a CombinedLoader, and what puts a list of batches into the structure of its loaders."""
+    spec = combined._spec
+    return combined._mode, lambda batches: tree_unflatten(batches, spec)
 
 
 def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
