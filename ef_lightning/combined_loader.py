@@ -10,8 +10,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ef_common.errors import UnsupportedError, UsageError
+from ef_lightning import hooks
 from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.host import Host
+from ef_lightning.joint_reading import LENGTHS, JointLoader
 
 
 def combined(loaders: Any, mode: str, host: Host) -> Any:
@@ -29,6 +32,39 @@ def combined(loaders: Any, mode: str, host: Host) -> Any:
     shown = cls.__new__(cls)
     vars(shown).update(vars(given))
     return shown
+
+
+def joined(several: Any, host: Host, *, in_sequence: bool) -> Any:
+    """What the training loop takes for several loaders: a CombinedLoader with one that stands for them.
+
+    Args:
+        several: The CombinedLoader of the user's loaders.
+        host: The class tree.
+        in_sequence: Read them without shuffling.
+    """
+    mode, unflatten = hooks.combination(several)
+    joint = JointLoader(several, mode=mode, unflatten=unflatten, in_sequence=in_sequence)
+    return combined(joint, mode, host)
+
+
+def check_joint(joint: JointLoader, host: Host) -> None:
+    """Refuse loaders that are combined in a way that cannot be dealt.
+
+    Raises:
+        UnsupportedError: A class of the user's combines them in its own way.
+        UsageError: Lightning does not train with them.
+    """
+    kind, base = type(joint.several), host.get("utilities.combined_loader", "CombinedLoader")
+    if any(getattr(kind, name) is not getattr(base, name) for name in ("__iter__", "__next__", "__len__")):
+        raise UnsupportedError(
+            "a CombinedLoader with an `__iter__`, `__next__` or `__len__` of its own cannot be dealt to a changing "
+            f"number of workers. Use one of its modes. Received: {kind.__name__}"
+        )
+    if joint.mode not in LENGTHS:
+        raise UsageError(
+            "training loaders cannot be read one after the other: Lightning does not support it. "
+            f"Expected one of {tuple(LENGTHS)}. Received: mode={joint.mode!r}"
+        )
 
 
 @functools.cache

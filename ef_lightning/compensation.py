@@ -99,12 +99,12 @@ class TrainerCompensation:
         if loader.progress.uncommitted:
             self.compensator.commit(contributors, self._share(loader), step=loader.dealer.num_updates + 1)
             self._ratio = self.compensator.ratio or 1.0
-            self._batch_size = contributors.world_size * loader.dealer.batch_size
+            self._batch_size = contributors.world_size * loader.num_samples
             self._settled = (contributors, loader) if self.compensator.settled else None
 
     def _share(self, loader: ElasticLoader) -> int:
         """Samples of an update that come from one worker."""
-        return loader.dealer.batch_size * self._accumulation
+        return loader.num_samples * self._accumulation
 
     def step(
         self, update: Callable[..., Any], optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any

@@ -245,8 +245,8 @@ class WrappedLoader:
     Everything else (dataset, sampler, num_workers …) is as in the user's loader.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
-        self._planned = PlannedLoader(loader, seeded=seeded)
+    def __init__(self, loader: Any, planned: Any) -> None:
+        self._planned = planned
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
@@ -269,8 +269,8 @@ class WrappedLoader:
         self._planned.worker_init_fn = value
 
     @property
-    def user_loader(self) -> DataLoader[Any]:
-        """The loader that the user gave."""
+    def user_loader(self) -> Any:
+        """What the user gave."""
         return self._loader
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ef_common.data.coverage import Coverage
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.data_workers import WrappedLoader
+from ef_lightning.data_workers import PlannedLoader, WrappedLoader
 from ef_lightning.metrics import Contributions
 from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of
 
@@ -51,7 +51,7 @@ class EvaluationLoader(WrappedLoader):
         index: int,
         contributions: Callable[[], Contributions | None] = lambda: None,
     ) -> None:
-        super().__init__(loader)
+        super().__init__(loader, PlannedLoader(loader))
         self._session = session
         self._trainer = trainer
         self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)

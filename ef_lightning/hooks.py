@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from ef_common.errors import ProtocolError
 from ef_lightning.host import Host
@@ -98,6 +99,12 @@ def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
 
 def _combined(ask: Callable[[], Any], combine: Callable[[Any, str], Any], stage: str) -> Any:
     return combine(ask(), stage)
+
+
+def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
+    """Mode of a CombinedLoader, and what puts a list of batches into the structure of its loaders."""
+    spec = combined._spec
+    return combined._mode, lambda batches: tree_unflatten(batches, spec)
 
 
 def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
@@ -509,22 +516,23 @@ def follow_schedules(trainer: Any, due: Callable[[int], int]) -> None:
         trainer: The Trainer.
         due: Given the number of the scheduler among `trainer.lr_scheduler_configs`.
     """
-    loop = trainer.fit_loop.epoch_loop
-    make = loop._update_learning_rates
 
-    def update(interval: str, update_plateau_schedulers: bool) -> None:
-        if interval == "step":
-            step_schedulers(trainer, due, plateau=update_plateau_schedulers)
-        else:
-            make(interval, update_plateau_schedulers)
+    def follow(make: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
+        def update(interval: str, update_plateau_schedulers: bool) -> None:
+            if interval == "step":
+                step_schedulers(trainer, due, plateau=update_plateau_schedulers)
+            else:
+                make(interval, update_plateau_schedulers)
 
-    loop._update_learning_rates = update
+        return update
+
+    replace(trainer.fit_loop.epoch_loop, "_update_learning_rates", follow)
 
 
 def unfollow_schedules(trainer: Any) -> None:
     """Undo it, and what was wrapped for manual optimization."""
-    vars(trainer.fit_loop.epoch_loop).pop("_update_learning_rates", None)
-    vars(trainer.lightning_module).pop("lr_schedulers", None)
+    put_back(trainer.fit_loop.epoch_loop, "_update_learning_rates")
+    put_back(trainer.lightning_module, "lr_schedulers")
 
 
 def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = False) -> None:
@@ -547,17 +555,17 @@ def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = 
 
 def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
     """Where the user's code calls `self.lr_schedulers()` and steps one of them, make as many steps as `due` says."""
-    find = module.lr_schedulers
 
-    def lr_schedulers() -> Any:
-        found = find()
-        if found is None:
-            return None
-        several = isinstance(found, list)
-        wrapped = [_stepped_by(partial(due, number), one) for number, one in enumerate(found if several else [found])]
-        return wrapped if several else wrapped[0]
+    def wrap(find: Callable[[], Any]) -> Callable[[], Any]:
+        def lr_schedulers() -> Any:
+            found = find()
+            if isinstance(found, list):
+                return [_stepped_by(partial(due, number), one) for number, one in enumerate(found)]
+            return None if found is None else _stepped_by(partial(due, 0), found)
 
-    module.lr_schedulers = lr_schedulers
+        return lr_schedulers
+
+    replace(module, "lr_schedulers", wrap)
 
 
 def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:

@@ -21,7 +21,7 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
 
 def num_samples(loader: DataLoader[Any], batch_size: int | None = None) -> int:
     """Samples of an epoch: as many as the sampler draws, less a last short batch with `drop_last`."""
-    length = len(_sampler(loader))
+    length = num_drawn(loader)
     if loader.batch_sampler.drop_last:  # type: ignore[union-attr]
         length -= length % (batch_size or batch_size_of(loader))
     return length
@@ -60,17 +60,20 @@ def is_computed(loader: DataLoader[Any]) -> bool:
     return type(sampler) is SequentialSampler
 
 
-def order_of(loader: DataLoader[Any], session: Session, *, seed: int, epoch: int) -> np.ndarray:
+def order_of(
+    loader: DataLoader[Any], session: Session, *, seed: int, epoch: int, stream: tuple[int, ...] = ()
+) -> np.ndarray:
     """Indices of the samples in the order of an epoch, shape (samples of the sampler,), int32 if they fit.
 
     `shuffle=True` and no shuffling are functions of (seed, epoch); from a sampler of the user's rank 0 draws,
-    and everybody takes its order (one collective, so all members must call this together).
+    and everybody takes its order (one collective, so all members must call this together). Orders of an epoch that are
+    to differ have a `stream` each.
     """
     sampler = _sampler(loader)
     if is_computed(loader):
         if type(sampler) is SequentialSampler:
-            return _compact(np.arange(len(sampler)))
-        return _compact(sharding.shuffled(len(sampler), seed=seed, epoch=epoch))
+            return compact(np.arange(len(sampler)))
+        return compact(sharding.shuffled(len(sampler), seed=seed, epoch=epoch, stream=stream))
     drawn: list[Any] = [None]
     while all(part is None for part in drawn):  # rank 0 may be lost meanwhile
         own = np.asarray(list(sampler)) if session.rank == 0 or session.newcomer else None
@@ -80,13 +83,18 @@ def order_of(loader: DataLoader[Any], session: Session, *, seed: int, epoch: int
         raise UsageError(
             f"the sampler draws fewer samples than its `__len__` says. Expected: {len(sampler)}. Received: {len(order)}"
         )
-    return _compact(order)
+    return compact(order)
 
 
-def _compact(order: np.ndarray) -> np.ndarray:
+def compact(order: np.ndarray) -> np.ndarray:
     """A newcomer receives it while the others wait."""
     fits = order.dtype.kind == "i" and order.size and order.max() <= np.iinfo(np.int32).max
     return order.astype(np.int32) if fits and order.min() >= 0 else order
+
+
+def num_drawn(loader: DataLoader[Any]) -> int:
+    """Samples that the sampler draws in an epoch."""
+    return len(_sampler(loader))
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

@@ -49,14 +49,16 @@ from ef_lightning.checks import (
     check_trainer_for_global_batch,
 )
 from ef_lightning.collectives import CollectivesMixin
-from ef_lightning.combined_loader import combined
+from ef_lightning.combined_loader import check_joint, combined, joined
 from ef_lightning.compensation import TrainerCompensation
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
+from ef_lightning.joint_reading import JointLoader, JointReading
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
+from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
 from ef_lightning.timed_validation import TimedValidation
@@ -570,6 +572,8 @@ class ElasticMixin(CollectivesMixin):
         if stage != "train":
             self._close_evaluation_loaders()
         taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self.host)
+        if stage == "train" and len(taken.flattened) > 1:
+            taken = joined(taken, self.host, in_sequence=self._trainer.overfit_batches > 0)
         self._to_wrap = [stage] * len(taken.flattened)
         return taken
 
@@ -580,17 +584,26 @@ class ElasticMixin(CollectivesMixin):
         stage = self._to_wrap.pop()
         if isinstance(dataloader, (list, tuple, dict)) and not dataloader:
             return dataloader  # to Lightning, that is a loader without batches
+        if isinstance(dataloader, JointLoader):
+            check_joint(dataloader, self.host)
+            for loader in dataloader.loaders:
+                self._checked(loader, stage)
+            return self._wrap_train_loader(dataloader, JointReading(dataloader))
+        loader = self._checked(dataloader, stage)
+        if stage == "train":
+            return self._wrap_train_loader(loader, SampleReading(loader, seeded=self.deterministic))
+        return self._wrap_evaluation_loader(loader, stage)
+
+    def _checked(self, dataloader: object, stage: str) -> DataLoader[Any]:
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
         hooks.advise_on_workers(self._trainer, self.host, dataloader, stage=stage)
-        if stage == "train":
-            return self._wrap_train_loader(dataloader)
-        return self._wrap_evaluation_loader(dataloader, stage)
+        return dataloader
 
-    def _wrap_train_loader(self, dataloader: DataLoader[Any]) -> ElasticLoader:
+    def _wrap_train_loader(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
         global_batch = self._global_batch(dataloader)
         is_plain = not (
             global_batch or self._here.elastic or self._log.enabled or self._checkpoints or self._follows_samples
@@ -600,6 +613,7 @@ class ElasticMixin(CollectivesMixin):
         min_share = sharding.MIN_SHARE if self._here.elastic else 1
         loader = kind(
             dataloader,
+            reading,
             self.session,
             self._trainer,
             log=self._log,
@@ -641,9 +655,15 @@ class ElasticMixin(CollectivesMixin):
         if self._checkpoints is not None:
             self._checkpoints.boundary()
 
-    def _global_batch(self, dataloader: DataLoader[Any]) -> GlobalBatch | None:
+    def _global_batch(self, dataloader: DataLoader[Any] | JointLoader) -> GlobalBatch | None:
         if self.global_batch_size is None:
             return None
+        if isinstance(dataloader, JointLoader):
+            raise UnsupportedError(
+                "global_batch_size says how many samples of one DataLoader an update has, but there are several. Leave "
+                "it out, or combine the data sets, for example with torch.utils.data.StackDataset. "
+                f"Received: {len(dataloader.loaders)} training DataLoaders"
+            )
         # A loader without a batch size is refused where it is wrapped.
         batch_size = dataloader.batch_size or self.global_batch_size
         return global_batches.global_batch(self.global_batch_size, batch_size, deterministic=self.deterministic)

@@ -21,29 +21,25 @@ from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.errors import UnsupportedError, UsageError
+from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.data_workers import Sample, WrappedLoader
-from ef_lightning.order import (
-    batch_size_of,
-    before_limit,
-    is_computed,
-    limited,
-    num_samples,
-    order_of,
-)
+from ef_lightning.joint_reading import JointLoader
+from ef_lightning.order import before_limit
+from ef_lightning.reading import Places, Reading
 
 logger = logging.getLogger(__name__)
 
 
 class ElasticLoader(WrappedLoader):
-    """Wraps the user's training DataLoader.
+    """Deals what the user's training DataLoader, or several of them, hold.
 
     Args:
-        loader: The user's loader.
+        loader: The user's loader, or what stands for several.
+        reading: How it is read.
         session: The worker's session.
         trainer: The Trainer that iterates over it.
         log: Event log.
@@ -55,7 +51,8 @@ class ElasticLoader(WrappedLoader):
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: DataLoader[Any] | JointLoader,
+        reading: Reading,
         session: Session,
         trainer: Any,
         *,
@@ -64,12 +61,13 @@ class ElasticLoader(WrappedLoader):
         global_batch: GlobalBatch | None = None,
         seeded: bool = False,
     ) -> None:
-        super().__init__(loader, seeded=seeded)
+        super().__init__(loader, reading.planned)
+        self._reading = reading
         self._session = session
         self._trainer = trainer
         self._log = log
         self.dealer = Dealer(
-            session, log=log, batch_size=batch_size_of(loader), min_share=min_share, global_batch=global_batch
+            session, log=log, batch_size=reading.batch_size, min_share=min_share, global_batch=global_batch
         )
         self._seeded = seeded
         self.dealer.on_returned = self._batches_returned
@@ -98,15 +96,20 @@ class ElasticLoader(WrappedLoader):
         """How far the epoch is."""
         return self.dealer.progress
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of a full batch of one worker."""
+        return self._reading.num_samples
+
+    @property
+    def user_loader(self) -> Any:
+        """What the user gave."""
+        return self._reading.given
+
     # ------------------------------------------------------------ what Lightning asks
 
     def __len__(self) -> int:
         """Batches of the epoch, if the world stays as it is, before Lightning applies its limit."""
-        if len(hooks.train_loaders(self._trainer)) > 1:  # Lightning asks each of them when it has all
-            raise UnsupportedError(
-                "several training DataLoaders cannot be dealt together. Combine the data sets instead, for "
-                "example with torch.utils.data.StackDataset or ConcatDataset"
-            )
         progress = self.progress
         if self._wants_epoch:
             progress = EpochProgress(epoch=0, length=self._length())
@@ -149,9 +152,8 @@ class ElasticLoader(WrappedLoader):
     # ------------------------------------------------------------ dealing
 
     def _length(self) -> int:
-        """Positions of an epoch: the samples that the sampler draws, limited by the Trainer's fraction."""
-        batch_size = self._batch_size
-        return limited(num_samples(self._loader, batch_size), batch_size, self._trainer.limit_train_batches)
+        """Positions of an epoch: what the samplers draw, limited by the Trainer's fraction."""
+        return self._reading.length(self._trainer.limit_train_batches, self._batch_size)
 
     @property
     def _batch_size(self) -> int:
@@ -172,8 +174,9 @@ class ElasticLoader(WrappedLoader):
         self._wants_epoch = False
         self._planned.begin()
         epoch = self._trainer.current_epoch
-        self.dealer.begin(epoch, self._length())
-        self._order = order_of(self._loader, self._session, seed=self.seed, epoch=epoch)
+        length = self._length()
+        self.dealer.begin(epoch, length)
+        self._order = self._reading.order(self._session, seed=self.seed, epoch=epoch, length=length)
         self._plan_of = None
 
     def _deal(self) -> Any:
@@ -188,7 +191,7 @@ class ElasticLoader(WrappedLoader):
         window = self.dealer.deal()
         if is_new:
             self._plan_of = plan_of
-            if not before.steps and not self._loader.persistent_workers:  # to begin to read draws a number, too
+            if not before.steps and not self._reading.keeps_workers:  # to begin to read draws a number, too
                 self.on_plan()
             self._planned.read(lambda start: self._batches(before, members, start))
             self.on_plan()
@@ -238,7 +241,7 @@ class ElasticLoader(WrappedLoader):
         rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         for start in starts[skip:]:
-            yield self._order[start + rank * size : start + (rank + 1) * size].tolist()
+            yield self._at(slice(start + rank * size, start + (rank + 1) * size))
         skip -= min(skip, len(starts))
         while progress.remaining > 0:
             progress, window = self.dealer.next_window(progress, members)
@@ -249,7 +252,10 @@ class ElasticLoader(WrappedLoader):
             # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
             few = min(window.stop, window.start + sharding.MIN_SHARE)
             positions = positions or progress.positions((window.start, few))
-            yield self._order[positions].tolist()
+            yield self._at(positions)
+
+    def _at(self, places: Places) -> list[Any]:
+        return self._reading.at(self._order, places, length=self.progress.length)
 
     # ------------------------------------------------------------ commit
 
@@ -278,7 +284,9 @@ class ElasticLoader(WrappedLoader):
         if state["epoch"] < 0:
             self._order = np.arange(0)
         elif state["order"] is None:
-            self._order = order_of(self._loader, self._session, seed=self.seed, epoch=state["epoch"])
+            self._order = self._reading.order(
+                self._session, seed=self.seed, epoch=state["epoch"], length=state["length"]
+            )
         else:
             self._order = np.asarray(state["order"])
         self._wants_epoch = False
@@ -294,7 +302,7 @@ class ElasticLoader(WrappedLoader):
         if uncommitted:
             state["cursor"] = uncommitted[0].start
         state["returned"] = torch.from_numpy(state["returned"])
-        state["order"] = None if is_computed(self._loader) else torch.from_numpy(self._order)
+        state["order"] = None if self._reading.is_computed else torch.from_numpy(self._order)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -315,17 +315,18 @@ def _window_size(remaining: int, window: int, min_share: int) -> int:
     return size
 
 
-def shuffled(length: int, *, seed: int, epoch: int) -> np.ndarray:
+def shuffled(length: int, *, seed: int, epoch: int, stream: Sequence[int] = ()) -> np.ndarray:
     """Order of a shuffled epoch: a pure function of its arguments, the same on every platform.
 
     Args:
         length: Number of samples.
         seed: Seed of the run.
         epoch: Index of the epoch.
+        stream: Which of several orders of an epoch it is.
 
     Returns:
         Indices of samples, shape (length,), int64. Sorted by the raw output of PCG64, whose stream NumPy keeps
         fixed (unlike that of its shuffle).
     """
-    keys = np.random.PCG64([seed, epoch, length]).random_raw(length)
+    keys = np.random.PCG64([seed, epoch, length, *stream]).random_raw(length)
     return np.argsort(keys, kind="stable")

@@ -63,6 +63,7 @@ class Options:
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the module is one of a `forward`
     evict_stragglers: bool = False
+    second_length: int = 0  # of a second loader, which is read beside the first one
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -129,6 +130,8 @@ class Net(LightningModule):
         return self.head(self.features(images).flatten(1))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if isinstance(batch, dict):
+            batch = [torch.cat(parts) for parts in zip(*batch.values(), strict=True)]
         images, labels = batch
         striker = self._striker
         striker.begin_forward(self.trainer.global_step)
@@ -281,9 +284,13 @@ def _trainer(options: Options) -> Trainer:
     )
 
 
-def _loader(options: Options, striker: Striker | None = None) -> DataLoader[Any]:
+def _loader(options: Options, striker: Striker | None = None) -> Any:
     images = Images(options.length, options.data_worker_dies_at, random=options.random, striker=striker)
-    return DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
+    loader = DataLoader(images, options.batch_size, shuffle=True, num_workers=options.num_workers)
+    if options.second_length:
+        second = DataLoader(Images(options.second_length), options.batch_size // 2, shuffle=True)
+        return {"first": loader, "second": second}
+    return loader
 
 
 def _hash(net: nn.Module) -> str:

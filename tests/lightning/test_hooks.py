@@ -94,6 +94,8 @@ HOOKS = [
     Hook("fit_loop", "_data_source", "combine_loaders"),
     Hook("fit_loop._data_source", "dataloader", "combine_loaders"),
     Hook("fit_loop._combined_loader", "_flattened", "combined_loader", "list"),
+    Hook("fit_loop._combined_loader", "_mode", "combination", "str"),
+    Hook("fit_loop._combined_loader", "_spec", "combination"),
     Hook("val_loop._data_source", "dataloader", "combine_loaders"),
     Hook("trainer.validate_loop._data_source", "dataloader", "combine_loaders"),
     Hook("trainer.test_loop._data_source", "dataloader", "combine_loaders"),

@@ -48,6 +48,11 @@ class OwnBatches(BatchSampler):
     pass
 
 
+class Alternating(pl.utilities.CombinedLoader):  # type: ignore[misc, name-defined]
+    def __next__(self) -> Any:
+        return super().__next__()
+
+
 class Endless(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(int, 1)
@@ -70,9 +75,17 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
         "Leave it out: ElasticFlow deals the samples",
     ),
     "endless_sampler": (lambda: training.loader(8, 2, sampler=Endless()), "Give it .* a `__len__`"),
-    "several": (lambda: {"a": training.loader(8), "b": training.loader(8)}, "StackDataset or ConcatDataset"),
+    "one_after_the_other": (
+        lambda: pl.utilities.CombinedLoader([training.loader(8), training.loader(8)], "sequential"),
+        "Lightning does not support it",
+    ),
+    "own_combination": (lambda: Alternating([training.loader(8), training.loader(8)]), "Use one of its modes"),
     "no_loader": (lambda: [torch.zeros(2, 4)] * 3, "only a torch DataLoader"),
 }
+
+
+TORCH = set(LOADERS) - {"one_after_the_other", "own_combination", "no_loader"}
+"""Those that are one DataLoader."""
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -80,15 +93,21 @@ def test_training_loader_that_cannot_be_dealt_raises(name: str) -> None:
     make, hint = LOADERS[name]
     module = Regression()
     module.training_step = lambda *args: pytest.fail("training has begun")
-    with pytest.raises(UnsupportedError, match=hint):
+    with pytest.raises((UnsupportedError, UsageError), match=hint):
         training.trainer(pl, strategy_for(HOSTS[0])()).fit(module, make())
 
 
-@pytest.mark.parametrize("name", [name for name in LOADERS if name not in ("several", "no_loader")])
+@pytest.mark.parametrize("name", [name for name in LOADERS if name in TORCH])
 def test_evaluation_loader_that_cannot_be_dealt_raises(name: str) -> None:
     make, hint = LOADERS[name]
     with pytest.raises(UnsupportedError, match=hint):
         training.trainer(pl, strategy_for(HOSTS[0])()).predict(Predicting(), make())
+
+
+def test_several_loaders_with_a_fixed_global_batch_raise() -> None:
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(global_batch_size=4))
+    with pytest.raises(UnsupportedError, match="Received: 2 training DataLoaders"):
+        trainer.fit(Regression(), [training.loader(8), training.loader(8)])
 
 
 class Short(SequentialSampler):

@@ -1,0 +1,167 @@
+"""Several training DataLoaders, dealt together: a position of the epoch is a batch of each.
+
+The epoch is the one that a single process would have with the same loaders: the mode says how many batches it has, and
+what stands beside the last batches of a loader that is shorter. Each worker reads a position of its own in a step, so
+batches stay as they are, whatever the size of the world, and each counts as much as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ef_common.session import Session
+from ef_lightning.data_workers import Plan, PlannedLoader
+from ef_lightning.order import batch_size_of, compact, is_computed, num_drawn, num_samples, order_of
+from ef_lightning.reading import Places, Planned
+
+LENGTHS: dict[str, Callable[[list[int]], int]] = {"max_size_cycle": max, "max_size": max, "min_size": min}
+"""Batches of an epoch, from those of the loaders, by the mode of a CombinedLoader."""
+
+
+class JointLoader:
+    """Stands for several loaders where Lightning expects one.
+
+    Args:
+        several: The CombinedLoader of the user's loaders.
+        mode: Its mode.
+        unflatten: Puts a list of batches into the structure in which the user gave the loaders.
+        in_sequence: Read them without shuffling (`overfit_batches`).
+    """
+
+    def __init__(
+        self, several: Any, *, mode: str, unflatten: Callable[[list[Any]], Any], in_sequence: bool = False
+    ) -> None:
+        self.several = several
+        self.given = several.iterables
+        self.loaders: list[Any] = several.flattened
+        self.mode = mode
+        self.unflatten = unflatten
+        self.in_sequence = in_sequence
+        self.sampler = self  # Lightning tells it the epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Lightning tries whether it can be iterated over."""
+        return iter(())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the samplers which epoch begins."""
+        samplers = [sampler for loader in self.loaders for sampler in (loader.sampler, loader.batch_sampler.sampler)]
+        for sampler in {id(sampler): sampler for sampler in samplers}.values():
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(epoch)
+
+
+class JointReading:
+    """Positions are batches of several DataLoaders, one of each.
+
+    The order of an epoch is that of all passes over the first loader, then of those over the second one, and so on.
+    """
+
+    def __init__(self, joint: JointLoader) -> None:
+        loaders: list[DataLoader[Any]] = joint.loaders
+        self.given = joint.given
+        self.planned: Planned = _JointPlanned(loaders, joint.unflatten)
+        self.batch_size = 1
+        self.num_samples = sum(batch_size_of(loader) for loader in loaders)
+        self.is_computed = joint.in_sequence or all(is_computed(loader) for loader in loaders)
+        self.keeps_workers = all(loader.persistent_workers for loader in loaders)
+        self._joint = joint
+
+    def length(self, limit: float, batch_size: int) -> int:
+        """Batches of an epoch. A limit that is a number concerns its steps, not its length."""
+        fraction = 1.0 if isinstance(limit, int) else limit
+        batches = [_num_batches(loader) for loader in self._joint.loaders]
+        if self._joint.mode == "max_size_cycle" and not all(batches):
+            return 0
+        return LENGTHS[self._joint.mode]([int(number * fraction) for number in batches])
+
+    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+        """Indices of samples, of one pass after the other."""
+        orders = [np.arange(0)]
+        for number, loader in enumerate(self._joint.loaders):
+            for turn in range(self._num_passes(loader, length)):
+                if self._joint.in_sequence:
+                    orders.append(np.arange(num_drawn(loader)))
+                else:
+                    stream = (number, turn) if number or turn else ()
+                    orders.append(order_of(loader, session, seed=seed, epoch=epoch, stream=stream))
+        return compact(np.concatenate(orders))
+
+    def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:
+        """Indices of the samples of each loader's batch; None if the loader has none any more."""
+        position = places.start if isinstance(places, slice) else places[0]
+        found: list[Any] = []
+        begin = 0
+        for loader in self._joint.loaders:
+            passes, drawn, size = self._num_passes(loader, length), num_drawn(loader), batch_size_of(loader)
+            turn, batch = divmod(position, max(1, _num_batches(loader)))
+            start, end = begin + turn * drawn, begin + turn * drawn + num_samples(loader)
+            indices = order[start + batch * size : min(start + (batch + 1) * size, end)].tolist()
+            found.append(indices or None if turn < passes else None)
+            begin += passes * drawn
+        return found
+
+    def _num_passes(self, loader: DataLoader[Any], length: int) -> int:
+        return -(-length // _num_batches(loader)) if self._joint.mode == "max_size_cycle" else 1
+
+
+class _JointPlanned:
+    """Reads a batch of each loader, or none of those for which the plan says None."""
+
+    def __init__(self, loaders: list[DataLoader[Any]], unflatten: Callable[[list[Any]], Any]) -> None:
+        self._each = [PlannedLoader(loader) for loader in loaders]
+        self._unflatten = unflatten
+        self._items: Iterator[list[Any]] = iter(())
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """None if a loader has none."""
+        functions = [planned.worker_init_fn for planned in self._each]
+        return functions if all(functions) else None
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, value: Any) -> None:
+        for planned in self._each:
+            planned.worker_init_fn = planned.worker_init_fn or value
+
+    def begin(self) -> None:
+        for planned in self._each:
+            planned.begin()
+
+    def warm_up(self) -> None:
+        for planned in self._each:
+            planned.warm_up()
+
+    def read(self, plan: Plan) -> None:
+        self._items = plan(0)
+        for number, planned in enumerate(self._each):
+            planned.read(partial(_part, plan, number))
+
+    def next(self) -> Any:
+        item = next(self._items)
+        return self._unflatten(
+            [None if part is None else planned.next() for part, planned in zip(item, self._each, strict=True)]
+        )
+
+    def fetch(self, batch: list[Any]) -> Any:
+        parts = zip(batch, self._each, strict=True)
+        return self._unflatten([None if part is None else planned.fetch(part) for part, planned in parts])
+
+    def close(self) -> None:
+        for planned in self._each:
+            planned.close()
+
+
+def _part(plan: Plan, number: int, start: int) -> Iterator[list[Any]]:
+    """What one of the loaders reads, from its own batch `start` on."""
+    return islice((item[number] for item in plan(0) if item[number] is not None), start, None)
+
+
+def _num_batches(loader: DataLoader[Any]) -> int:
+    return -(-num_samples(loader) // batch_size_of(loader))

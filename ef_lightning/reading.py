@@ -1,0 +1,100 @@
+"""What the positions of a training epoch are, and how they are read.
+
+Of one DataLoader, positions are samples. Several DataLoaders are dealt together: a position is a batch of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ef_common.session import Session
+from ef_lightning.data_workers import Plan, PlannedLoader
+from ef_lightning.order import batch_size_of, is_computed, limited, num_samples, order_of
+
+Places = slice | list[int]
+"""Positions in the order of an epoch: of a batch that one worker reads."""
+
+
+class Planned(Protocol):
+    """Reads what it is told, in the order of a plan; see :class:`~ef_lightning.data_workers.PlannedLoader`."""
+
+    worker_init_fn: Any
+
+    def begin(self) -> None:
+        """An epoch begins."""
+
+    def warm_up(self) -> None:
+        """Start the worker processes."""
+
+    def read(self, plan: Plan) -> None:
+        """Go on with these batches."""
+
+    def next(self) -> Any:
+        """The next batch of the plan."""
+
+    def fetch(self, batch: list[Any]) -> Any:
+        """Read a batch that is in no plan."""
+
+    def close(self) -> None:
+        """End the worker processes."""
+
+
+class Reading(Protocol):
+    """The positions of a training epoch.
+
+    Attributes:
+        given: What the user gave, as users see it.
+        batch_size: Positions that a worker reads in a step.
+        num_samples: Samples of a full batch.
+        planned: Reads them.
+        is_computed: Their order is a function of seed and epoch; else samplers of the user's draw it.
+        keeps_workers: Data workers are kept from epoch to epoch.
+    """
+
+    given: Any
+    batch_size: int
+    num_samples: int
+    planned: Planned
+    is_computed: bool
+    keeps_workers: bool
+
+    def length(self, limit: float, batch_size: int) -> int:
+        """Positions of an epoch, limited by the Trainer's fraction of batches of this size."""
+
+    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+        """What stands at the positions. All members call this together."""
+
+    def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:
+        """What is to be read for a batch of these positions."""
+
+
+class SampleReading:
+    """Positions are the samples of one DataLoader.
+
+    Args:
+        loader: The user's loader.
+        seeded: Random numbers in a sample are a function of seed, epoch and position.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
+        self.given = loader
+        self.planned: Planned = PlannedLoader(loader, seeded=seeded)
+        self.batch_size = self.num_samples = batch_size_of(loader)
+        self.is_computed = is_computed(loader)
+        self.keeps_workers = loader.persistent_workers
+
+    def length(self, limit: float, batch_size: int) -> int:
+        """Samples of an epoch."""
+        return limited(num_samples(self.given, batch_size), batch_size, limit)
+
+    def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
+        """Index of the sample at each position."""
+        return order_of(self.given, session, seed=seed, epoch=epoch)
+
+    def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:
+        """Indices of samples."""
+        indices: list[Any] = order[places].tolist()
+        return indices
