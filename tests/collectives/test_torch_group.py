@@ -150,12 +150,11 @@ def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path, eng
 
 
 def test_stopped_peer_is_not_waited_for_until_gloo_gives_up(directory: Path, engine: str) -> None:
-    environ = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "LOCAL_WORLD_SIZE": "3"}
+    patient = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "LOCAL_WORLD_SIZE": "3"}
     with Job(directory, preload=preload(engine), heartbeat_timeout_s=3.0) as job:
-        workers = [
-            job.start(sit, scripts.stopped_at_rest, engine, node="founders", environ={**environ, "LOCAL_RANK": str(rank)})
-            for rank in range(3)
-        ]
+        seats = [{**patient, "LOCAL_RANK": str(rank)} for rank in range(3)]
+        script = scripts.stopped_at_rest
+        workers = [job.start(sit, script, engine, node="founders", environ=environ) for environ in seats]
         job.wait_until(lambda events: len(list(job.results.iterdir())) == 2, "the results of two")
         ended = [worker for worker in workers if (job.results / f"{worker.name}.json").exists()]
         assert [worker.result()["result"] for worker in ended] == [[True, 2, [1.0]]] * 2
