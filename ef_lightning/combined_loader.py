@@ -34,16 +34,15 @@ def combined(loaders: Any, mode: str, host: Host) -> Any:
     return shown
 
 
-def joined(several: Any, host: Host, *, in_sequence: bool) -> Any:
+def joined(several: Any, host: Host) -> Any:
     """What the training loop takes for several loaders: a CombinedLoader with one that stands for them.
 
     Args:
         several: The CombinedLoader of the user's loaders.
         host: The class tree.
-        in_sequence: Read them without shuffling.
     """
     mode, unflatten = hooks.combination(several)
-    joint = JointLoader(several, mode=mode, unflatten=unflatten, in_sequence=in_sequence)
+    joint = JointLoader(several, mode=mode, unflatten=unflatten)
     return combined(joint, mode, host)
 
 

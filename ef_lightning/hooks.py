@@ -107,6 +107,12 @@ def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
     return combined._mode, lambda batches: tree_unflatten(batches, spec)
 
 
+def stop_shuffling(combined: Any, host: Host) -> None:
+    """Have the loaders of a CombinedLoader made anew without shuffling, as `overfit_batches` wants it."""
+    resolve = host.get("trainer.connectors.data_connector", "_resolve_overfit_batches")
+    resolve(combined, mode=host.get("trainer.states", "RunningStage").TRAINING)
+
+
 def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
     """Give Lightning's advice on the number of data workers: it gives none on loaders that are no DataLoader."""
     host.get("trainer.connectors.data_connector", "_worker_check")(trainer, dataloader, f"{stage}_dataloader")

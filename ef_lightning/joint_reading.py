@@ -31,23 +31,23 @@ class JointLoader:
         several: The CombinedLoader of the user's loaders.
         mode: Its mode.
         unflatten: Puts a list of batches into the structure in which the user gave the loaders.
-        in_sequence: Read them without shuffling (`overfit_batches`).
     """
 
-    def __init__(
-        self, several: Any, *, mode: str, unflatten: Callable[[list[Any]], Any], in_sequence: bool = False
-    ) -> None:
+    def __init__(self, several: Any, *, mode: str, unflatten: Callable[[list[Any]], Any]) -> None:
         self.several = several
-        self.given = several.iterables
-        self.loaders: list[Any] = several.flattened
         self.mode = mode
         self.unflatten = unflatten
-        self.in_sequence = in_sequence
         self.sampler = self  # Lightning tells it the epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Lightning tries whether it can be iterated over."""
         return iter(())
+
+    @property
+    def loaders(self) -> list[Any]:
+        """The loaders."""
+        loaders: list[Any] = self.several.flattened
+        return loaders
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers which epoch begins."""
@@ -65,11 +65,11 @@ class JointReading:
 
     def __init__(self, joint: JointLoader) -> None:
         loaders: list[DataLoader[Any]] = joint.loaders
-        self.given = joint.given
+        self.given = joint.several.iterables
         self.planned: Planned = _JointPlanned(loaders, joint.unflatten)
         self.batch_size = 1
         self.num_samples = sum(batch_size_of(loader) for loader in loaders)
-        self.is_computed = joint.in_sequence or all(is_computed(loader) for loader in loaders)
+        self.is_computed = all(is_computed(loader) for loader in loaders)
         self.keeps_workers = all(loader.persistent_workers for loader in loaders)
         self._joint = joint
 
@@ -86,11 +86,8 @@ class JointReading:
         orders = [np.arange(0)]
         for number, loader in enumerate(self._joint.loaders):
             for turn in range(self._num_passes(loader, length)):
-                if self._joint.in_sequence:
-                    orders.append(np.arange(num_drawn(loader)))
-                else:
-                    stream = (number, turn) if number or turn else ()
-                    orders.append(order_of(loader, session, seed=seed, epoch=epoch, stream=stream))
+                stream = (number, turn) if number or turn else ()
+                orders.append(order_of(loader, session, seed=seed, epoch=epoch, stream=stream))
         return compact(np.concatenate(orders))
 
     def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:

@@ -573,7 +573,7 @@ class ElasticMixin(CollectivesMixin):
             self._close_evaluation_loaders()
         taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self.host)
         if stage == "train" and len(taken.flattened) > 1:
-            taken = joined(taken, self.host, in_sequence=self._trainer.overfit_batches > 0)
+            taken = joined(taken, self.host)
         self._to_wrap = [stage] * len(taken.flattened)
         return taken
 
@@ -586,6 +586,8 @@ class ElasticMixin(CollectivesMixin):
             return dataloader  # to Lightning, that is a loader without batches
         if isinstance(dataloader, JointLoader):
             check_joint(dataloader, self.host)
+            if self._trainer.overfit_batches > 0:
+                hooks.stop_shuffling(dataloader.several, self.host)
             for loader in dataloader.loaders:
                 self._checked(loader, stage)
             return self._wrap_train_loader(dataloader, JointReading(dataloader))

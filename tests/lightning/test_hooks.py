@@ -101,6 +101,7 @@ HOOKS = [
     Hook("trainer.test_loop._data_source", "dataloader", "combine_loaders"),
     Hook("trainer.predict_loop._data_source", "dataloader", "combine_loaders"),
     Hook("data_connector_module", "_worker_check", "advise_on_workers"),
+    Hook("data_connector_module", "_resolve_overfit_batches", "stop_shuffling"),
     Hook("fit_loop", "_last_train_dl_reload_epoch", "loop_fields"),
     Hook("fit_loop._data_fetcher", "length", "set_epoch_length", "int"),
     Hook("fit_loop._data_fetcher", "fetched", "set_epoch_length", "int"),

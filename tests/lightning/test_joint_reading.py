@@ -127,6 +127,12 @@ def test_training_goes_on_in_the_middle_of_an_epoch(mode: str, tmp_path: Path) -
     assert rest[1:] == whole[1:]
 
 
+def test_overfitting_shuffles_no_loader() -> None:
+    given = loaders(shuffle=True)
+    ours, plain = (train(strategy, given, overfit_batches=2) for strategy in (strategy_for(HOSTS[0])(), "auto"))
+    assert ours == plain
+
+
 def test_users_see_their_loaders_in_their_structure() -> None:
     given = loaders()
     seen: list[Any] = []
