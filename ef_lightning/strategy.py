@@ -256,15 +256,16 @@ class ElasticMixin(CollectivesMixin):
                 self._worker.session.evict_stragglers()
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
-        self._stay_one_if_needed(self.lightning_module.trainer)
-        self._set_up_checkpoints(self.lightning_module.trainer)
+        self._trainer = trainer = self.lightning_module.trainer  # whose `setup` hooks may ask for loaders
+        hooks.keep_samplers(trainer)
+        self._stay_one_if_needed(trainer)
+        self._set_up_checkpoints(trainer)
 
     def _stay_one_if_needed(self, trainer: Any) -> None:
-        """A worker that is the only one may use callbacks that nobody could catch up with, if nobody joins it."""
+        """The only worker may use callbacks that nobody could catch up with. A newcomer that has them is refused."""
         session, names = self.session, callbacks_of_one(trainer)
         if self._here.elastic and session.world_size == 1 and not session.newcomer and names:
             logger.warning("no worker can join this one while %s is used", ", ".join(sorted(names)))
-            session.close()
             self._stays_one = True
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
@@ -293,12 +294,11 @@ class ElasticMixin(CollectivesMixin):
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
-        changes = self._here.elastic and not self._stays_one and not self.session.newcomer
+        changes = self._here.elastic and not self._stays_one
         check_trainer(trainer, self.host, elastic=changes, saved=self._checkpoints is not None)
         self._trainer = trainer
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
-        hooks.keep_samplers(trainer)
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
@@ -504,6 +504,7 @@ class ElasticMixin(CollectivesMixin):
 
         Where there are none, the program may catch the exception and train again, so newcomers are told at its end.
         """
+        super().on_exception(exception)  # type: ignore[misc]
         if self._worker is None or isinstance(exception, SystemExit):
             return
         self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
@@ -516,14 +517,14 @@ class ElasticMixin(CollectivesMixin):
     # ------------------------------------------------------------ data
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Wrap the user's loaders."""
+        """Wrap the user's loaders, for a run of the Trainer."""
+        if self._trainer is None or self._in_trial:
+            return dataloader
         if not isinstance(dataloader, DataLoader):
             raise UnsupportedError(
                 "only a torch DataLoader (or a subclass) can be dealt to a changing number of workers. "
                 f"Received: {type(dataloader).__module__}.{type(dataloader).__qualname__}"
             )
-        if self._in_trial:
-            return dataloader
         if self._trainer.training:
             return self._wrap_train_loader(dataloader)
         return self._wrap_evaluation_loader(dataloader)
@@ -607,7 +608,7 @@ class ElasticMixin(CollectivesMixin):
         step = self._global_step
         if step is not None and not step.in_extra_pass:
             step.begin(args[1:])
-        if not self._here.elastic and step is None:
+        if self._in_trial or (not self._here.elastic and step is None):
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = self._train_loader
         with self._keeping_step(loader is not None and loader.padding):
