@@ -29,7 +29,8 @@ class WorkerStatus:
     Args:
         pid: Its process.
         host: Its machine.
-        step: Updates that it has made.
+        step: Updates that it has made in its training.
+        training: Number of that training in its program.
         loss: Of the newest one.
         time: Of its newest event, in seconds since the epoch.
     """
@@ -37,6 +38,7 @@ class WorkerStatus:
     pid: int = 0
     host: str = ""
     step: int = 0
+    training: int = 1
     loss: float | None = None
     time: float = 0.0
 
@@ -80,6 +82,8 @@ class Status:
                 self._samples.append((record["time"], sum(end - start for start, end in record["mine"])))
             case "checkpoint":
                 self.num_checkpoints += 1
+            case "training":
+                worker.training = record["number"]
         self._tell(record)
 
     def _begins_anew(self, members: Sequence[str]) -> bool:
@@ -89,11 +93,12 @@ class Status:
     def _tell(self, record: dict[str, Any]) -> None:
         """What happens to all is told by all of them: once is enough."""
         kind = record["kind"]
-        if kind in _SILENT:
+        if kind in _SILENT or (kind == "training" and record["number"] == 1):
             return
         told = {name: value for name, value in record.items() if name not in ("v", "time", "worker", "rank", "pause_s")}
-        by_all = kind in ("view", "epoch", "evaluation", "run", "rollback")
-        key = (kind, None if by_all else record["worker"], json.dumps(told, sort_keys=True))
+        by_all = kind in ("view", "training", "epoch", "evaluation", "run", "rollback")
+        training = self.workers[record["worker"]].training
+        key = (kind, None if by_all else record["worker"], training, json.dumps(told, sort_keys=True))
         if key not in self._seen:
             self._seen.add(key)
             self._told.append((record["time"], _sentence(record)))
@@ -164,6 +169,8 @@ def _sentence(record: dict[str, Any]) -> str:
             return f"view of {record['world_size']} workers: {record['reason']}"
         case "admitted":
             return f"{worker} was admitted at step {record['step']}"
+        case "training":
+            return f"training {record['number']} of the program begins"
         case "epoch":
             return f"epoch {record['epoch']} begins"
         case "evaluation":

@@ -268,20 +268,32 @@ class ElasticMixin(CollectivesMixin):
                 self._worker.session.evict_stragglers()
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
-        self._stay_one_if_needed(self.lightning_module.trainer)
-        self._set_up_checkpoints(self.lightning_module.trainer)
+        self._trainer = trainer = self.lightning_module.trainer
+        self._stay_one_if_needed(trainer)
+        self._set_up_checkpoints(trainer)
+        self._take_loaders(trainer)
+
+    def _take_loaders(self, trainer: Any) -> None:
+        """Before the hooks `setup` of the user's, which may ask how many steps there will be."""
+        hooks.keep_samplers(trainer)
+        if self._fits(trainer):
+            self._set_up_schedules(trainer)
+        hooks.combine_loaders(trainer, self._combine)
+        hooks.surround_evaluation_steps(trainer, lambda: self._leaving_no_trace(self.padding))
+
+    def _fits(self, trainer: Any) -> bool:
+        return bool(trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING)
 
     def _stay_one_if_needed(self, trainer: Any) -> None:
-        """A worker that is the only one may use callbacks that nobody could catch up with, if nobody joins it."""
+        """The only worker may use callbacks that nobody could catch up with. A newcomer that has them is refused."""
         session, names = self.session, callbacks_of_one(trainer)
         if self._here.elastic and session.world_size == 1 and not session.newcomer and names:
             logger.warning("no worker can join this one while %s is used", ", ".join(sorted(names)))
-            session.close()
             self._stays_one = True
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
         here = self._here
-        if trainer.state.fn != self.host.get("trainer.states", "TrainerFn").FITTING:
+        if not self._fits(trainer):
             return
         self._saved_schedules = None  # of another training
         here.begin_training()
@@ -306,17 +318,12 @@ class ElasticMixin(CollectivesMixin):
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
-        changes = self._here.elastic and not self._stays_one and not self.session.newcomer
+        changes = self._here.elastic and not self._stays_one
         check_trainer(trainer, self.host, elastic=changes, saved=self._checkpoints is not None)
-        self._trainer = trainer
+        fitting = self._fits(trainer)
+        self._load_schedules()
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
-        hooks.keep_samplers(trainer)
-        fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
-        if fitting:
-            self._set_up_schedules(trainer)
-        hooks.combine_loaders(trainer, self._combine)
-        hooks.surround_evaluation_steps(trainer, lambda: self._leaving_no_trace(self.padding))
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
@@ -364,6 +371,9 @@ class ElasticMixin(CollectivesMixin):
     def _begin_trial(self, trainer: Any) -> None:
         """Until the training itself begins, a callback tries out others, which are none of the job's."""
         self._in_trial = True
+        self._forget_train_loader(trainer)
+
+    def _forget_train_loader(self, trainer: Any) -> None:
         if self._train_loader is not None:
             self._train_loader.close()
             self._train_loader = None
@@ -416,14 +426,17 @@ class ElasticMixin(CollectivesMixin):
         hooks.show_rates(trainer, self.host, self._compensated)
 
     def _set_up_schedules(self, trainer: Any) -> None:
-        """Before the optimizers are made: their schedules may ask how many steps the training has."""
         if self.schedules != "samples" or self.global_batch_size is not None:
             return  # an update is one update in each world
         world_size = self.session.completed_in.world_size
-        schedules = Schedules(trainer, self.session, world_size=world_size, loader=lambda: self._train_loader)
-        if self._saved_schedules is not None:
-            schedules.load_state(self._saved_schedules)
-        self._schedules = schedules
+        self._schedules = Schedules(trainer, self.session, world_size=world_size, loader=lambda: self._train_loader)
+
+    def _load_schedules(self) -> None:
+        schedules, saved = self._schedules, self._saved_schedules
+        if schedules is None or saved is None:
+            return
+        schedules.load_state(saved)
+        self._forget_train_loader(self._trainer)  # a hook `setup` of the user's may have asked for it
 
     @property
     def _follows_samples(self) -> bool:
@@ -556,6 +569,7 @@ class ElasticMixin(CollectivesMixin):
 
         Where there are none, the program may catch the exception and train again, so newcomers are told at its end.
         """
+        super().on_exception(exception)  # type: ignore[misc]
         if self._worker is None or isinstance(exception, SystemExit):
             return
         self._log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
@@ -695,7 +709,7 @@ class ElasticMixin(CollectivesMixin):
         step = self._global_step
         if step is not None and not step.in_extra_pass:
             step.begin(args[1:])
-        if not self._here.elastic and step is None:
+        if self._in_trial or (not self._here.elastic and step is None):
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = self._train_loader
         with self._leaving_no_trace(loader is not None and loader.padding):

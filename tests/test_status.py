@@ -59,6 +59,18 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert status.samples_per_second(time.time() + 60) == 0.0
 
 
+def test_status_tells_of_each_training_of_a_program_once(tmp_path: Path) -> None:
+    for log in write_run(tmp_path):
+        for number in (1, 2):
+            log.write("training", number=number)
+            log.write("epoch", epoch=0, length=16)
+    status = Status(tmp_path)
+    status.update()
+    told = [text for _, text in status._told]
+    assert told.count("epoch 0 begins") == 2
+    assert [text for text in told if "training" in text] == ["training 2 of the program begins"]
+
+
 def test_status_tells_of_stragglers(tmp_path: Path) -> None:
     logs = write_run(tmp_path)
     logs[1].write("straggler", slow=True, ratio=0.414, waiting=0.58)

@@ -71,6 +71,31 @@ def test_module_without_an_optimizer_is_run(where: str, request: pytest.FixtureR
     assert (trainer.global_step, training.weights(module)) == (4, before)
 
 
+@pytest.mark.parametrize("where", ["alone", "in_a_job"])
+def test_number_of_steps_is_known_before_the_fit_and_in_the_modules_setup(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    if where == "in_a_job":
+        request.getfixturevalue("world_of_one")
+    pl = importlib.import_module(HOSTS[0])
+
+    class Planning(training.regression(pl)):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return training.loader(32)
+
+        def setup(self, stage: str) -> None:
+            self.planned = self.trainer.estimated_stepping_batches
+
+    module = Planning()
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])())
+    trainer.strategy.connect(module)
+    trainer.fit_loop._data_source.instance = module
+    module.trainer = trainer
+    assert trainer.estimated_stepping_batches == 16
+    trainer.fit(module)
+    assert (module.planned, trainer.global_step) == (16, 16)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_process_alone_validates_by_its_clock(host: str) -> None:
     pl = importlib.import_module(host)

@@ -1,8 +1,9 @@
-"""Programs that train more than once: pre-training and fine-tuning, folds, another try after an exception."""
+"""Programs that train more than once, try again after an exception, or have callbacks that nobody can catch up with."""
 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from ef_common.audit import audit
 from ef_common.launch import process
+from ef_common.testing.harness import HarnessError, Job
 from ef_lightning import strategy_for
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
@@ -104,3 +106,31 @@ def test_exception_that_the_program_catches_ends_no_job_of_one(
     if run_dir is not None:
         report = audit(run_dir)
         assert report.ok, str(report)
+
+
+def averaged(host: str, gate: Path) -> int:
+    """Waits in its third step until there is this file."""
+    pl = training.use(host)
+
+    class Waiting(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            while trainer.global_step == 2 and not gate.exists():
+                time.sleep(0.01)
+
+    callbacks = [pl.callbacks.StochasticWeightAveraging(0.01), Waiting()]
+    trainer = training.trainer(pl, callbacks=callbacks)
+    trainer.fit(training.regression(pl)(), training.loader(32))
+    return int(trainer.global_step)
+
+
+@pytest.mark.processes
+def test_newcomer_is_refused_where_nobody_could_catch_up_and_the_only_worker_goes_on(job: Job, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    (worker,) = job.start_world(1, averaged, HOSTS[0], gate)
+    job.view(1)
+    newcomer = job.start(averaged, HOSTS[0], gate)
+    with pytest.raises(HarnessError, match="swaps schedulers"):
+        newcomer.result()
+    gate.touch()
+    assert worker.result() == 16
+    job.audit()
