@@ -6,9 +6,10 @@ the name of what moved when a release of Lightning changes one.
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
@@ -193,7 +194,12 @@ def _results(trainer: Any) -> list[Any]:
 _META = "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx metric_attribute"
 
 
-_REDUCTIONS = ("mean", "sum", "min", "max", "amin", "amax")
+_REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+def reduction_of(reduce_fx: Callable[..., Any]) -> str:
+    """Name of what `self.log(reduce_fx=...)` reduces with."""
+    return str(reduce_fx.__name__)
 
 
 def _describe(key: str, result: Any) -> dict[str, Any]:
@@ -202,7 +208,8 @@ def _describe(key: str, result: Any) -> dict[str, Any]:
         "key": key,
         "is_tensor": result.is_tensor,
         "has_reset": result.has_reset,
-        "reduce_fx": meta.reduce_fx.__name__,
+        "reduce_fx": reduction_of(meta.reduce_fx),
+        "builtin": meta.reduce_fx in (sum, min, max),
         "sync": [meta.sync.should, meta.sync.rank_zero_only],
         "dtypes": {name: getattr(result, name).dtype for name in result._defaults},
         "fields": {name: getattr(meta, name) for name in _META.split()},
@@ -213,7 +220,8 @@ def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: 
     module = "trainer.connectors.logger_connector.result"
     if described["reduce_fx"] not in _REDUCTIONS:
         raise ProtocolError(f"unknown reduction of a metric. Received: {described['reduce_fx']!r}")
-    meta = host.get(module, "_Metadata")(reduce_fx=getattr(torch, described["reduce_fx"]), **described["fields"])
+    reduce_fx = getattr(builtins if described["builtin"] else torch, described["reduce_fx"])
+    meta = host.get(module, "_Metadata")(reduce_fx=reduce_fx, **described["fields"])
     should, rank_zero_only = described["sync"]
     meta.sync = host.get(module, "_Sync")(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
     result = host.get(module, "_ResultMetric")(meta, described["is_tensor"]).to(trainer.strategy.root_device)
@@ -240,28 +248,173 @@ def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> Non
             result._update_count = max(result._update_count, key in values)
 
 
-def synced_totals(trainer: Any) -> dict[str, dict[str, Tensor]]:
-    """What `self.log(sync_dist=True)` has accumulated here, and reduces over the workers at the end of the epoch."""
-    results = trainer._results or {}
-    synced = [key for key, r in results.items() if r.is_tensor and r.meta.on_epoch and _is_synced(r.meta.sync)]
-    return {key: {name: getattr(results[key], name) for name in results[key]._defaults} for key in synced}
+def live_keys(trainer: Any) -> set[str]:
+    """Keys that `self.log` has filled since they were reset, in the loop that runs now."""
+    return {key for key, result in (trainer._results or {}).items() if not result.has_reset}
 
 
-def _is_synced(sync: Any) -> bool:
-    return bool(sync.should) and not sync.rank_zero_only
+def empty_others(trainer: Any, live: Collection[str]) -> None:
+    """Take all keys but these for reset ones."""
+    for key, result in (trainer._results or {}).items():
+        if key not in live:
+            result.has_reset = True
 
 
-def set_reduced(trainer: Any, key: str, totals: Sequence[dict[str, Tensor]]) -> None:
-    """Reduce one of these values from what it is in each worker, instead of asking them at the end of the epoch."""
-    result = trainer._results[key]
-    values = torch.stack([total["value"].double() for total in totals])
-    if result.meta.is_mean_reduction:
-        reduced = values.sum(0) / torch.stack([total["cumulated_batch_size"].double() for total in totals]).sum(0)
-    elif result.meta.is_sum_reduction:
-        reduced = values.sum(0)
+def epoch_results(trainer: Any) -> dict[str, dict[str, Any]]:
+    """What `self.log` has collected in the loop that runs now and shows at its end: key → what it is and holds.
+
+    A value is *pending* until it has been computed. Of a torchmetrics object, nothing but its name is told.
+    """
+    return {
+        key: {
+            **_describe(key, result),
+            "pending": result._computed is None,
+            "totals": {name: getattr(result, name) for name in result._defaults},
+        }
+        for key, result in (trainer._results or {}).items()
+        if result.meta.on_epoch and not result.has_reset and (result._update_count or not result.is_tensor)
+    }
+
+
+def show_result(trainer: Any, host: Host, described: dict[str, Any], value: Tensor | None) -> Any:
+    """Have a value shown at the end of the loop that runs now, also where it was not logged.
+
+    Args:
+        trainer: The Trainer.
+        host: The class tree.
+        described: What :func:`epoch_results` says of it.
+        value: None for a torchmetrics object, which is computed now.
+
+    Returns:
+        What is shown.
+    """
+    results, key = trainer._results, described["key"]
+    if key not in results:
+        results[key] = _empty_result(host, trainer, described, dict(trainer.lightning_module.named_modules()))
+    result = results[key]
+    result.has_reset = False
+    result._computed = None if value is None else value.to(result.value.device)
+    if value is None:
+        _forget_computed(result.value)
+        result.compute()
+    return result._computed
+
+
+def _forget_computed(metric: Any) -> None:
+    for part in metric.modules():
+        if hasattr(part, "_computed"):
+            part._computed = None
+
+
+def computed(result: Any) -> Any:
+    """What is shown of a result at the end of an epoch; None as long as it is pending."""
+    return result._computed
+
+
+def shown_here(result: Any) -> Any:
+    """What this worker alone would show of a pending value."""
+    if not result.is_tensor:
+        value = result.value.compute()
+        _forget_computed(result.value)
+    elif result.meta.is_mean_reduction:
+        value = result.value / result.cumulated_batch_size
     else:
-        reduced = values.amax(0) if result.meta.is_max_reduction else values.amin(0)
-    result._computed = reduced.to(result.value.dtype).to(result.value.device)
+        value = result.value
+    return value.detach() if isinstance(value, Tensor) and not result.meta.enable_graph else value
+
+
+def reductions(trainer: Any) -> dict[str, str]:
+    """How to reduce what a batch has logged, by the name under which it is shown; "first" if it is reduced already."""
+    known = {}
+    for results in {id(r): r for r in (*_results(trainer), trainer._results or {})}.values():
+        for result in results.values():
+            for name in (*results._forked_name(result, True), results._forked_name(result, False)[1]):
+                is_common = result.meta.sync.should or result.meta.sync.rank_zero_only
+                known[name] = "first" if is_common else reduction_of(result.meta.reduce_fx)
+    return known
+
+
+def in_batch(trainer: Any) -> bool:
+    """Whether values of a batch are shown now, not those of an epoch."""
+    return trainer._logger_connector._first_loop_iter is not None
+
+
+class LoggingHooks:
+    """Places at which all workers pass, and at which values that were logged are shown or decided by.
+
+    Args:
+        trainer: The Trainer.
+        host: The class tree.
+        settle: Called when an epoch's values are complete, before anybody reads them, and again when the hooks at its
+            end may have logged more.
+        show: Called with Lightning's own function, a result and whether the batch's value is wanted; what is shown.
+        candidates: Called with the values of a batch that a ModelCheckpoint decides by; those that it gets.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        host: Host,
+        *,
+        settle: Callable[[], None],
+        show: Callable[[Callable[..., Any], Any, bool], Any],
+        candidates: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self._trainer, self._host = trainer, host
+        self._settle, self._show, self._candidates = settle, show, candidates
+        self._hooked: list[tuple[Any, str]] = []
+
+    def attach(self) -> None:
+        """Begin to call."""
+        trainer, connector = self._trainer, self._trainer._logger_connector
+        self._hook(connector, "epoch_end_reached", self._epoch_end_reached)
+        self._hook(connector, "on_epoch_end", self._settled_first)
+        self._hook(trainer.fit_loop.epoch_loop, "_get_monitor_value", self._monitor_value)
+        for loop in (trainer.fit_loop.epoch_loop, *_evaluation_loops(trainer)):
+            self._hook(loop._results, "_get_cache", self._show)
+        monitoring = [c for c in trainer.callbacks if isinstance(c, self._monitoring)]
+        for callback in monitoring[:1]:  # Lightning calls these last
+            self._hook(callback, "on_train_epoch_end", self._settled_first)
+        for callback in monitoring:
+            if isinstance(callback, self._host.get("callbacks", "ModelCheckpoint")):
+                self._hook(callback, "_monitor_candidates", self._monitor_candidates)
+
+    def detach(self) -> None:
+        """Leave everything as it was."""
+        for owner, name in self._hooked:
+            vars(owner).pop(name, None)
+        self._hooked.clear()
+
+    @property
+    def _monitoring(self) -> tuple[type, ...]:
+        return self._host.get("callbacks", "Checkpoint"), self._host.get("callbacks", "EarlyStopping")
+
+    def _hook(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
+        setattr(owner, name, partial(act, getattr(owner, name)))
+        self._hooked.append((owner, name))
+
+    def _epoch_end_reached(self, original: Callable[[], None]) -> None:
+        original()
+        if active_evaluation_loop(self._trainer) is None:
+            self._settle()
+
+    def _settled_first(self, original: Callable[..., None], *args: Any) -> None:
+        self._settle()
+        original(*args)
+
+    def _monitor_value(self, original: Callable[[str], Any], key: str) -> Any:
+        value = original(key)
+        if not in_batch(self._trainer):
+            return value
+        return self._candidates({} if value is None else {key: value}).get(key)
+
+    def _monitor_candidates(self, original: Callable[[Any], dict[str, Any]], trainer: Any) -> dict[str, Any]:
+        found = original(trainer)
+        return self._candidates(found) if in_batch(trainer) and trainer.training else found
+
+
+def _evaluation_loops(trainer: Any) -> list[Any]:
+    return [trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop]
 
 
 def set_zero_batch_size(trainer: Any) -> None:

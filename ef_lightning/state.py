@@ -46,6 +46,7 @@ class TrainerState:
         compensator: The ratio of the run; None if there is nothing to compensate.
         claiming: Its claims.
         checkpoints: Those that are taken of it, if there are any.
+        adopted: Called when Lightning's dicts of metrics have come from elsewhere.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class TrainerState:
         compensator: Compensator | None,
         claiming: Claiming,
         checkpoints: TrainerCheckpoints | None = None,
+        adopted: Callable[[], None] = lambda: None,
     ) -> None:
+        self._adopted = adopted
         self._claiming = claiming
         self._trainer = trainer
         self._checkpoints = checkpoints
@@ -226,6 +229,7 @@ class TrainerState:
         for name, metrics in hooks.metric_dicts(trainer).items():
             metrics.clear()
             metrics.update(state["metrics"][name])
+        self._adopted()
         hooks.load_log_state(trainer, self._host, state["logged"])
         if self._reducer is not None:
             self._reducer.attach(state["reduced"])

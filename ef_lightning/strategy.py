@@ -45,8 +45,9 @@ from ef_lightning.environment import environment_for
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
+from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
-from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
+from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
@@ -130,6 +131,7 @@ class ElasticMixin(CollectivesMixin):
         self._saved_compensation: dict[str, Any] | None = None
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
+        self._logged: Logged | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
@@ -241,6 +243,16 @@ class ElasticMixin(CollectivesMixin):
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
+        if self._here.elastic:
+            self._logged = Logged(
+                trainer,
+                self.host,
+                self.session,
+                metrics=self._metrics,
+                gather=self._gather,
+                weight=self._weight_of_batch,
+            )
+            self._logged.attach()
         if self._here.elastic and not self.session.newcomer:
             self._agree_on_start(trainer)
         fitting = trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING
@@ -268,6 +280,7 @@ class ElasticMixin(CollectivesMixin):
             compensator=None if self._compensation is None else self._compensation.compensator,
             checkpoints=checkpoints,
             claiming=self._claiming,
+            adopted=lambda: None if self._logged is None else self._logged.adopt(),
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)
@@ -330,6 +343,9 @@ class ElasticMixin(CollectivesMixin):
             hooks.hide_rates(self._trainer, self.host)
             self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
             self._compensation = None
+        if self._logged is not None:
+            self._logged.detach()
+            self._logged = None
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
@@ -360,15 +376,15 @@ class ElasticMixin(CollectivesMixin):
     def on_validation_start(self) -> None:
         """Metrics may have been made since the set-up."""
         self._connect_metrics()
-        if self._metrics is not None:
-            self._metrics.evaluation = Contributions(self._trainer)
+        if self._logged is not None:
+            self._logged.begin_evaluation()
 
     on_test_start = on_validation_start
 
     def on_validation_end(self) -> None:
         """Everybody has the result of the evaluation."""
-        if self._metrics is not None:
-            self._metrics.evaluation = None
+        if self._logged is not None:
+            self._logged.end_evaluation()
         with leaving_cleanly():
             self.session.run(Barrier())
 
@@ -470,7 +486,7 @@ class ElasticMixin(CollectivesMixin):
             log=self._log,
             stage=stage,
             index=len(self._evaluation_loaders),
-            contributions=lambda: None if self._metrics is None else self._metrics.evaluation,
+            contributions=lambda: None if self._logged is None else self._logged.evaluation,
         )
         self._evaluation_loaders.append(loader)
         return loader
@@ -521,6 +537,10 @@ class ElasticMixin(CollectivesMixin):
         if self._train_loader is None:
             return [1.0 / view.world_size] * view.world_size
         return self._train_loader.weights(view)
+
+    def _weight_of_batch(self) -> float:
+        view = self.session.completed_in
+        return float(self._weights(view)[view.rank_of(self.session.worker.id) or 0])
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
