@@ -578,8 +578,22 @@ def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
     """Make the loggers of this worker write where those of rank 0 do, should it become rank 0."""
     for log, version in zip(trainer.loggers, versions, strict=True):
         is_name = isinstance(version, int) or (isinstance(version, str) and re.fullmatch(r"\w[\w.=-]*", version))
-        if hasattr(log, "_version") and is_name:  # a store may have named a folder elsewhere
-            log._version = version
+        if is_name:  # a store may have named a folder elsewhere
+            _set_run(log, version)
+
+
+def _set_run(log: Any, version: Any) -> None:
+    fields = vars(log)
+    if "_version" in fields:  # CSV, TensorBoard
+        log._version = version
+    elif "_wandb_init" in fields:
+        log._id = log._wandb_init["id"] = version
+    elif "_mlflow_client" in fields:
+        log._run_id = version
+    elif "_experiment_key" in fields and log._experiment_key != version:  # Comet, which begins one when it is made
+        if log._experiment is not None:
+            log._experiment.end()
+        log._experiment, log._experiment_key, log._mode = None, version, "get"
 
 
 def step_to_log(trainer: Any) -> int | None:

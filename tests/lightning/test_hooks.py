@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
@@ -282,6 +283,25 @@ def test_versions_of_loggers_are_taken_if_they_name_no_other_folder(host: str, t
         assert hooks.logger_versions(trainer) == ["a.b=c"]
 
 
+RUN_FIELDS = {
+    "csv_logs.CSVLogger": {"_version"},
+    "tensorboard.TensorBoardLogger": {"_version"},
+    "wandb.WandbLogger": {"_wandb_init", "_id", "_experiment"},
+    "mlflow.MLFlowLogger": {"_mlflow_client", "_run_id"},
+    "comet.CometLogger": {"_experiment_key", "_experiment", "_mode"},
+}
+"""What names the run of a logger, whose package may not be installed."""
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", RUN_FIELDS)
+def test_loggers_keep_the_name_of_their_run_where_it_is_expected(host: str, name: str) -> None:
+    module, kind = name.split(".")
+    cls = getattr(importlib.import_module(f"{host}.loggers.{module}"), kind)
+    source = "".join(inspect.getsource(base.__init__) for base in cls.__mro__[:-1] if "__init__" in vars(base))
+    assert [field for field in RUN_FIELDS[name] if f"self.{field} = " not in source.replace(": ", " = ")] == []
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_counters_and_reductions_that_there_are_not_are_refused(host: str) -> None:
     pl = importlib.import_module(host)
@@ -372,7 +392,7 @@ def test_metric_states_are_synchronized_by_one_method() -> None:
 
 @pytest.mark.parametrize("name", TOUCHING)
 def test_no_private_attribute_is_touched_that_is_not_listed(name: str) -> None:
-    listed = {hook.name for hook in HOOKS} | {"_C"}
+    listed = {hook.name for hook in HOOKS} | {"_C"}.union(*RUN_FIELDS.values())
     assert private_attributes(SOURCES / name) <= listed
 
 
