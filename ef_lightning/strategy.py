@@ -49,6 +49,7 @@ from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
+from ef_lightning.progress import Progress
 from ef_lightning.state import TrainerState
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
 
@@ -132,6 +133,7 @@ class ElasticMixin(CollectivesMixin):
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
         self._logged: Logged | None = None
+        self._progress: Progress | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._sync_gradients = True
@@ -206,6 +208,7 @@ class ElasticMixin(CollectivesMixin):
             self._worker = this_worker(self.backend)
             if self.evict_stragglers:
                 self._worker.session.evict_stragglers()
+        self._progress = Progress(self.lightning_module.trainer, self.session)
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
         self._set_up_checkpoints(self.lightning_module.trainer)
@@ -230,6 +233,8 @@ class ElasticMixin(CollectivesMixin):
         self.host.set_rank(self.session.rank)
         if self._logs is not None:
             self._logs.follow_ranks()
+        if self._progress is not None:
+            self._progress.follow_ranks()
 
     # ------------------------------------------------------------ set-up and teardown
 
@@ -352,6 +357,9 @@ class ElasticMixin(CollectivesMixin):
         if self._logs is not None:
             self._logs.detach()
             self._logs = None
+        if self._progress is not None:
+            self._progress.end()
+            self._progress = None
         if self._checkpoints is not None:
             self._checkpoints.stop()
             self._checkpoints = None
@@ -367,6 +375,7 @@ class ElasticMixin(CollectivesMixin):
 
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
+        self._begin_progress()
         self._connect_metrics()
         hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
@@ -375,6 +384,8 @@ class ElasticMixin(CollectivesMixin):
 
     def on_validation_start(self) -> None:
         """Metrics may have been made since the set-up."""
+        if not self._trainer.sanity_checking:
+            self._begin_progress()
         self._connect_metrics()
         if self._logged is not None:
             self._logged.begin_evaluation()
@@ -390,6 +401,14 @@ class ElasticMixin(CollectivesMixin):
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
+
+    def on_predict_start(self) -> None:
+        """A prediction begins."""
+        self._begin_progress()
+
+    def _begin_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.begin()
 
     def _connect_metrics(self) -> None:
         if self._metrics is not None:
