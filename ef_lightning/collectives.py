@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ef_common.collectives import torch_operations as operations
+from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
@@ -44,8 +45,9 @@ class CollectivesMixin:
         return False
 
     def _gather(self, value: Any) -> list[Any]:
-        if self._alone:
-            return [value]
+        return [value] if self._alone else self._gather_in_view(value)[0]
+
+    def _gather_in_view(self, value: Any) -> tuple[list[Any], View]:
         if self._in_part:
             raise UnsupportedError(
                 "with global_batch_size, training_step is called for parts of a batch, as often as each worker has "
@@ -53,7 +55,7 @@ class CollectivesMixin:
                 "global_batch_size"
             )
         with leaving_cleanly():
-            return operations.gather(self.session, value)[0]
+            return operations.gather(self.session, value)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""

@@ -74,6 +74,11 @@ def _showing_users_loaders(base: Any) -> Any:
 class _ShowingUsersLoaders:
     """Everything but the base class, which is Lightning's CombinedLoader or a user's subclass of it."""
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is a CombinedLoader of the user's loaders: what ElasticFlow has put in their place is not copied."""
+        base = type(self).__mro__[2]
+        return _empty, (base,), vars(self)
+
     @property
     def flattened(self) -> list[Any]:
         """The loaders that the loop reads."""
@@ -85,3 +90,7 @@ class _ShowingUsersLoaders:
         shown = [loader.user_loader if isinstance(loader, WrappedLoader) else loader for loader in loaders]
         super(_ShowingUsersLoaders, type(self)).flattened.fset(self, shown)  # type: ignore[misc]
         self._flattened = loaders
+
+
+def _empty(kind: Any) -> Any:
+    return kind.__new__(kind)

@@ -20,8 +20,8 @@ from ef_common.data.coverage import Coverage
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
+from ef_lightning.contributions import Contributions
 from ef_lightning.data_workers import PlannedLoader, WrappedLoader
-from ef_lightning.metrics import Contributions
 from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,8 @@ class EvaluationLoader(WrappedLoader):
         contributions = self._contributions()
         mine = None
         if contributions is not None:
-            mine = {"worker": self._session.worker.id, "metrics": contributions.own()}
+            num_samples = sum(len(batch) for batch in self._batches[: self._num_own])
+            mine = {"worker": self._session.worker.id, "metrics": contributions.own(num_samples)}
         missing, results = self._coverage.exchange(mine)
         if missing is not None:
             self._take(*missing)

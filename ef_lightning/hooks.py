@@ -6,9 +6,10 @@ the name of what moved when a release of Lightning changes one.
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
@@ -77,15 +78,13 @@ def combine_loaders(trainer: Any, combine: Callable[[Any, str], Any]) -> None:
     """
     for stage, loops in {"train": (trainer.fit_loop,), **_evaluation_loops(trainer)}.items():
         for loop in loops:
-            source = loop._data_source
-            vars(source).pop("dataloader", None)
-            source.dataloader = partial(_combined, source.dataloader, combine, stage)
+            replace(loop._data_source, "dataloader", partial(_combining, combine, stage))
 
 
 def release_loaders(trainer: Any) -> None:
     """Undo it."""
     for loop in (trainer.fit_loop, *(loop for loops in _evaluation_loops(trainer).values() for loop in loops)):
-        vars(loop._data_source).pop("dataloader", None)
+        put_back(loop._data_source, "dataloader")
 
 
 def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
@@ -97,8 +96,8 @@ def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _combined(ask: Callable[[], Any], combine: Callable[[Any, str], Any], stage: str) -> Any:
-    return combine(ask(), stage)
+def _combining(combine: Callable[[Any, str], Any], stage: str, ask: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: combine(ask(), stage)
 
 
 def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
@@ -279,14 +278,13 @@ def active_evaluation_loop(trainer: Any) -> Any:
 def surround_evaluation_steps(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
     """Have each step of a validation or a test, and the hooks before and after it, run within a context."""
     for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
-        vars(loop).pop("_evaluation_step", None)
-        loop._evaluation_step = partial(_within, surround, loop._evaluation_step)
+        replace(loop, "_evaluation_step", lambda step: partial(_within, surround, step))
 
 
 def leave_evaluation_steps(trainer: Any) -> None:
     """Undo it."""
     for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
-        vars(loop).pop("_evaluation_step", None)
+        put_back(loop, "_evaluation_step")
 
 
 def _within(surround: Callable[[], AbstractContextManager[None]], act: Callable[..., None], *args: Any) -> None:
@@ -357,7 +355,12 @@ def _results(trainer: Any) -> list[Any]:
 _META = "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx metric_attribute"
 
 
-_REDUCTIONS = ("mean", "sum", "min", "max", "amin", "amax")
+_REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+def reduction_of(reduce_fx: Callable[..., Any]) -> str:
+    """Name of what `self.log(reduce_fx=...)` reduces with."""
+    return str(reduce_fx.__name__)
 
 
 def _describe(key: str, result: Any) -> dict[str, Any]:
@@ -366,7 +369,8 @@ def _describe(key: str, result: Any) -> dict[str, Any]:
         "key": key,
         "is_tensor": result.is_tensor,
         "has_reset": result.has_reset,
-        "reduce_fx": meta.reduce_fx.__name__,
+        "reduce_fx": reduction_of(meta.reduce_fx),
+        "builtin": meta.reduce_fx in (sum, min, max),
         "sync": [meta.sync.should, meta.sync.rank_zero_only],
         "dtypes": {name: getattr(result, name).dtype for name in result._defaults},
         "fields": {name: getattr(meta, name) for name in _META.split()},
@@ -377,7 +381,8 @@ def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: 
     module = "trainer.connectors.logger_connector.result"
     if described["reduce_fx"] not in _REDUCTIONS:
         raise ProtocolError(f"unknown reduction of a metric. Received: {described['reduce_fx']!r}")
-    meta = host.get(module, "_Metadata")(reduce_fx=getattr(torch, described["reduce_fx"]), **described["fields"])
+    reduce_fx = getattr(builtins if described["builtin"] else torch, described["reduce_fx"])
+    meta = host.get(module, "_Metadata")(reduce_fx=reduce_fx, **described["fields"])
     should, rank_zero_only = described["sync"]
     meta.sync = host.get(module, "_Sync")(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
     result = host.get(module, "_ResultMetric")(meta, described["is_tensor"]).to(trainer.strategy.root_device)
@@ -404,28 +409,170 @@ def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> Non
             result._update_count = max(result._update_count, key in values)
 
 
-def synced_totals(trainer: Any) -> dict[str, dict[str, Tensor]]:
-    """What `self.log(sync_dist=True)` has accumulated here, and reduces over the workers at the end of the epoch."""
-    results = trainer._results or {}
-    synced = [key for key, r in results.items() if r.is_tensor and r.meta.on_epoch and _is_synced(r.meta.sync)]
-    return {key: {name: getattr(results[key], name) for name in results[key]._defaults} for key in synced}
+def live_keys(trainer: Any) -> set[str]:
+    """Keys that `self.log` has filled since they were reset, in the loop that runs now."""
+    return {key for key, result in (trainer._results or {}).items() if not result.has_reset}
 
 
-def _is_synced(sync: Any) -> bool:
-    return bool(sync.should) and not sync.rank_zero_only
+def empty_others(trainer: Any, live: Collection[str]) -> None:
+    """Take all keys but these for reset ones."""
+    for key, result in (trainer._results or {}).items():
+        if key not in live:
+            result.has_reset = True
 
 
-def set_reduced(trainer: Any, key: str, totals: Sequence[dict[str, Tensor]]) -> None:
-    """Reduce one of these values from what it is in each worker, instead of asking them at the end of the epoch."""
-    result = trainer._results[key]
-    values = torch.stack([total["value"].double() for total in totals])
-    if result.meta.is_mean_reduction:
-        reduced = values.sum(0) / torch.stack([total["cumulated_batch_size"].double() for total in totals]).sum(0)
-    elif result.meta.is_sum_reduction:
-        reduced = values.sum(0)
+def epoch_results(trainer: Any) -> dict[str, dict[str, Any]]:
+    """What `self.log` has collected in the loop that runs now and shows at its end: key → what it is and holds.
+
+    A value is *pending* until it has been computed. Of a torchmetrics object, nothing but its name is told.
+    """
+    return {
+        key: {
+            **_describe(key, result),
+            "pending": result._computed is None,
+            "totals": {name: getattr(result, name) for name in result._defaults},
+        }
+        for key, result in (trainer._results or {}).items()
+        if result.meta.on_epoch and not result.has_reset and (result._update_count or not result.is_tensor)
+    }
+
+
+def show_result(trainer: Any, host: Host, described: dict[str, Any], value: Tensor | None) -> Any:
+    """Have a value shown at the end of the loop that runs now, also where it was not logged.
+
+    Args:
+        trainer: The Trainer.
+        host: The class tree.
+        described: What :func:`epoch_results` says of it.
+        value: None for a torchmetrics object, which is computed now.
+
+    Returns:
+        What is shown.
+    """
+    results, key = trainer._results, described["key"]
+    if key not in results:
+        results[key] = _empty_result(host, trainer, described, dict(trainer.lightning_module.named_modules()))
+    result = results[key]
+    result.has_reset = False
+    result._computed = None if value is None else value.to(result.value.device)
+    if value is None:
+        _forget_computed(result.value)
+        result.compute()
+    return result._computed
+
+
+def _forget_computed(metric: Any) -> None:
+    for part in metric.modules():
+        if hasattr(part, "_computed"):
+            part._computed = None
+
+
+def computed(result: Any) -> Any:
+    """What is shown of a result at the end of an epoch; None as long as it is pending."""
+    return result._computed
+
+
+def shown_here(result: Any) -> Any:
+    """What this worker alone would show of a pending value."""
+    if not result.is_tensor:
+        value = result.value.compute()
+        _forget_computed(result.value)
+    elif result.meta.is_mean_reduction:
+        value = result.value / result.cumulated_batch_size
     else:
-        reduced = values.amax(0) if result.meta.is_max_reduction else values.amin(0)
-    result._computed = reduced.to(result.value.dtype).to(result.value.device)
+        value = result.value
+    return value.detach() if isinstance(value, Tensor) and not result.meta.enable_graph else value
+
+
+def reductions(trainer: Any) -> dict[str, str]:
+    """How to reduce what a batch has logged, by the name under which it is shown; "first" if it is reduced already."""
+    known = {}
+    for results in {id(r): r for r in (*_results(trainer), trainer._results or {})}.values():
+        for result in results.values():
+            for name in (*results._forked_name(result, True), results._forked_name(result, False)[1]):
+                is_common = result.meta.sync.should or result.meta.sync.rank_zero_only
+                known[name] = "first" if is_common else reduction_of(result.meta.reduce_fx)
+    return known
+
+
+def in_batch(trainer: Any) -> bool:
+    """Whether values of a batch are shown now, not those of an epoch."""
+    return trainer._logger_connector._first_loop_iter is not None
+
+
+class LoggingHooks:
+    """Places at which all workers pass, and at which values that were logged are shown or decided by.
+
+    Args:
+        trainer: The Trainer.
+        host: The class tree.
+        settle: Called when an epoch's values are complete, before anybody reads them, and again when the hooks at its
+            end may have logged more.
+        show: Called with Lightning's own function, a result and whether the batch's value is wanted; what is shown.
+        candidates: Called with the values of a batch that a ModelCheckpoint decides by; those that it gets.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        host: Host,
+        *,
+        settle: Callable[[], None],
+        show: Callable[[Callable[..., Any], Any, bool], Any],
+        candidates: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self._trainer, self._host = trainer, host
+        self._settle, self._show, self._candidates = settle, show, candidates
+        self._hooked: list[tuple[Any, str]] = []
+
+    def attach(self) -> None:
+        """Begin to call."""
+        trainer, connector = self._trainer, self._trainer._logger_connector
+        self._hook(connector, "epoch_end_reached", self._epoch_end_reached)
+        self._hook(connector, "on_epoch_end", self._settled_first)
+        self._hook(trainer.fit_loop.epoch_loop, "_get_monitor_value", self._monitor_value)
+        logging_loops = (*_evaluation_loops(trainer)["val"], trainer.test_loop)
+        for loop in (trainer.fit_loop.epoch_loop, *logging_loops):
+            self._hook(loop._results, "_get_cache", self._show)
+        monitoring = [c for c in trainer.callbacks if isinstance(c, self._monitoring)]
+        for callback in monitoring[:1]:  # Lightning calls these last
+            self._hook(callback, "on_train_epoch_end", self._settled_first)
+        for callback in monitoring:
+            if isinstance(callback, self._host.get("callbacks", "ModelCheckpoint")):
+                self._hook(callback, "_monitor_candidates", self._monitor_candidates)
+
+    def detach(self) -> None:
+        """Leave everything as it was."""
+        for owner, name in self._hooked:
+            put_back(owner, name)
+        self._hooked.clear()
+
+    @property
+    def _monitoring(self) -> tuple[type, ...]:
+        return self._host.get("callbacks", "Checkpoint"), self._host.get("callbacks", "EarlyStopping")
+
+    def _hook(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
+        replace(owner, name, lambda original: partial(act, original))
+        self._hooked.append((owner, name))
+
+    def _epoch_end_reached(self, original: Callable[[], None]) -> None:
+        original()
+        if active_evaluation_loop(self._trainer) is None:
+            self._settle()
+
+    def _settled_first(self, original: Callable[..., None], *args: Any) -> None:
+        self._settle()
+        original(*args)
+
+    def _monitor_value(self, original: Callable[[str], Any], key: str) -> Any:
+        value = original(key)
+        if not in_batch(self._trainer):
+            return value
+        return self._candidates({} if value is None else {key: value}).get(key)
+
+    def _monitor_candidates(self, original: Callable[[Any], dict[str, Any]], trainer: Any) -> dict[str, Any]:
+        found = original(trainer)
+        return self._candidates(found) if in_batch(trainer) and trainer.training else found
 
 
 def set_zero_batch_size(trainer: Any) -> None:
@@ -680,8 +827,22 @@ def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
     """Make the loggers of this worker write where those of rank 0 do, should it become rank 0."""
     for log, version in zip(trainer.loggers, versions, strict=True):
         is_name = isinstance(version, int) or (isinstance(version, str) and re.fullmatch(r"\w[\w.=-]*", version))
-        if hasattr(log, "_version") and is_name:  # a store may have named a folder elsewhere
-            log._version = version
+        if is_name:  # a store may have named a folder elsewhere
+            _set_run(log, version)
+
+
+def _set_run(log: Any, version: Any) -> None:
+    fields = vars(log)
+    if "_version" in fields:  # CSV, TensorBoard
+        log._version = version
+    elif "_wandb_init" in fields:
+        log._id = log._wandb_init["id"] = version
+    elif "_mlflow_client" in fields:
+        log._run_id = version
+    elif "_experiment_key" in fields and log._experiment_key != version:  # Comet, which begins one when it is made
+        if log._experiment is not None:
+            log._experiment.end()
+        log._experiment, log._experiment_key, log._mode = None, version, "get"
 
 
 def step_to_log(trainer: Any) -> int | None:

@@ -39,6 +39,10 @@ class JointLoader:
         self.unflatten = unflatten
         self.sampler = self  # Lightning tells it the epoch
 
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        """A copy is one of the user's loaders."""
+        return _itself, (self.several,)
+
     def __iter__(self) -> Iterator[Any]:
         """Lightning tries whether it can be iterated over."""
         return iter(())
@@ -162,3 +166,7 @@ def _part(plan: Plan, number: int, start: int) -> Iterator[list[Any]]:
 
 def _num_batches(loader: DataLoader[Any]) -> int:
     return -(-num_samples(loader) // batch_size_of(loader))
+
+
+def _itself(several: Any) -> Any:
+    return several

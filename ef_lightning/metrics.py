@@ -19,54 +19,25 @@ from ef_common.session import Session
 from ef_lightning import hooks
 
 
-class Contributions:
-    """What each worker has added to the metrics of an evaluation, known to all once a pass over a loader is complete.
-
-    So a worker that is lost after it, but before the metrics are reduced, takes nothing along.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._counts = {name: metric._update_count for name, metric in self._metrics.items()}
-        self._of: dict[str, Any] = {}
-
-    @property
-    def _metrics(self) -> dict[str, Metric]:
-        return metrics_of(self._trainer.lightning_module)  # one may have been made meanwhile
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers that have contributed."""
-        return len(self._of)
-
-    def own(self) -> dict[str, Any]:
-        """This worker's, so far."""
-        updated = {n: m for n, m in self._metrics.items() if m._update_count != self._counts.get(n, 0)}
-        return {
-            "logged": hooks.synced_totals(self._trainer),
-            "metrics": {name: _state(metric) for name, metric in updated.items()},
-        }
-
-    def complete(self, found: dict[str, Any]) -> None:
-        """A pass is complete, and everybody knows what each of its workers (by id) has contributed."""
-        self._of.update(found)
-        for key in hooks.synced_totals(self._trainer):
-            totals = [c["logged"][key] for c in self._of.values() if key in c["logged"]]
-            hooks.set_reduced(self._trainer, key, totals)
-
-    def of_the_lost(self, metric: Metric, present: Sequence[str]) -> list[dict[str, Any]]:
-        """State of a metric in each worker that has contributed, and is not there any more."""
-        name = next((name for name, other in self._metrics.items() if other is metric), None)
-        lost = [contribution["metrics"] for worker, contribution in self._of.items() if worker not in present]
-        return [states[name] for states in lost if name in states]
-
-
 def metrics_of(module: Module) -> dict[str, Metric]:
     """The torchmetrics objects in a module, by name."""
     return {name: metric for name, metric in module.named_modules() if isinstance(metric, Metric)}
 
 
-def _state(metric: Metric) -> dict[str, Any]:
+def num_updates(module: Module) -> dict[str, int]:
+    """How often each of them has been updated since it was reset."""
+    return {name: metric._update_count for name, metric in metrics_of(module).items()}
+
+
+def metrics_within(module: Module, attribute: str) -> list[str]:
+    """Names of the torchmetrics objects that one of a module's is made of, itself among them."""
+    whole = dict(module.named_modules()).get(attribute)
+    parts = [] if whole is None else list(whole.modules())
+    return [name for name, metric in metrics_of(module).items() if any(metric is part for part in parts)]
+
+
+def state_of(metric: Metric) -> dict[str, Any]:
+    """What a metric has accumulated."""
     return {name: getattr(metric, name) for name in metric._reductions}
 
 
@@ -75,12 +46,18 @@ class MetricSync:
 
     All states of a metric travel together: they are then of the same members, whatever happens meanwhile, and a
     worker may hold more items in its lists than another.
+
+    Attributes:
+        of_the_lost: State of a metric in each worker that has contributed to the evaluation at hand, and is not among
+            these any more.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._connected: list[tuple[Metric, Any]] = []
-        self.evaluation: Contributions | None = None
+        self._known: dict[int, list[dict[str, Any]]] = {}
+        self._alone = False
+        self.of_the_lost: Callable[[Metric, Sequence[str]], list[dict[str, Any]]] = lambda metric, present: []
 
     def connect(self, module: Module) -> None:
         """Connect every metric in the module that has no way of its own to synchronize."""
@@ -88,7 +65,7 @@ class MetricSync:
             if metric.dist_sync_fn is None:
                 self._connected.append((metric, metric.distributed_available_fn))
                 metric.dist_sync_fn = self.gather
-                metric.distributed_available_fn = self.available
+                metric.distributed_available_fn = partial(self.available, metric)
                 if type(metric)._sync_dist is Metric._sync_dist:
                     metric._sync_dist = partial(self._synchronize, metric)  # type: ignore[method-assign]
 
@@ -108,10 +85,32 @@ class MetricSync:
         """In a pickled metric, there are no peers."""
         return _without_peers, ()
 
-    def available(self) -> bool:
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within this, a metric is computed from what this worker has."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    @contextmanager
+    def knowing(self, states: dict[int, list[dict[str, Any]]]) -> Iterator[None]:
+        """Within this, metrics (by identity) are computed from these states, and nothing is gathered."""
+        self._known = states
+        try:
+            yield
+        finally:
+            self._known = {}
+
+    def available(self, metric: Metric) -> bool:
         """Whether there are other members, or were when a pass of this evaluation was completed."""
-        contributors = 0 if self.evaluation is None else self.evaluation.num_workers
-        return max(self._session.completed_in.world_size, contributors) > 1
+        if self._alone:
+            return False
+        if id(metric) in self._known:
+            return len(self._known[id(metric)]) > 0
+        members = self._session.completed_in
+        return members.world_size > 1 or bool(self.of_the_lost(metric, members.ids))
 
     def gather(self, value: Tensor, group: Any = None) -> list[Tensor]:
         """The tensor of every member, in rank order; shapes may differ."""
@@ -119,10 +118,11 @@ class MetricSync:
         return [part.to(value.device) for part in parts]
 
     def _synchronize(self, metric: Metric, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        own = _state(metric)
-        parts, view = operations.gather(self._session, own, what=f"state of {type(metric).__name__}")
-        if self.evaluation is not None:
-            parts += self.evaluation.of_the_lost(metric, view.ids)
+        own = state_of(metric)
+        parts = self._known.get(id(metric))
+        if parts is None:
+            parts, view = operations.gather(self._session, own, what=f"state of {type(metric).__name__}")
+            parts += self.of_the_lost(metric, view.ids)
         for name, reduction in metric._reductions.items():
             values = [part[name] for part in parts]
             if isinstance(own[name], list):
@@ -147,7 +147,7 @@ def leaving_no_trace(trainer: Any) -> Iterator[None]:
     metrics = metrics_of(trainer.lightning_module).values()
     states = [{name: _copy(getattr(metric, name)) for name in metric._defaults} for metric in metrics]
     counts = [metric._update_count for metric in metrics]
-    logged = hooks.logged_values(trainer)
+    logged, live = hooks.logged_values(trainer), hooks.live_keys(trainer)
     hooks.set_zero_batch_size(trainer)
     yield
     for metric, state, count in zip(metrics, states, counts, strict=True):
@@ -156,6 +156,7 @@ def leaving_no_trace(trainer: Any) -> Iterator[None]:
         metric._update_count = count
         metric._computed = None
     hooks.set_logged_values(trainer, logged)
+    hooks.empty_others(trainer, live)
 
 
 def _copy(state: Any) -> Any:

@@ -48,6 +48,7 @@ class TrainerState:
         claiming: Its claims.
         schedules: Its schedules, if they follow the samples.
         checkpoints: Those that are taken of it, if there are any.
+        adopted: Called when Lightning's dicts of metrics have come from elsewhere.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class TrainerState:
         claiming: Claiming,
         schedules: Schedules | None = None,
         checkpoints: TrainerCheckpoints | None = None,
+        adopted: Callable[[], None] = lambda: None,
     ) -> None:
+        self._adopted = adopted
         self._claiming = claiming
         self._schedules = schedules
         self._trainer = trainer
@@ -239,6 +242,7 @@ class TrainerState:
         for name, metrics in hooks.metric_dicts(trainer).items():
             metrics.clear()
             metrics.update(state["metrics"][name])
+        self._adopted()
         hooks.load_log_state(trainer, self._host, state["logged"])
         if self._reducer is not None:
             self._reducer.attach(state["reduced"])

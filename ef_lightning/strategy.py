@@ -55,9 +55,11 @@ from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
 from ef_lightning.joint_reading import JointLoader, JointReading
+from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
-from ef_lightning.metrics import Contributions, MetricSync, leaving_no_trace
+from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
+from ef_lightning.progress import Progress
 from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
@@ -152,6 +154,8 @@ class ElasticMixin(CollectivesMixin):
         self._schedules: Schedules | None = None
         self._logs: Logs | None = None
         self._metrics: MetricSync | None = None
+        self._logged: Logged | None = None
+        self._progress: Progress | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._to_wrap: list[str] = []
@@ -266,6 +270,7 @@ class ElasticMixin(CollectivesMixin):
             self._worker = this_worker(self.backend)
             if self.evict_stragglers:
                 self._worker.session.evict_stragglers()
+        self._progress = Progress(self.lightning_module.trainer, self.session)
         self._follow_ranks(self.session.view)
         self.session.on_view = self._follow_ranks
         self._trainer = trainer = self.lightning_module.trainer
@@ -313,6 +318,8 @@ class ElasticMixin(CollectivesMixin):
         self.host.set_rank(self.session.rank)
         if self._logs is not None:
             self._logs.follow_ranks()
+        if self._progress is not None:
+            self._progress.follow_ranks()
 
     # ------------------------------------------------------------ set-up and teardown
 
@@ -327,6 +334,16 @@ class ElasticMixin(CollectivesMixin):
         super().setup(trainer)  # type: ignore[misc]
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
+        if self._here.elastic:
+            self._logged = Logged(
+                trainer,
+                self.host,
+                self.session,
+                metrics=self._metrics,
+                gather=self._gather_in_view,
+                weight=self._weight_of_batch,
+            )
+            self._logged.attach()
         if self._here.elastic and not self.session.newcomer:
             self._agree_on_start(trainer)
         self._heed_notices(trainer, fitting)
@@ -358,6 +375,7 @@ class ElasticMixin(CollectivesMixin):
             schedules=self._schedules,
             checkpoints=checkpoints,
             claiming=claiming,
+            adopted=lambda: None if self._logged is None else self._logged.adopt(),
         )
         if checkpoints is not None:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self._train_loader)
@@ -489,12 +507,18 @@ class ElasticMixin(CollectivesMixin):
             self._schedules.detach()
             self._schedules = None
         self._timed_validation, self._stays_one, self._in_trial = None, False, False
+        if self._logged is not None:
+            self._logged.detach()
+            self._logged = None
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
         if self._logs is not None:
             self._logs.detach()
             self._logs = None
+        if self._progress is not None:
+            self._progress.end()
+            self._progress = None
         if self._checkpoints is not None:
             self._checkpoints.stop()
             self._checkpoints = None
@@ -515,6 +539,7 @@ class ElasticMixin(CollectivesMixin):
 
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
+        self._begin_progress()
         self._connect_metrics()
         if self._in_trial:
             return
@@ -530,21 +555,31 @@ class ElasticMixin(CollectivesMixin):
 
     def on_validation_start(self) -> None:
         """Metrics may have been made since the set-up."""
+        if not self._trainer.sanity_checking:
+            self._begin_progress()
         self._connect_metrics()
-        if self._metrics is not None:
-            self._metrics.evaluation = Contributions(self._trainer)
+        if self._logged is not None:
+            self._logged.begin_evaluation()
 
     on_test_start = on_validation_start
 
     def on_validation_end(self) -> None:
         """Everybody has the result of the evaluation."""
-        if self._metrics is not None:
-            self._metrics.evaluation = None
+        if self._logged is not None:
+            self._logged.end_evaluation()
         with leaving_cleanly():
             self.session.run(Barrier())
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
+
+    def on_predict_start(self) -> None:
+        """A prediction begins."""
+        self._begin_progress()
+
+    def _begin_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.begin()
 
     def _connect_metrics(self) -> None:
         if self._metrics is not None:
@@ -692,7 +727,7 @@ class ElasticMixin(CollectivesMixin):
             log=self._log,
             stage=stage,
             index=len(self._evaluation_loaders),
-            contributions=lambda: None if self._metrics is None else self._metrics.evaluation,
+            contributions=lambda: None if self._logged is None else self._logged.evaluation,
         )
         self._evaluation_loaders.append(loader)
         return loader
@@ -757,6 +792,10 @@ class ElasticMixin(CollectivesMixin):
         if self._train_loader is None:
             return [1.0 / view.world_size] * view.world_size
         return self._train_loader.weights(view)
+
+    def _weight_of_batch(self) -> float:
+        view = self.session.completed_in
+        return float(self._weights(view)[view.rank_of(self.session.worker.id) or 0])
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

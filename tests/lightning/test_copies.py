@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from ef_lightning import strategy_for
@@ -105,6 +106,25 @@ def test_worker_of_a_job_copies_its_trainer(world_of_one: Path, tmp_path: Path) 
     module = Regression()
     trainer.fit(module, training.loader(13), training.loader(8))
     assert [fresh.global_step for fresh in copies(trainer, module)] == [8, 8]
+
+
+def test_copy_in_a_fit_with_several_loaders_has_those_of_the_user() -> None:
+    pl = importlib.import_module(HOSTS[0])
+    seen: list[Any] = []
+
+    class Looking(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            fresh = copy.deepcopy(trainer.train_dataloader), copy.deepcopy(trainer).train_dataloader
+            seen.extend({name: type(loader) for name, loader in loaders.items()} for loaders in fresh)
+
+    class Joint(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch["b"], batch_idx)
+
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), callbacks=[Looking()])
+    trainer.fit(Joint(), {"a": training.loader(5), "b": training.loader(8)})
+    assert seen
+    assert all(kinds == {"a": DataLoader, "b": DataLoader} for kinds in seen)
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
@@ -148,6 +149,14 @@ HOOKS = [
     Hook("result", "_forward_cache", "training_step", "torch.Tensor"),
     Hook("connector", "should_update_logs", "step_to_log", "bool"),
     Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", "int"),
+    Hook("result", "_computed", "epoch_results, show_result"),
+    Hook("result", "_update_count", "epoch_results", "int"),
+    Hook("trainer._results", "_get_cache", "LoggingHooks"),
+    Hook("trainer._results", "_forked_name", "reductions"),
+    Hook("connector", "epoch_end_reached", "LoggingHooks"),
+    Hook("connector", "on_epoch_end", "LoggingHooks"),
+    Hook("fit_loop.epoch_loop", "_get_monitor_value", "LoggingHooks"),
+    Hook("model_checkpoint", "_monitor_candidates", "LoggingHooks"),
     Hook("timer", "_duration", "limits", "float"),
     Hook("rate_monitor", "_extract_stats", "show_rates"),
     Hook("csv_logger", "_version", "set_logger_versions"),
@@ -225,6 +234,7 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
     iter(recorder)
     return {
         "csv_logger": pl.loggers.CSVLogger(tmp_path),
+        "model_checkpoint": pl.callbacks.ModelCheckpoint(tmp_path),
         "rate_monitor": pl.callbacks.LearningRateMonitor(),
         "timer": pl.callbacks.Timer(timedelta(seconds=1)),
         "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
@@ -296,6 +306,25 @@ def test_versions_of_loggers_are_taken_if_they_name_no_other_folder(host: str, t
         assert hooks.logger_versions(trainer) == ["a.b=c"]
 
 
+RUN_FIELDS = {
+    "csv_logs.CSVLogger": {"_version"},
+    "tensorboard.TensorBoardLogger": {"_version"},
+    "wandb.WandbLogger": {"_wandb_init", "_id", "_experiment"},
+    "mlflow.MLFlowLogger": {"_mlflow_client", "_run_id"},
+    "comet.CometLogger": {"_experiment_key", "_experiment", "_mode"},
+}
+"""What names the run of a logger, whose package may not be installed."""
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", RUN_FIELDS)
+def test_loggers_keep_the_name_of_their_run_where_it_is_expected(host: str, name: str) -> None:
+    module, kind = name.split(".")
+    cls = getattr(importlib.import_module(f"{host}.loggers.{module}"), kind)
+    source = "".join(inspect.getsource(base.__init__) for base in cls.__mro__[:-1] if "__init__" in vars(base))
+    assert [field for field in RUN_FIELDS[name] if f"self.{field} = " not in source.replace(": ", " = ")] == []
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_counters_and_reductions_that_there_are_not_are_refused(host: str) -> None:
     pl = importlib.import_module(host)
@@ -310,6 +339,75 @@ def test_counters_and_reductions_that_there_are_not_are_refused(host: str) -> No
         hooks.load_log_state(trainer, hosts.HOSTS[host], {"place": [True, None], "results": [[result], []]})
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_values_are_settled_before_anybody_reads_them(host: str) -> None:
+    pl = importlib.import_module(host)
+    passed: list[str] = []
+
+    class Noting(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            passed.append("validation_step")
+            self.log("vl", 1.0)
+
+        def on_train_epoch_end(self) -> None:
+            passed.append("on_train_epoch_end")
+
+        def on_validation_epoch_end(self) -> None:
+            passed.append("on_validation_epoch_end")
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return [optimizer], [{"scheduler": plateau, "monitor": "loss"}]
+
+        def lr_scheduler_step(self, *args: Any) -> None:
+            passed.append("scheduler")
+
+    class Stopping(pl.callbacks.EarlyStopping):  # type: ignore[misc, name-defined]
+        def on_train_epoch_end(self, *_: Any) -> None:
+            passed.append("callback's on_train_epoch_end")
+
+        def on_validation_end(self, *_: Any) -> None:
+            passed.append("callback's on_validation_end")
+
+    class Checkpointing(pl.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_epoch_end(self, *_: Any) -> None:
+            passed.append("any callback's on_train_epoch_end")
+
+    callbacks = [Stopping("vl"), Checkpointing()]
+    trainer = training.trainer(pl, "auto", callbacks=callbacks, max_epochs=1, num_sanity_val_steps=0)
+    watched = hooks.LoggingHooks(
+        trainer,
+        hosts.HOSTS[host],
+        settle=lambda: passed.append("settle"),
+        show=lambda original, result, on_step: original(result, on_step),
+        candidates=lambda found: found,
+    )
+    watched.attach()
+    trainer.fit(Noting(), training.loader(4), training.loader(4))
+    assert passed == [
+        "validation_step",
+        "on_validation_epoch_end",
+        "settle",
+        "callback's on_validation_end",
+        "settle",
+        "any callback's on_train_epoch_end",
+        "on_train_epoch_end",
+        "settle",
+        "callback's on_train_epoch_end",
+        "settle",
+        "scheduler",
+    ]
+    watched.detach()
+    assert "_get_cache" not in vars(trainer.fit_loop.epoch_loop._results)
+    assert "on_epoch_end" not in vars(trainer._logger_connector)
+
+
 def test_metric_states_are_synchronized_by_one_method() -> None:
     assert not [name for name in vars(MeanMetric) if name == "_sync_dist"]
     assert callable(Metric._sync_dist)
@@ -317,7 +415,7 @@ def test_metric_states_are_synchronized_by_one_method() -> None:
 
 @pytest.mark.parametrize("name", TOUCHING)
 def test_no_private_attribute_is_touched_that_is_not_listed(name: str) -> None:
-    listed = {hook.name for hook in HOOKS} | {"_C"}
+    listed = {hook.name for hook in HOOKS} | {"_C"}.union(*RUN_FIELDS.values())
     assert private_attributes(SOURCES / name) <= listed
 
 

@@ -1,0 +1,83 @@
+"""Decisions by what is logged are those of one process, though each worker logs other values."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests.lightning import logged
+from tests.lightning.conftest import HOSTS
+from tests.lightning.logged import VAL_LENGTH
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+DECIDED = ("stopped", "epochs", "rates", "best", "files", "vl")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_decisions_by_plain_values_are_those_of_one_process(run: Callable[..., list[Any]], host: str) -> None:
+    first, second = run(2, logged.decide, host, {})
+    ours, alone = first
+    assert ours == second[0]
+    assert {name: ours[name] for name in DECIDED} == {name: alone[name] for name in DECIDED}
+    assert ours["stopped"] == 5
+    assert ours["files"] == ["epoch=1-vl=4.000.ckpt", "epoch=3-vl=4.250.ckpt"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", [{"dies": 1}, {"dies_at_end": None}])
+def test_decisions_with_a_kill_in_the_validation_are_those_of_one_process(
+    job: Job, rank: int, fault: dict[str, Any]
+) -> None:
+    options = {name: [rank, 2] + ([] if batch is None else [batch]) for name, batch in fault.items()}
+    workers = job.start_world(3, logged.decide, HOSTS[0], options)
+    statuses = sorted(worker.wait() for worker in workers)
+    assert statuses == [-signal.SIGKILL, 0, 0]
+    first, second = [worker.result() for worker in workers if worker.wait() == 0]
+    job.audit()
+    ours, alone = first
+    assert ours == second[0]
+    assert {name: ours[name] for name in DECIDED} == {name: alone[name] for name in DECIDED}
+
+
+def test_all_that_is_logged_is_the_same_in_all_workers(run: Callable[..., list[Any]]) -> None:
+    first, second = run(2, logged.everything, HOSTS[0], audit=False)
+    assert first == second
+    validation, train, end, test = first
+    mean = (VAL_LENGTH - 1) / 2
+    expected = {
+        "mean": mean,
+        "total": VAL_LENGTH * mean,
+        "least": 0.0,
+        "largest": VAL_LENGTH - 1,
+        "synced": mean,
+        "both_epoch": mean,
+        "of_rank_zero": 0.0,
+        "once": 3.0,
+        "rare": 5.0,
+        "at_end": mean,
+        "at_end_synced": 0.5,
+        "sum": VAL_LENGTH * mean,
+        "at_end_of_one": 2.0,
+    }
+    for name, value in expected.items():
+        assert validation[name] == pytest.approx(value), name
+    assert validation["only_of_one"] < mean
+    trained = {"train_both_epoch": 12.5, "train_largest": 25.0, "train_metric": 12.5, "train_end": 0.5}
+    for name, value in {**trained, "train_end_of_one": 7.0}.items():
+        assert train[name] == pytest.approx(value), name
+    assert end["logged train_both_epoch"] == pytest.approx(12.5)
+    assert test["total/dataloader_idx_0"] == VAL_LENGTH * mean
+    assert test["total/dataloader_idx_1"] == 3.0
+
+
+def test_decisions_in_the_middle_of_an_epoch_are_the_same_in_all_workers(run: Callable[..., list[Any]]) -> None:
+    first, second = run(2, logged.in_steps, HOSTS[0])
+    assert first == second
+    assert first["rates"] == [0.05, 0.05, 0.025, 0.0125]
+    assert first["best"] == {"step=1-loss=1.0.ckpt": 1.0, "step=2-loss=2.0.ckpt": 2.0}
+    assert first["files"] == sorted(first["best"])

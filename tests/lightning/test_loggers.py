@@ -1,0 +1,143 @@
+"""Loggers go on in the same run when rank 0 is lost, and when a worker joins."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests.lightning import loggers
+from tests.lightning.conftest import HOSTS
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def csv_runs(directory: Path) -> dict[str, set[int]]:
+    runs = {}
+    for path in directory.rglob("metrics.csv"):
+        header, *rows = [line.split(",") for line in path.read_text().splitlines()]
+        runs[path.parent.name] = {int(row[header.index("step")]) for row in rows}
+    return runs
+
+
+def tensorboard_runs(directory: Path) -> dict[str, set[int]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        runs = {}
+        for path in {path.parent for path in directory.rglob("events.out.*")}:
+            events = EventAccumulator(str(path))
+            events.Reload()
+            runs[path.name] = {event.step for event in events.Scalars("number")}
+        return runs
+
+
+def mlflow_runs(uri: str) -> dict[str, set[int]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name("experiment")
+        found = client.search_runs([experiment.experiment_id])
+        assert {run.info.status for run in found} == {"FINISHED"}
+        return {
+            run.info.run_id: {metric.step for metric in client.get_metric_history(run.info.run_id, "number")}
+            for run in found
+        }
+
+
+def prepare_mlflow(directory: Path) -> None:
+    """MLflow's tables are made by one process, or they are made twice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
+        MlflowClient(f"sqlite:///{directory}.db").search_experiments()
+
+
+def wandb_runs(directory: Path) -> dict[str, set[int]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from wandb.proto import wandb_internal_pb2
+
+    runs: dict[str, set[int]] = {}
+    for path in directory.rglob("run-*.wandb"):
+        steps = runs.setdefault(path.stem.removeprefix("run-"), set())
+        for data in wandb_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+            if "number" in items:
+                steps.add(int(items["trainer/global_step"]))
+    return runs
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """Records of a file of W&B's: in blocks of 32 KiB, each part with a checksum, its length, and which part it is."""
+    offset, record = 7, b""
+    while offset + 7 <= len(content):
+        if (left := -offset % 32768) and left < 7:
+            offset += left  # padding
+            continue
+        length, part = struct.unpack_from("<HB", content, offset + 4)
+        if offset + 7 + length > len(content):
+            return  # torn
+        record += content[offset + 7 : offset + 7 + length]
+        offset += 7 + length
+        if part in (1, 4):  # whole, or the last one
+            yield record
+            record = b""
+
+
+def comet_runs(directory: Path) -> dict[str, set[int]]:
+    """What was archived; a killed process archives nothing."""
+    runs: dict[str, set[int]] = {}
+    for path in directory.glob("*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            lines = archive.read("messages.json").splitlines() if "messages.json" in archive.namelist() else []
+        metrics = [json.loads(line)["payload"].get("metric") for line in lines]
+        steps = {metric["step"] for metric in metrics if metric and metric["metricName"] == "number"}
+        if steps:
+            runs.setdefault(path.name.split("-")[0], set()).update(steps)
+    return runs
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], dict[str, set[int]]]]] = {
+    "csv": ("csv", csv_runs),
+    "tensorboard": ("tensorboard", tensorboard_runs),
+    "wandb": ("wandb", wandb_runs),
+    "mlflow": ("mlflow", lambda directory: mlflow_runs(f"sqlite:///{directory}.db")),
+    "mlflow-files": ("mlflow", lambda directory: mlflow_runs(f"file:{directory}")),
+    "comet": ("comet_ml", comet_runs),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logger_goes_on_in_the_same_run_without_rank_0(job: Job, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, runs_of = KINDS[kind]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    directory = job.directory / "logged"
+    if kind == "mlflow":
+        prepare_mlflow(directory)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    workers = job.start_world(2, loggers.run, HOSTS[0], kind, True)
+    assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0]
+    (result,) = [worker.result() for worker in workers if worker.wait() == 0]
+    runs = runs_of(directory)
+    (run,) = runs
+    assert result["version"] == (job.directory / "version").read_text()
+    assert run in (result["version"], f"version_{result['version']}")
+    missing = set(range(result["step"])) - runs[run]
+    # W&B and Comet write late, so what the killed process had given them is lost with it.
+    assert missing <= (set(range(loggers.DIES_AT)) if kind in ("wandb", "comet") else set())
