@@ -617,7 +617,6 @@ def loop_fields(trainer: Any) -> dict[str, Any]:
         "val_reload_epoch": val_loop._last_val_dl_reload_epoch,
         "val_is_set_up": val_loop._combined_loader is not None,
         "val_batches_seen": dict(val_loop._seen_batches_per_dataloader),
-        "accumulate": trainer.accumulate_grad_batches,
         "should_stop": bool(trainer.should_stop),
     }
 
@@ -630,7 +629,6 @@ def load_loop_fields(trainer: Any, fields: dict[str, Any]) -> None:
     if not fields["val_is_set_up"]:
         val_loop._combined_loader = None
     val_loop._seen_batches_per_dataloader.update(fields["val_batches_seen"])
-    trainer.accumulate_grad_batches = fields["accumulate"]
     trainer.should_stop = fields["should_stop"]
 
 
@@ -742,6 +740,68 @@ def in_train_batch(trainer: Any) -> bool:
 def set_max_steps(trainer: Any, max_steps: int) -> None:
     """Set the number of updates after which the training ends."""
     trainer.fit_loop.epoch_loop.max_steps = max_steps
+
+
+def run_time_limits(trainer: Any) -> dict[str, Any]:
+    """What user code may change in a training, and the loops end, validate or accumulate by; `max_steps` apart."""
+    shown = {name: getattr(trainer, name) for name in _LIMITS_OF_TRAINER}
+    shown.update({name: getattr(trainer.fit_loop, name) for name in ("max_epochs", "min_epochs")})
+    shown["min_steps"] = trainer.fit_loop.epoch_loop.min_steps
+    shown["should_stop"] = bool(shown["should_stop"])
+    return shown
+
+
+_LIMITS_OF_TRAINER = (
+    "should_stop",
+    "limit_train_batches",
+    "limit_val_batches",
+    "check_val_every_n_epoch",
+    "accumulate_grad_batches",
+    "reload_dataloaders_every_n_epochs",
+)
+
+
+def set_run_time_limit(trainer: Any, name: str, value: Any) -> None:
+    """Set one of them."""
+    loop = trainer.fit_loop
+    owner = trainer if name in _LIMITS_OF_TRAINER else loop.epoch_loop if name == "min_steps" else loop
+    setattr(owner, name, value)
+
+
+def surround_decisions(trainer: Any, *, batch: Callable[[], None], epoch: Callable[[], None]) -> None:
+    """Have functions called before the loops of a training decide how to go on.
+
+    Args:
+        trainer: The Trainer.
+        batch: Called when the hooks at the end of a batch have been.
+        epoch: Called when those at the start of an epoch have been, and those at its end.
+    """
+
+    def after(original: Callable[[], None]) -> Callable[[], None]:
+        def on_advance_end() -> None:
+            original()
+            epoch()
+
+        return on_advance_end
+
+    replace(trainer.fit_loop.epoch_loop, "on_advance_end", partial(_before, batch))
+    replace(trainer.fit_loop, "advance", partial(_before, epoch))
+    replace(trainer.fit_loop, "on_advance_end", after)
+
+
+def leave_decisions(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop.epoch_loop, "on_advance_end")
+    put_back(trainer.fit_loop, "advance")
+    put_back(trainer.fit_loop, "on_advance_end")
+
+
+def _before(first: Callable[[], None], original: Callable[..., None]) -> Callable[..., None]:
+    def both(*args: Any) -> None:
+        first()
+        original(*args)
+
+    return both
 
 
 HYPER_PARAMETERS = tuple(

@@ -40,20 +40,19 @@ class Schedules:
         world_size: Of the reference world, in which the training began.
         loader: The training loader, once there is one.
 
-    Attributes:
-        max_steps: The user's limit, in updates of the reference world; -1 for none.
     """
 
     def __init__(
         self, trainer: Any, session: Session, *, world_size: int, loader: Callable[[], ElasticLoader | None]
     ) -> None:
         self.world_size = world_size
-        self.max_steps = int(trainer.max_steps)
+        self._max_steps = self._shown_max_steps = int(trainer.max_steps)
         self._trainer = trainer
         self._session = session
         self._loader = loader
         self._epoch = -1
-        self._reference: ReferenceEpoch | None = None  # the epoch at hand
+        self._whole: ReferenceEpoch | None = None  # the epoch at hand
+        self._reference: ReferenceEpoch | None = None  # what `max_steps` leaves of it
         self._by_steps = False
         self._passed = 0  # updates of the reference world, in the epochs before this one
         self._made: list[int] = []  # steps of each scheduler in this epoch
@@ -71,7 +70,7 @@ class Schedules:
     def detach(self) -> None:
         """Leave the Trainer as it was."""
         hooks.unfollow_schedules(self._trainer)
-        hooks.set_max_steps(self._trainer, self.max_steps)
+        self.set_max_steps(self.max_steps, at_end=True)
 
     # ------------------------------------------------------------ the epoch
 
@@ -91,7 +90,8 @@ class Schedules:
         if self._reference is not None:
             self._passed += self._reference.calls(self._reference.num_steps)
         self._epoch, self._loaded = progress.epoch, None
-        self._reference, self._by_steps = reference, _ = self._reference_epoch(loader)
+        self._whole, self._by_steps = reference, _ = self._reference_epoch(loader)
+        self._reference = reference
         steps = reference.steps_at(self._position(progress))
         in_epoch = loaded.get("epoch") == progress.epoch
         if first:
@@ -158,19 +158,37 @@ class Schedules:
 
     # ------------------------------------------------------------ max_steps
 
+    @property
+    def max_steps(self) -> int:
+        """The user's limit, in updates of the reference world; -1 for none."""
+        shown = int(self._trainer.max_steps)
+        return self._max_steps if shown == self._shown_max_steps else shown
+
+    def set_max_steps(self, max_steps: int, *, at_end: bool = False) -> None:
+        """Set it, in the middle of a training as well, and show it as it is at its end."""
+        self._max_steps, self._reference = max_steps, self._whole
+        self._show_max_steps(max_steps)
+        loader = self._loader()
+        if loader is not None and not at_end:
+            self._limit(loader)
+
+    def _show_max_steps(self, max_steps: int) -> None:
+        self._shown_max_steps = max_steps
+        hooks.set_max_steps(self._trainer, max_steps)
+
     def _limit(self, loader: ElasticLoader) -> None:
         """Have `trainer.max_steps` say after which update the samples of the user's limit will have been used."""
-        reference, steps = self._reference, self._steps_per_update(loader)
-        if self.max_steps < 0 or reference is None or not steps:
+        reference, steps = self._whole, self._steps_per_update(loader)
+        if self._max_steps < 0 or reference is None or not steps:
             return
-        left = self.max_steps // steps - self._passed
+        left = self._max_steps // steps - self._passed
         self._reference = cut = reference.cut(left)
         update, position = self._update(loader), self._position(loader.progress)
         updates = -(-max(0, cut.length - position) // update)
         if cut is reference:
             later = max(0, left - reference.calls(reference.num_steps))
             updates += later if self._by_steps else -(-later * self.world_size // self._session.completed_in.world_size)
-        hooks.set_max_steps(self._trainer, self._trainer.global_step + steps * updates)
+        self._show_max_steps(self._trainer.global_step + steps * updates)
 
     def _steps_per_update(self, loader: ElasticLoader) -> int:
         """Optimizer steps that Lightning counts for a reduction; 0 if that is not known."""
@@ -198,7 +216,8 @@ class Schedules:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are, or where a checkpoint says."""
         self.world_size = int(state["world_size"])
-        self._reference, self._loaded = None, state
+        self._reference = self._whole = None
+        self._loaded = state
 
 
 class _ManualSteps:

@@ -26,6 +26,7 @@ from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import Host
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
+from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.train_loader import ElasticLoader
 
@@ -48,6 +49,7 @@ class TrainerState:
         claiming: Its claims.
         schedules: Its schedules, if they follow the samples.
         checkpoints: Those that are taken of it, if there are any.
+        requests: What user code asks of all workers.
         adopted: Called when Lightning's dicts of metrics have come from elsewhere.
     """
 
@@ -62,8 +64,10 @@ class TrainerState:
         claiming: Claiming,
         schedules: Schedules | None = None,
         checkpoints: TrainerCheckpoints | None = None,
+        requests: Requests | None = None,
         adopted: Callable[[], None] = lambda: None,
     ) -> None:
+        self._requests = requests
         self._adopted = adopted
         self._claiming = claiming
         self._schedules = schedules
@@ -140,7 +144,7 @@ class TrainerState:
             )
         ]
         agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules")}
-        state = {**agreed, "checkpoints": None, "claims": None, **running}
+        state = {**agreed, "checkpoints": None, "claims": None, "requests": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         hooks.set_logged_values(self._trainer, running["values"])
         loader = self._loader()
@@ -162,6 +166,7 @@ class TrainerState:
             "loader": None if loader is None else loader.state(),
             "checkpoints": None if self._checkpoints is None else self._checkpoints.job.state(),
             "claims": self._claiming.state(),
+            "requests": None if self._requests is None else self._requests.state(),
         }
 
     def checkpoint(self) -> dict[str, Any]:
@@ -220,6 +225,8 @@ class TrainerState:
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])
+        if self._requests is not None and state["requests"] is not None:
+            self._requests.load_state(state["requests"])
         if self._checkpoints is not None and state["checkpoints"] is not None:
             self._checkpoints.job.load_state(state["checkpoints"])
         self._claiming.load_state(state["claims"])
@@ -227,8 +234,7 @@ class TrainerState:
     def resume(self, running: Tensor) -> None:
         """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""
         trainer, state = self._trainer, TENSORS.loads(running.numpy().tobytes())
-        accumulate = trainer.accumulate_grad_batches  # a setting, which may have been changed
-        hooks.load_loop_fields(trainer, {**state["fields"], "accumulate": accumulate})
+        hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
         if trainer.strategy.session.rank == 0:
             hooks.set_logged_values(trainer, state["values"])

@@ -61,6 +61,7 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.progress import Progress
 from ef_lightning.reading import Reading, SampleReading
+from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
 from ef_lightning.timed_validation import TimedValidation
@@ -162,6 +163,7 @@ class ElasticMixin(CollectivesMixin):
         self._sync_gradients = True
         self._claiming: Claiming | None = None
         self._timed_validation: TimedValidation | None = None
+        self._requests: Requests | None = None
         self._is_last = False
         self._stays_one = False
         self._in_trial = False
@@ -358,6 +360,13 @@ class ElasticMixin(CollectivesMixin):
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             if not self.deterministic:
                 self._reducer.attach()
+            self._requests = Requests(
+                trainer,
+                self.session,
+                gather=self._gather,
+                max_steps=lambda: self.max_steps,
+                set_max_steps=self._set_max_steps,
+            )
             interval = hooks.validation_interval(trainer)
             if interval is not None:
                 self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
@@ -375,6 +384,7 @@ class ElasticMixin(CollectivesMixin):
             schedules=self._schedules,
             checkpoints=checkpoints,
             claiming=claiming,
+            requests=self._requests,
             adopted=lambda: None if self._logged is None else self._logged.adopt(),
         )
         if checkpoints is not None:
@@ -467,6 +477,12 @@ class ElasticMixin(CollectivesMixin):
         """The user's limit, while `trainer.max_steps` says when it is reached in the world of now."""
         return int(self.lightning_module.trainer.max_steps if self._schedules is None else self._schedules.max_steps)
 
+    def _set_max_steps(self, max_steps: int) -> None:
+        if self._schedules is None:
+            hooks.set_max_steps(self._trainer, max_steps)
+        else:
+            self._schedules.set_max_steps(max_steps)
+
     def _compensated(self) -> AbstractContextManager[None]:
         compensation, loader = self._compensation, self._train_loader
         return nullcontext() if compensation is None or loader is None else compensation.shown(loader)
@@ -507,6 +523,9 @@ class ElasticMixin(CollectivesMixin):
             self._schedules.detach()
             self._schedules = None
         self._timed_validation, self._stays_one, self._in_trial = None, False, False
+        if self._requests is not None:
+            self._requests.detach()
+            self._requests = None
         if self._logged is not None:
             self._logged.detach()
             self._logged = None
@@ -546,6 +565,8 @@ class ElasticMixin(CollectivesMixin):
         if self.session.newcomer:
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
+        if self._requests is not None:
+            self._requests.attach()
         if self._schedules is not None and self._train_loader is not None:
             self._train_loader.begin_training()
             if self._follows_samples:
@@ -567,8 +588,10 @@ class ElasticMixin(CollectivesMixin):
         """Everybody has the result of the evaluation."""
         if self._logged is not None:
             self._logged.end_evaluation()
-        with leaving_cleanly():
-            self.session.run(Barrier())
+        if self._requests is not None and not self._trainer.sanity_checking:
+            self._requests.settle()
+        else:
+            self.barrier()
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
@@ -842,14 +865,19 @@ class ElasticMixin(CollectivesMixin):
             loader.commit(contributors, float(closure_loss.detach()) if worker.log.enabled else None)
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:
-        """Finish a reduction, and hear in it whether a validation is due."""
-        reducer, timed = self._deterministic_reducer or self._reducer, self._timed_validation
-        if timed is not None and reducer is not None:
-            reducer.wants_stop = timed.due
+        """Finish a reduction, and hear in its flags what others have to tell."""
+        reducer = self._deterministic_reducer or self._reducer
+        requests, timed = self._requests, self._timed_validation
+        if reducer is None or requests is None:
+            return finish()
+        reducer.wants_stop = float(requests.pending) + (0.5 if timed is not None and timed.due else 0.0)
         with leaving_cleanly():
             contributors = finish()
-        if timed is not None and reducer is not None:
-            timed.settle(reducer.num_stops)
+        if contributors is None:
+            return None  # there was nothing to reduce
+        requests.hear(reducer.num_stops)
+        if timed is not None:
+            timed.settle(due=reducer.num_stops % 1 > 0)
         return contributors
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:

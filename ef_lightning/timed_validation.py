@@ -47,7 +47,7 @@ class TimedValidation:
         """Whether this worker tells the others so."""
         return self._session.rank == 0 and self._clock() - self._since >= self._interval_s
 
-    def settle(self, num_due: float) -> None:
-        """A reduction has completed in which so many workers have told so."""
-        if num_due:
+    def settle(self, *, due: bool) -> None:
+        """A reduction has completed in which rank 0 has told whether it is."""
+        if due:
             hooks.set_last_validation(self._trainer, -math.inf)

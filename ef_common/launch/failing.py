@@ -3,6 +3,9 @@
 An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
 told, by way of the coordinator. What has failed for good in a peer, the network, a store or this machine (its GPU, its
 disks) is no fault of the code: that costs this worker alone, and its launcher may start it again.
+
+A KeyboardInterrupt that code raises ends the job, too, and is one in each worker. SIGINT from outside is a fault like
+any other: it costs this worker alone.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ import contextlib
 import errno
 import logging
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from types import NoneType, TracebackType
+from types import FrameType, NoneType, TracebackType
 
 from ef_common.errors import (
     DataWorkersLost,
@@ -40,6 +45,7 @@ _OF_A_GPU = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _NO_ERROR = (SystemExit, KeyboardInterrupt, GeneratorExit)
+_INTERRUPTED = "interrupted the job by a KeyboardInterrupt"
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -54,12 +60,20 @@ class Failing:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._told = False
+        self._signalled = False
         self._postponed: str | None = None
         self._before: Hook = sys.__excepthook__
 
     def install(self) -> None:
         """Also tell of what nobody catches, after it has been shown."""
         self._before, sys.excepthook = sys.excepthook, self._show_and_tell
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupted)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        signal.default_int_handler(number, frame)
 
     def _show_and_tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):  # the output may be gone
@@ -72,9 +86,11 @@ class Failing:
 
     def tell(self, error: BaseException) -> None:
         """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
-        if self._told or isinstance(error, _NO_ERROR):
+        if isinstance(error, KeyboardInterrupt) and isinstance(error.__cause__, JobFailed):
+            error = error.__cause__
+        if self._told or (isinstance(error, _NO_ERROR) and not self._raises_interrupt(error)):
             return
-        if is_users(error):
+        if is_users(error) or self._raises_interrupt(error):
             self._tell(self._why(error))
             return
         self._told = True
@@ -100,10 +116,14 @@ class Failing:
         if self._postponed is not None and not self._told:
             self._tell(self._postponed)
 
+    def _raises_interrupt(self, error: BaseException) -> bool:
+        return isinstance(error, KeyboardInterrupt) and not self._signalled
+
     def _why(self, error: BaseException) -> str:
         worker, note = self._session.worker, self._session.note
         where = f" at step {note.step} of epoch {note.epoch}" if note.epoch >= 0 else ""
-        return f"worker {worker.id} (node {worker.node}) raised {describe(error)}{where}"
+        what = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"raised {describe(error)}"
+        return f"worker {worker.id} (node {worker.node}) {what}{where}"
 
     def _tell(self, why: str) -> None:
         self._told = True
@@ -111,6 +131,11 @@ class Failing:
             self._session.note.fail(why)
         else:
             logger.warning("not all other workers have heard that this one ends by an exception of its own")
+
+
+def is_interruption(failure: JobFailed) -> bool:
+    """Whether the code of another worker has raised a KeyboardInterrupt."""
+    return _INTERRUPTED in str(failure)
 
 
 def is_users(error: BaseException) -> bool:

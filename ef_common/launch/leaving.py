@@ -6,20 +6,25 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ef_common.errors import JobFinished, Left
+from ef_common.errors import JobFailed, JobFinished, Left
+from ef_common.launch.failing import is_interruption
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def leaving_cleanly() -> Iterator[None]:
-    """A worker that has nothing more to do here ends with status 0."""
+    """A worker that has nothing more to do here ends with status 0; one is interrupted if another one is."""
     try:
         yield
     except JobFinished:
         exit_cleanly("the job has finished already; nothing to join")
     except Left as left:
         exit_cleanly(f"left the job: {left}")
+    except JobFailed as failure:
+        if is_interruption(failure):
+            raise KeyboardInterrupt(str(failure)) from failure
+        raise
 
 
 def exit_cleanly(reason: str) -> None:

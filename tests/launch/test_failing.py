@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -23,6 +25,7 @@ from ef_common.errors import (
     UsageError,
 )
 from ef_common.launch.failing import Failing, describe, is_users
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.note import Note, path_of, read, read_failure
 
 
@@ -113,10 +116,37 @@ def test_what_the_code_can_be_the_cause_of_is_the_users(error):
     assert is_users(raised(error))
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GroupBroken("x")])
+@pytest.mark.parametrize("error", [SystemExit(1), GroupBroken("x")])
 def test_what_is_no_exception_of_the_code_is_not_told(error):
     session = Told()
     Failing(session).tell(raised(error))  # type: ignore[arg-type]
+    assert session.told == []
+
+
+def test_interrupt_that_code_raises_is_one_in_each_worker():
+    session = Told()
+    Failing(session).tell(raised(KeyboardInterrupt()))  # type: ignore[arg-type]
+    (why,) = session.told
+    with pytest.raises(KeyboardInterrupt, match="interrupted the job") as interrupt, leaving_cleanly():
+        raise JobFailed(why)
+    other = Told()
+    Failing(other).tell(interrupt.value)  # type: ignore[arg-type]
+    assert other.told == []
+
+
+def test_signal_from_outside_interrupts_this_worker_alone(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    session = Told()
+    failing = Failing(session)  # type: ignore[arg-type]
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        failing.install()
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    failing.tell(interrupt.value)
     assert session.told == []
 
 

@@ -33,8 +33,8 @@ class DeterministicReducer:
         module: Its parameters that require a gradient when a step begins are reduced.
 
     Attributes:
-        wants_stop: This worker wants all to interrupt the training after the next reduction.
-        num_stops: Members that wanted to at the newest one.
+        wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
+        num_stops: What all members said at the newest one, added up.
     """
 
     def __init__(self, session: Session, module: Module) -> None:
@@ -51,7 +51,7 @@ class DeterministicReducer:
         self._handles: list[Any] = []
         self._array: Array | None = None
         self._reduction: CanonicalReduction | None = None
-        self.wants_stop = False
+        self.wants_stop = 0.0
         self.num_stops = 0.0
 
     def begin(self, pieces: Pieces) -> None:
@@ -128,7 +128,7 @@ class DeterministicReducer:
 
     def _flags(self) -> Sequence[float]:
         used = [float(id(parameter) in self._used) for parameter in self._parameters]
-        return [float(self._session.change_pending), float(self._session.wish), float(self.wants_stop), *used]
+        return [float(self._session.change_pending), float(self._session.wish), self.wants_stop, *used]
 
     def _gradient_ready(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))

@@ -56,8 +56,8 @@ class GradientReducer:
     Attributes:
         fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
         pieces: The global batch that the next gradients are of, if they are of one.
-        wants_stop: This worker wants all to interrupt the training after the next reduction: to end it, or to validate.
-        num_stops: Members that wanted to at the newest one.
+        wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
+        num_stops: What all members said at the newest one, added up.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GradientReducer:
         self._buffers = buffers
         self.fraction = 1.0
         self.pieces: Pieces | None = None
-        self.wants_stop = False
+        self.wants_stop = 0.0
         self.num_stops = 0.0
         self._layout: Layout | None = None
         self._handles: list[Any] = []

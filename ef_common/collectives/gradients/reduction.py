@@ -28,7 +28,7 @@ class Reduction:
         self.layout = layout
         self.stale = False
         self.skipped = False
-        self.wants_stop = False
+        self.wants_stop = 0.0
         self.num_skipped = self.num_stops = self.num_wishes = 0.0
         self._flags: list[float] = []
         self._session = session
@@ -127,7 +127,7 @@ class Reduction:
             pending.wait()
 
     def _own_flags(self) -> list[float]:
-        flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), float(self.wants_stop)]
+        flags = [float(self._session.change_pending), float(self.stale), float(self.skipped), self.wants_stop]
         flags += [float(self._session.wish), self._lacking]
         return flags + [float(p.grad is not None) for p in self.layout.parameters]
 

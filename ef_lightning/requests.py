@@ -1,0 +1,123 @@
+"""What the code of one worker asks of all: to stop the training, or to change how long it is.
+
+Lightning's loops end by `trainer.should_stop` and by the Trainer's limits, and read them where no message could be
+exchanged. So all workers must find the same there, though user code may have set it in one of them alone.
+
+What a worker's code has set during a batch is taken back at the end of that batch, and kept. The flags of the next
+reduction tell that somebody has kept something; all workers hear that alike, and tell each other what, at the end of
+that batch. They also do where they wait for each other in any case: at the beginning and the end of an epoch, and at
+the end of a validation. If several have asked for different values, the lowest rank among them decides.
+
+A worker that is alone asks nobody: everything is as it is without ElasticFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ef_common.session import Session
+from ef_lightning import hooks
+
+
+class Requests:
+    """Those that the user's code makes to one Trainer, from `attach` to `detach`.
+
+    Args:
+        trainer: The Trainer, before the hooks at the start of a training are called.
+        session: The worker's session.
+        gather: Everybody's value, in rank order.
+        max_steps: The user's limit, which is not what the Trainer shows if schedules follow the samples.
+        set_max_steps: Sets it.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        session: Session,
+        *,
+        gather: Callable[[Any], list[Any]],
+        max_steps: Callable[[], int],
+        set_max_steps: Callable[[int], None],
+    ) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._gather = gather
+        self._max_steps = max_steps
+        self._set_max_steps = set_max_steps
+        self._agreed = self._shown()
+        self._kept: dict[str, Any] = {}
+        self._heard = False
+
+    def attach(self) -> None:
+        """Begin to take back and to tell."""
+        hooks.surround_decisions(self._trainer, batch=self._end_batch, epoch=self.settle)
+
+    def detach(self) -> None:
+        """Leave the Trainer as it is."""
+        hooks.leave_decisions(self._trainer)
+
+    # ------------------------------------------------------------ telling
+
+    @property
+    def pending(self) -> bool:
+        """Whether this worker has something to tell."""
+        return bool(self._kept) or self._shown() != self._agreed
+
+    def hear(self, num_pending: float) -> None:
+        """A reduction has completed in which so many workers had something to tell."""
+        self._heard = self._heard or num_pending >= 1
+
+    def settle(self) -> None:
+        """All workers are here: do what any of them asks for."""
+        if self._session.newcomer:
+            return  # it is not one of them yet
+        self._heard = False
+        self._keep()
+        wanted = [self._kept] if self._is_alone else self._gather(self._kept)
+        self._kept = {}
+        for of_worker in reversed(wanted):
+            self._agreed.update(of_worker)
+        self._show(self._agreed)
+
+    def _end_batch(self) -> None:
+        if self._heard:
+            self.settle()
+        elif self.pending:
+            self.settle() if self._is_alone else self._keep()
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._session.completed_in.world_size == 1
+
+    # ------------------------------------------------------------ the Trainer
+
+    def _keep(self) -> None:
+        """Take back what was set since."""
+        shown = self._shown()
+        self._kept |= {name: value for name, value in shown.items() if value != self._agreed[name]}
+        self._show(self._agreed)
+
+    def _shown(self) -> dict[str, Any]:
+        return {**hooks.run_time_limits(self._trainer), "max_steps": self._max_steps()}
+
+    def _show(self, values: dict[str, Any]) -> None:
+        shown = self._shown()
+        for name, value in values.items():
+            if value == shown[name]:
+                continue
+            if name == "max_steps":
+                self._set_max_steps(value)
+            else:
+                hooks.set_run_time_limit(self._trainer, name, value)
+
+    # ------------------------------------------------------------ newcomers
+
+    def state(self) -> dict[str, Any]:
+        """What the members agree on: plain values."""
+        return dict(self._agreed)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Agree with the others."""
+        self._agreed, self._kept = {name: state[name] for name in self._agreed}, {}
+        self._show(self._agreed)
