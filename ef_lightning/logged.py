@@ -196,7 +196,7 @@ class Logged:
             self._common.update((id(value), value) for value in values.values() if isinstance(value, Tensor))
 
     def _is_common(self, value: Any) -> bool:
-        return self._common.get(id(value)) is value
+        return value is not None and self._common.get(id(value)) is value
 
     def _unsettled(self) -> dict[str, dict[str, Any]]:
         """Tensors in Lightning's dicts that came there without an exchange: of batches, mostly."""

@@ -32,12 +32,14 @@ def validation_loss(batch: Any, epoch: int) -> Tensor:
 def _module(pl: Any, options: dict[str, Any]) -> Any:
     class Deciding(training.regression(pl)):  # type: ignore[misc]
         def validation_step(self, batch: Any, batch_idx: int) -> None:
-            if options.get("dies") == [self.trainer.global_rank, self.current_epoch, batch_idx]:
+            here = [self.trainer.global_rank, self.current_epoch, batch_idx]
+            if options.get("dies") == here and self.trainer.world_size == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.log("vl", validation_loss(batch, self.current_epoch))
 
         def on_validation_epoch_end(self) -> None:
-            if options.get("dies_at_end") == [self.trainer.global_rank, self.current_epoch]:
+            here = [self.trainer.global_rank, self.current_epoch]
+            if options.get("dies_at_end") == here and self.trainer.world_size == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def on_train_epoch_end(self) -> None:

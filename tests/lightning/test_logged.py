@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ef_common.testing.harness import Job
-from tests.lightning import logged
+from ef_lightning import strategy_for
+from tests.lightning import logged, training
 from tests.lightning.conftest import HOSTS
 from tests.lightning.logged import VAL_LENGTH
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DECIDED = ("stopped", "epochs", "rates", "best", "files", "vl")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("host", HOSTS)
 def test_decisions_by_plain_values_are_those_of_one_process(run: Callable[..., list[Any]], host: str) -> None:
     first, second = run(2, logged.decide, host, {})
@@ -28,6 +32,30 @@ def test_decisions_by_plain_values_are_those_of_one_process(run: Callable[..., l
     assert ours["files"] == ["epoch=1-vl=4.000.ckpt", "epoch=3-vl=4.250.ckpt"]
 
 
+def test_worker_that_is_alone_is_shown_what_a_process_without_a_job_is(world_of_one: Path) -> None:
+    pl = importlib.import_module(HOSTS[0])
+
+    def shown(strategy: Any) -> list[dict[str, float]]:
+        class Logging(training.regression(pl)):  # type: ignore[misc]
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                loss = super().training_step(batch, batch_idx)
+                self.log("both", loss, on_step=True, on_epoch=True)
+                self.log("epoch", loss, on_step=False, on_epoch=True, sync_dist=True)
+                return loss
+
+            def on_train_epoch_end(self) -> None:
+                found.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+
+        found: list[dict[str, float]] = []
+        training.trainer(pl, strategy).fit(Logging(), training.loader())
+        return found
+
+    ours = shown(strategy_for(HOSTS[0])())
+    assert ours == shown("auto")
+    assert set(ours[0]) == {"both", "both_step", "both_epoch", "epoch"}
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("fault", [{"dies": 1}, {"dies_at_end": None}])
 def test_decisions_with_a_kill_in_the_validation_are_those_of_one_process(
@@ -44,6 +72,7 @@ def test_decisions_with_a_kill_in_the_validation_are_those_of_one_process(
     assert {name: ours[name] for name in DECIDED} == {name: alone[name] for name in DECIDED}
 
 
+@pytest.mark.processes
 def test_all_that_is_logged_is_the_same_in_all_workers(run: Callable[..., list[Any]]) -> None:
     first, second = run(2, logged.everything, HOSTS[0], audit=False)
     assert first == second
@@ -75,6 +104,7 @@ def test_all_that_is_logged_is_the_same_in_all_workers(run: Callable[..., list[A
     assert test["total/dataloader_idx_1"] == 3.0
 
 
+@pytest.mark.processes
 def test_decisions_in_the_middle_of_an_epoch_are_the_same_in_all_workers(run: Callable[..., list[Any]]) -> None:
     first, second = run(2, logged.in_steps, HOSTS[0])
     assert first == second
