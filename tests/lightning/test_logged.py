@@ -47,7 +47,7 @@ def test_worker_that_is_alone_is_shown_what_a_process_without_a_job_is(world_of_
                 found.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
 
         found: list[dict[str, float]] = []
-        training.trainer(pl, strategy).fit(Logging(), training.loader())
+        training.trainer(pl, strategy).fit(Logging(), training.loader(32))
         return found
 
     ours = shown(strategy_for(HOSTS[0])())
