@@ -117,7 +117,7 @@ def elasticflow(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=GPU_MARKS)])
 def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launched], accelerator: str) -> None:
-    run = job("--nproc-per-node=2", *script(accelerator=accelerator, backend="nccl"))
+    run = job("--nproc-per-node=2", "--max-restarts=1", *script(accelerator=accelerator, backend="nccl"))
     run.wait_for_world(2)
     run.wait_for_step(3)
     first, victim = run.workers()

@@ -150,6 +150,20 @@ def test_sharing_that_fails_twice_lets_rank_0_write_alone_once_and_then_longer(
     assert {step: num for step, num in scene.saved().items() if num} == {16: 2, 18: 2}
 
 
+def test_member_that_is_lost_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = scene._make
+
+    def make_and_lose_the_other(plan: sharing.Plan) -> tuple[Content, Any]:
+        made = make(plan)
+        scene.session.view = View(2, MEMBERS[:1])
+        return made
+
+    monkeypatch.setattr(scene, "_make", make_and_lose_the_other)
+    assert scene.boundary(1) is None
+    assert scene.boundary(2) == "together"  # it would wait for five minutes, and a test does not
+    assert scene.saved() == {}
+
+
 def test_member_that_is_busy_lets_rank_0_write_alone(scene: Scene) -> None:
     scene.session.busy = True
     assert [scene.boundary(step) for step in range(2)] == [None, "together"]
