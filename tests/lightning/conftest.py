@@ -47,7 +47,8 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if this process were no worker yet; what it has become is undone."""
     monkeypatch.setattr(process, "_this", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    # What another test has left may end the process by the signal, as its worker is no more.
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGUSR1)}
     yield
     worker = process._this
     if worker is not None:
