@@ -44,16 +44,19 @@ class CollectivesMixin:
         """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
         return False
 
-    def _gather(self, value: Any) -> list[Any]:
-        return [value] if self._alone else self._gather_in_view(value)[0]
-
-    def _gather_in_view(self, value: Any) -> tuple[list[Any], View]:
+    def _check_whole(self) -> None:
         if self._in_part:
             raise UnsupportedError(
                 "with global_batch_size, training_step is called for parts of a batch, as often as each worker has "
                 "some, so it cannot exchange values with the other workers. Do it in on_train_batch_end, or leave out "
                 "global_batch_size"
             )
+
+    def _gather(self, value: Any) -> list[Any]:
+        self._check_whole()
+        return [value] if self._alone else self._gather_in_view(value)[0]
+
+    def _gather_in_view(self, value: Any) -> tuple[list[Any], View]:
         with leaving_cleanly():
             return operations.gather(self.session, value)
 
@@ -90,6 +93,7 @@ class CollectivesMixin:
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Everybody's tensor, stacked: shape (world size, *tensor.shape); the tensor itself in a world of one."""
+        self._check_whole()
         if self._worker is None or not self._worker.elastic:
             return tensor
         if sync_grads:

@@ -35,7 +35,7 @@ def evaluated(pl: Any) -> Any:
 
 def program(host: str, strategy: str = "elasticflow") -> list[Any]:
     """Pre-trains, evaluates, fine-tunes with a second Trainer, and trains on with the first one."""
-    pl = training.use(host)
+    pl = importlib.import_module(host)
     module, other = evaluated(pl)(), evaluated(pl)()
     first = training.trainer(pl, strategy, max_epochs=1)
     found: list[Any] = []
@@ -110,7 +110,7 @@ def test_exception_that_the_program_catches_ends_no_job_of_one(
 
 def averaged(host: str, gate: Path) -> int:
     """Waits in its third step until there is this file."""
-    pl = training.use(host)
+    pl = importlib.import_module(host)
 
     class Waiting(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
