@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,8 +16,6 @@ from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.backends import scaled_for
 from ef_keras.scaled_optimizer import ScaledOptimizer
-
-logger = logging.getLogger(__name__)
 
 _KNOWN = {"AdamW": "AdamW", "Adam": "Adam", "Nadam": "NAdam", "RMSprop": "RMSprop", "SGD": "SGD"}
 """Keras's names of the optimizers that `auto` knows, special ones first, and the core's."""
@@ -48,9 +45,6 @@ class FitCompensation:
         session: The worker's session.
         log: Event log.
         batch_size: Tells the samples of one worker's full batch.
-
-    Raises:
-        UsageError: An optimizer that `auto` does not know.
     """
 
     def __init__(
@@ -68,9 +62,10 @@ class FitCompensation:
 
     def _scaled_of(self, optimizer: Any) -> ScaledOptimizer:
         cls = type(hooks.inner_optimizer(optimizer))
-        module = "keras.optimizers" if cls.__module__.startswith("keras.") else cls.__module__
-        rule = self._settings.rule_for(kind_of(cls), optimizer=f"{module}.{cls.__qualname__}")
-        return scaled_for(optimizer, rule)
+        kind = kind_of(cls)
+        if self._settings.rule == "auto" and kind is None:
+            self.compensator.without_rule.append(cls.__name__)
+        return scaled_for(optimizer, self._settings.rule_for(kind))
 
     # ------------------------------------------------------------ the step
 
@@ -100,8 +95,6 @@ class FitCompensation:
     def _set_ratio(self) -> None:
         for scaled in self._scaled.values():
             scaled.set_ratio(self._ratio)
-        if any(scaled.clamped for scaled in self._scaled.values()):
-            self.compensator.warn_of_clamped(logger)
 
     def applied(self, optimizer: Any, gradients: Sequence[Any]) -> AbstractContextManager[None]:
         """Let an optimizer make an update with these reduced gradients."""

@@ -13,7 +13,13 @@ from ef_common.core.compensation import Affine, Rule, adjustments, lr_scale, mom
 from ef_keras import hooks
 
 # What Keras's optimizers call each kind of setting. All of them decay weights by themselves, not by the gradient.
-_KINDS = {"beta_1": "beta", "beta_2": "beta", "rho": "beta", "epsilon": "eps", "weight_decay": "weight_decay"}
+_KINDS = {
+    "beta_1": "beta",
+    "beta_2": "beta_of_squares",
+    "rho": "beta_of_squares",
+    "epsilon": "eps",
+    "weight_decay": "weight_decay",
+}
 
 
 class ScaledOptimizer(ABC):
@@ -28,13 +34,11 @@ class ScaledOptimizer(ABC):
 
     Attributes:
         held: The ratio whose rate the momentum has in it.
-        clamped: A moving average has been taken as 0.
     """
 
     def __init__(self, optimizer: Any, rule: Rule) -> None:
         self.rule = rule
         self.held = 1.0
-        self.clamped = False
         self.optimizer = hooks.inner_optimizer(optimizer)
         self._ratio = 1.0
         kinds = adjustments(rule, 1.0)
@@ -69,7 +73,6 @@ class ScaledOptimizer(ABC):
         new = change(value)
         if name == "epsilon" and isinstance(self.optimizer, keras.optimizers.RMSprop):
             new = change(new)  # under the root there, where it stands for its square
-        self.clamped |= new == 0.0 != value
         return new
 
 

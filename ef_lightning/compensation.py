@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _NOTHING = object()
 
 # What torch's optimizers call each kind of setting.
-_KINDS = {"lr": "lr", "betas": "beta", "alpha": "beta", "eps": "eps", "weight_decay": "weight_decay"}
+_KINDS = {"lr": "lr", "betas": "beta", "alpha": "beta_of_squares", "eps": "eps", "weight_decay": "weight_decay"}
 _KNOWN = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.SGD)
 
 
@@ -50,9 +50,7 @@ class TrainerCompensation:
         session: The worker's session.
         log: Event log.
         global_batch_size: Samples of an update, if that is fixed.
-
-    Raises:
-        UsageError: An optimizer that `auto` does not know.
+        world_size: Workers with whom the training begins.
     """
 
     def __init__(
@@ -63,8 +61,11 @@ class TrainerCompensation:
         *,
         log: EventLog,
         global_batch_size: int | None = None,
+        world_size: int | None = None,
     ) -> None:
-        self.compensator = Compensator(settings, session, log=log, global_batch_size=global_batch_size)
+        self.compensator = Compensator(
+            settings, session, log=log, global_batch_size=global_batch_size, world_size=world_size
+        )
         self._settings = settings
         self._trainer = trainer
         # As the user has set it. What a callback makes of it later is another batch by the user's own will, not by
@@ -82,11 +83,11 @@ class TrainerCompensation:
     def _scaled_of(self, optimizer: Optimizer) -> ScaledSettings:
         found = self._scaled.get(id(optimizer))
         if found is None:
-            cls = type(optimizer)
-            rule: Rule = "none"
-            if optimizer.param_groups:  # Lightning's stand-in for no optimizer has none
-                rule = self._settings.rule_for(kind_of(cls), optimizer=f"{cls.__module__}.{cls.__qualname__}")
-            found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, rule)
+            kind = kind_of(type(optimizer))
+            # Lightning's stand-in for no optimizer has no groups.
+            if self._settings.rule == "auto" and kind is None and optimizer.param_groups:
+                self.compensator.without_rule.append(type(optimizer).__name__)
+            found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, self._settings.rule_for(kind))
         return found
 
     # ------------------------------------------------------------ the step
@@ -136,9 +137,6 @@ class TrainerCompensation:
         finally:
             if scaled.applied:
                 scaled.restore()
-        if scaled.clamped:
-            scaled.clamped = False
-            self.compensator.warn_of_clamped(logger)
         if self._has_loggers:
             self._log_scale()
         return result
@@ -184,15 +182,14 @@ class ScaledSettings:
 
     Attributes:
         applied: They are scaled.
-        clamped: A moving average has been taken as 0.
     """
 
     def __init__(self, optimizer: Optimizer, rule: Rule) -> None:
         self.rule = rule
         self.applied = False
-        self.clamped = False
         self._optimizer = optimizer
         self._ratio = 1.0
+        self._of_squares: Affine | None = None
         self._groups: list[dict[str, Any]] = []
         # Group, name, change, and the value with what has been made of it: mostly it is the same in the next step.
         self._numbers: list[list[Any]] = []
@@ -227,6 +224,7 @@ class ScaledSettings:
     def _plan(self, ratio: float) -> None:
         changes = adjustments(self.rule, ratio)
         self._ratio, self._groups = ratio, list(self._optimizer.param_groups)
+        self._of_squares = changes.get("beta_of_squares")
         self._numbers = [
             [group, name, changes[kind], _NOTHING, _NOTHING]
             for group in self._groups
@@ -241,17 +239,20 @@ class ScaledSettings:
     def _changed(self, value: Any, change: Affine) -> Any:
         """What becomes of a setting; the same object if it is a tensor, or nothing that we know."""
         if isinstance(value, (float, int)):
-            new = change(value)
-            self.clamped |= new == 0.0 != value
-            return new
+            return change(value)
         if isinstance(value, Tensor):
             self._change_in_place(value.detach(), change)
-        elif isinstance(value, (tuple, list)) and change.shift:  # betas
-            several = tuple([self._changed(item, change) for item in value])
+        elif isinstance(value, (tuple, list)) and change.shift and self._of_squares:  # betas, that of the squares last
+            several = tuple(
+                self._changed(item, self._of_squares if number == len(value) else change)
+                for number, item in enumerate(value, start=1)
+            )
             return value if all(map(is_, several, value)) else several
         return value
 
     def _change_in_place(self, tensor: Tensor, change: Affine) -> None:
         if not any(tensor.data_ptr() == known.data_ptr() for known, _ in self._tensors):  # groups may share it
-            self._tensors.append((tensor, tensor.clone()))
-            tensor.mul_(change.scale).add_(change.shift).clamp_(min=change.least)
+            before = tensor.clone()
+            self._tensors.append((tensor, before))
+            tensor.mul_(change.scale).add_(change.shift)
+            torch.maximum(tensor, before.clamp(max=change.least), out=tensor)

@@ -160,6 +160,7 @@ class ElasticMixin(CollectivesMixin):
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._to_wrap: list[str] = []
+        self._first_world_size = 1
         self._sync_gradients = True
         self._claiming: Claiming | None = None
         self._timed_validation: TimedValidation | None = None
@@ -278,10 +279,10 @@ class ElasticMixin(CollectivesMixin):
         self._trainer = trainer = self.lightning_module.trainer
         self._stay_one_if_needed(trainer)
         self._set_up_checkpoints(trainer)
-        self._take_loaders(trainer)
 
     def _take_loaders(self, trainer: Any) -> None:
         """Before the hooks `setup` of the user's, which may ask how many steps there will be."""
+        self._first_world_size = self.session.completed_in.world_size
         hooks.keep_samplers(trainer)
         if self._fits(trainer):
             self._set_up_schedules(trainer)
@@ -417,6 +418,8 @@ class ElasticMixin(CollectivesMixin):
         if name == "run-stage":  # Lightning's first one after the set-up and the callbacks' trials
             self._end_trial()
         super().barrier(name)
+        if name == "pre_setup":  # Lightning's first one of all: who has passed it together is known to all
+            self._take_loaders(self._trainer)
 
     def _heed_notices(self, trainer: Any, fitting: bool) -> None:
         notices = self._here.notices
@@ -447,7 +450,12 @@ class ElasticMixin(CollectivesMixin):
         if not changes and self.compensation.reference_batch_size is None:
             return  # the ratio is 1, for ever
         self._compensation = TrainerCompensation(
-            self.compensation, trainer, self.session, log=self._log, global_batch_size=self.global_batch_size
+            self.compensation,
+            trainer,
+            self.session,
+            log=self._log,
+            global_batch_size=self.global_batch_size,
+            world_size=self._first_world_size,
         )
         if self._saved_compensation is not None:
             self._compensation.compensator.resume(self._saved_compensation)
@@ -456,8 +464,9 @@ class ElasticMixin(CollectivesMixin):
     def _set_up_schedules(self, trainer: Any) -> None:
         if self.schedules != "samples" or self.global_batch_size is not None:
             return  # an update is one update in each world
-        world_size = self.session.completed_in.world_size
-        self._schedules = Schedules(trainer, self.session, world_size=world_size, loader=lambda: self._train_loader)
+        self._schedules = Schedules(
+            trainer, self.session, world_size=self._first_world_size, loader=lambda: self._train_loader
+        )
 
     def _load_schedules(self) -> None:
         schedules, saved = self._schedules, self._saved_schedules

@@ -99,7 +99,9 @@ def adamw(
     first, second = np.zeros(len(weights)), np.zeros(len(weights))
     for t, (samples, k, rate) in enumerate(zip(batches, ratios, rates, strict=True), start=1):
         gradient = problem.gradient(weights, samples)
-        beta1, beta2 = (max(0.0, 1 - k * (1 - beta)) for beta in betas)
+        beta1, beta2 = (
+            max(min(beta, least), 1 - k * (1 - beta)) for beta, least in zip(betas, (0.5, 0.9), strict=True)
+        )
         eta, epsilon, decay = np.sqrt(k) * rate, eps / np.sqrt(k), np.sqrt(k) * weight_decay
         first = beta1 * first + (1 - beta1) * gradient
         second = beta2 * second + (1 - beta2) * gradient**2
@@ -123,7 +125,7 @@ def rmsprop(
     second, buffer = np.zeros(len(weights)), np.zeros(len(weights))
     for samples, k, rate in zip(batches, ratios, rates, strict=True):
         gradient = problem.gradient(weights, samples)
-        decay = max(0.0, 1 - k * (1 - rho))
+        decay = max(min(rho, 0.9), 1 - k * (1 - rho))
         second = decay * second + (1 - decay) * gradient**2
         buffer = momentum * buffer + gradient / np.sqrt(second + eps / k)
         weights = weights - np.sqrt(k) * rate * buffer

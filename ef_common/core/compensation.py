@@ -13,15 +13,20 @@ Mini-batch SGD for Elastic Distributed Training"):
 where t₀ is the last update before the change. A change in the middle of a ramp starts from the ratio of the moment.
 The first ratio of a run is taken at once.
 
+**The reference batch** is by default the global batch with which the training has begun: who comes from data-parallel
+training with a fixed world has settings for that one.
+
 **Linear rule** (SGD): η → kη. The form `u ← μu + g; w ← w − γηu` (torch, also with nesterov and dampening) rescales
 the old momentum by construction. The form `v ← μv − γηg; w ← w + v` (Keras) has the rate in its momentum, which must
 be multiplied by γ_t / γ_{t−1} (`momentum_factor`) to give the same weights.
 
 **Square-root rule** (Adam, RMSprop; Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
 Algorithms"): η → √k·η, β → 1 − k(1−β) for all moving averages, ε → ε/√k. The averages then reach back over as many
-samples as before, and the noise in an update is that of k updates. It cannot hold for k(1−β) > 1; β is 0 then. The
-corrections 1 − β^t of the optimizers take the β of the moment for all t. The heavy-ball momentum of RMSprop is left
-as it is, as in the linear rule: nothing damps its input by 1 − μ, so another μ would be another rate.
+samples as before, and the noise in an update is that of k updates. The rule is derived for k(1−β) well below 1: an
+average over less than some updates is none. So a moving average of gradients goes on over two updates at least
+(β ≥ ½), one of their squares, by which the update is divided, over ten (β ≥ 0.9); a smaller β of the user's stays.
+The corrections 1 − β^t of the optimizers take the β of the moment for all t. The heavy-ball momentum of RMSprop is
+left as it is, as in the linear rule: nothing damps its input by 1 − μ, so another μ would be another rate.
 
 **Weight decay.** Decoupled (AdamW: w ← w − ηλw) it shall take as much per sample as before, so ηλ → kηλ: the linear
 rule does that by η alone; under the square-root rule λ → √k·λ. As L2 in the gradient it needs nothing.
@@ -43,6 +48,8 @@ Rule = str | Callable[[float], float]
 RULES = ("auto", "linear", "sqrt", "none")
 AUTO = {"SGD": "linear", "Adam": "sqrt", "AdamW": "sqrt", "NAdam": "sqrt", "RMSprop": "sqrt"}
 """What `auto` chooses for the kinds of optimizers that it knows."""
+LEAST_BETA = 0.5
+LEAST_BETA_OF_SQUARES = 0.9
 
 
 class Ramp(NamedTuple):
@@ -65,9 +72,9 @@ class Compensation:
 
     Args:
         rule: "linear", "sqrt", "none", or a function of the ratio that gives the factor of the learning rate;
-            "auto" takes the one of the optimizer (see `AUTO`).
+            "auto" takes the one of the optimizer (see `AUTO`), and "none" for others.
         reference_batch_size: Samples of an update that the optimizer's settings are meant for. By default those of
-            one worker.
+            an update of all workers with whom the training begins.
         ramp_steps: Updates after a change until it has its whole effect.
 
     Raises:
@@ -94,7 +101,7 @@ class Compensation:
         reference, steps = self.reference_batch_size, self.ramp_steps
         if reference is not None and not is_count(reference, least=1):
             raise UsageError(
-                "the reference batch is a number of samples, at least 1, or None for one worker's batch. "
+                "the reference batch is a number of samples, at least 1, or None for that of the first workers. "
                 f"Received: reference_batch_size={reference!r}"
             )
         if not is_count(steps, least=0):
@@ -115,26 +122,15 @@ class Compensation:
         """The rule, for people."""
         return self.rule if isinstance(self.rule, str) else getattr(self.rule, "__name__", "function")
 
-    def rule_for(self, kind: str | None, *, optimizer: str) -> Rule:
+    def rule_for(self, kind: str | None) -> Rule:
         """The rule of an optimizer, which is not `auto` any more.
 
         Args:
             kind: Which of those in `AUTO` it is; None for any other.
-            optimizer: Its name, for the message.
-
-        Raises:
-            UsageError: `auto` does not know it.
         """
         if self.rule != "auto":
             return self.rule
-        if kind is None:
-            raise UsageError(
-                f"compensation='auto' does not know how the settings of {optimizer} follow the global batch. Choose "
-                "'linear' (its learning rate grows with the batch), 'sqrt' (with the square root, and betas and eps "
-                "with it), 'none', or a function of the ratio that gives the factor of the learning rate. "
-                f"Known: {', '.join(AUTO)}, and subclasses that leave their steps as they are. Received: {optimizer}"
-            )
-        return AUTO[kind]
+        return "none" if kind is None else AUTO[kind]
 
     def advance(self, ramp: Ramp | None, goal: float) -> Ramp:
         """The ramp at the next update, whose ratio will in the end be `goal`."""
@@ -158,10 +154,10 @@ class Compensation:
 
 
 class Affine(NamedTuple):
-    """x → max(least, scale · x + shift).
+    """x → scale · x + shift, but not below `least`, unless x itself is.
 
-    >>> Affine(2.0, -1.0)(0.75), Affine(2.0, -1.0, least=0.0)(0.25)
-    (0.5, 0.0)
+    >>> Affine(2.0, -1.0)(0.75), Affine(2.0, -1.0, least=0.5)(0.7), Affine(2.0, -1.0, least=0.5)(0.4)
+    (0.5, 0.5, 0.4)
     """
 
     scale: float
@@ -170,7 +166,7 @@ class Affine(NamedTuple):
 
     def __call__(self, value: float) -> float:
         scale, shift, least = self
-        return max(least, scale * value + shift)
+        return max(min(least, value), scale * value + shift)
 
 
 def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
@@ -181,7 +177,7 @@ def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
         ratio: γ_t.
 
     Returns:
-        By kind of setting: "lr" (learning rate), "beta" (decay of a moving average of gradients or their squares),
+        By kind of setting: "lr" (learning rate), "beta" (decay of a moving average of gradients), "beta_of_squares",
         "eps", "weight_decay" (if decoupled). What is not named stays as it is.
     """
     scale = lr_scale(rule, ratio)
@@ -191,7 +187,8 @@ def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
         return {"lr": Affine(scale)}
     return {
         "lr": Affine(scale),
-        "beta": Affine(ratio, 1.0 - ratio, least=0.0),
+        "beta": Affine(ratio, 1.0 - ratio, least=LEAST_BETA),
+        "beta_of_squares": Affine(ratio, 1.0 - ratio, least=LEAST_BETA_OF_SQUARES),
         "eps": Affine(1.0 / scale),
         "weight_decay": Affine(scale),
     }

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ef_common.core.compensation import Compensation, Ramp, Rule, lr_scale
+from ef_common.core.compensation import AUTO, Compensation, Ramp, Rule, lr_scale
 from ef_common.core.view import View
 from ef_common.events import EventLog
 from ef_common.session import Session
+
+logger = logging.getLogger(__name__)
 
 
 class Compensator:
@@ -20,22 +22,31 @@ class Compensator:
         session: The worker's session.
         log: Event log of the worker.
         global_batch_size: Samples of an update, if that is fixed.
+        world_size: Workers with whom the training begins; by default those of its first update.
 
     Attributes:
         reference_batch_size: Samples of an update that the optimizer's settings are meant for; by default those of
-            one worker at the start of the run.
+            an update of all workers at the start of the run.
+        without_rule: Names of optimizers whose settings stay as they are, as `auto` does not know them.
     """
 
     def __init__(
-        self, settings: Compensation, session: Session, *, log: EventLog, global_batch_size: int | None = None
+        self,
+        settings: Compensation,
+        session: Session,
+        *,
+        log: EventLog,
+        global_batch_size: int | None = None,
+        world_size: int | None = None,
     ) -> None:
+        self.without_rule: list[str] = []
+        self._world_size = world_size
         self.settings = settings
         self.global_batch_size = global_batch_size
         self.reference_batch_size = settings.reference_batch_size
         self._session = session
         self._log = log
         self._ramp: Ramp | None = None
-        self._warned = False
 
     @property
     def ratio(self) -> float | None:
@@ -60,6 +71,8 @@ class Compensator:
             step: Number of the update.
         """
         before, self._ramp = self._ramp, self._advanced(contributors, batch_size)
+        if self._ramp.goal != 1.0:
+            self._warn_of_unknown(self._ramp.goal)
         if self._log.enabled and (before is None or before.goal != self._ramp.goal):
             record = {
                 "step": step,
@@ -72,7 +85,8 @@ class Compensator:
 
     def _advanced(self, contributors: View, batch_size: int) -> Ramp:
         if self.reference_batch_size is None:
-            self.reference_batch_size = batch_size
+            self._world_size = self._world_size or contributors.world_size
+            self.reference_batch_size = self.global_batch_size or self._world_size * batch_size
         goal = self._size(contributors, batch_size) / self.reference_batch_size
         return self.settings.advance(self._ramp, goal)
 
@@ -91,15 +105,17 @@ class Compensator:
         alike = self.settings.rule != "auto" or len(set(rules.values())) == 1
         return {"lr_scale" if alike else f"lr_scale/{name}": lr_scale(rule, ratio) for name, rule in rules.items()}
 
-    def warn_of_clamped(self, logger: logging.Logger) -> None:
-        """A moving average would reach back over less than one update: say so, once, in the log of the caller."""
-        if not self._warned:
-            self._warned = True
+    def _warn_of_unknown(self, ratio: float) -> None:
+        names, self.without_rule = self.without_rule, []
+        if names and self._session.rank == 0:
             logger.warning(
-                "a global batch of %g times the reference batch is too large for a moving average of the optimizer: "
-                "its decay (beta, alpha or rho) is taken as 0. The square-root rule holds while ratio · (1 − decay) "
-                "is below 1: choose a larger decay, a larger reference_batch_size, or another rule of compensation",
-                self.ratio or 1.0,
+                "the global batch is %g times the one that the training began with, and compensation='auto' does not "
+                "know how the settings of %s follow it: they stay as they are. Choose 'linear' (the learning rate "
+                "grows with the batch), 'sqrt' (with the square root, and betas and eps with it), 'none', or a "
+                "function of the ratio that gives the factor of the learning rate. Known: %s",
+                ratio,
+                ", ".join(names),
+                ", ".join(AUTO),
             )
 
     # ------------------------------------------------------------ state
@@ -107,11 +123,12 @@ class Compensator:
     def state(self) -> dict[str, Any]:
         """For newcomers and checkpoints: plain numbers."""
         ramp = None if self._ramp is None else list(self._ramp)
-        return {"reference_batch_size": self.reference_batch_size, "ramp": ramp}
+        return {"reference_batch_size": self.reference_batch_size, "world_size": self._world_size, "ramp": ramp}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are."""
         self.reference_batch_size = state["reference_batch_size"]
+        self._world_size = state.get("world_size")
         self._ramp = None if state["ramp"] is None else Ramp(*state["ramp"])
 
     def resume(self, state: dict[str, Any]) -> None:

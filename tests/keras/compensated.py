@@ -21,6 +21,7 @@ from ef_common.core.view import Member, View
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
+from ef_keras import hooks
 from ef_keras.backends import engine
 from ef_keras.compensation import kind_of
 from tests import closed_forms
@@ -129,7 +130,7 @@ CLOSED_FORMS: dict[str, tuple[Callable[[], Any], Callable[..., Any], dict[str, A
         closed_forms.adamw,
         {"betas": (0.8, 0.99), "eps": 1e-12, "weight_decay": 0.5},
     ),
-    "adamw_whose_average_is_off": (  # 4 · (1 − 0.7) is above 1
+    "adamw_whose_averages_are_as_short_as_may_be": (  # 4 · (1 − 0.7) is above 1
         lambda: optimizers.AdamW(RATE, beta_1=0.7, beta_2=0.99, epsilon=1e-12, weight_decay=0.01),
         closed_forms.adamw,
         {"betas": (0.7, 0.99), "eps": 1e-12},
@@ -286,14 +287,22 @@ def use_other_features() -> dict[str, Any]:
     return found
 
 
-def warn_once() -> int:
-    """Number of warnings of an average that is taken as 0."""
-    records: list[Any] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logging.getLogger("ef_keras").addHandler(handler)
-    fit(model_with(optimizers.Adam(RATE, beta_1=0.7)))
-    return sum("too large for a moving average" in record.getMessage() for record in records)
+def train_without_a_rule() -> dict[str, list[Any]]:
+    """Optimizers that `auto` does not know: their scales of the learning rate, and what has been warned of."""
+    found = {}
+    for optimizer in (optimizers.Adagrad(RATE), Own(RATE), optimizers.LossScaleOptimizer(optimizers.Lion(RATE))):
+        records: list[Any] = []
+        handler = logging.Handler()
+        handler.emit = records.append  # type: ignore[method-assign]
+        log = logging.getLogger("ef_common.data.compensator")
+        log.addHandler(handler)
+        try:
+            history = fit(model_with(optimizer))
+        finally:
+            log.removeHandler(handler)
+        name = type(hooks.inner_optimizer(optimizer)).__name__
+        found[name] = [history["lr_scale"], [record.getMessage() for record in records]]
+    return found
 
 
 # ---------------------------------------------------------------- which optimizers
@@ -321,9 +330,6 @@ def refuse() -> list[str]:
         lambda: ef_keras.callbacks(compensation="cubic"),
         lambda: ef_keras.callbacks(compensation=lambda ratio: -ratio),
         lambda: Compensation(reference_batch_size=0),
-        lambda: fit(model_with(optimizers.Adagrad(RATE))),
-        lambda: fit(model_with(Own(RATE))),
-        lambda: fit(model_with(optimizers.LossScaleOptimizer(optimizers.Lion(RATE)))),
     ):
         try:
             act()
@@ -374,12 +380,3 @@ def run(length: int) -> dict[str, Any]:
         "history": history,
         "rate": float(model.optimizer.learning_rate),
     }
-
-
-def run_unknown() -> str:
-    """Train with an optimizer that `auto` does not know, in a worker of a job."""
-    try:
-        model_with(optimizers.Adagrad(RATE)).fit(*data(), verbose=0, callbacks=ef_keras.callbacks())
-    except UsageError as error:
-        return "refused" if "does not know" in str(error) else str(error)
-    return "trained"

@@ -15,7 +15,6 @@ from torch import nn
 
 from ef_common.core.compensation import Compensation
 from ef_common.core.view import Member, View
-from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
 from ef_lightning import strategy_for
 from tests.closed_forms import Regression
@@ -178,14 +177,3 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         "step": fit.global_step,
         **{name: sorted(logger.column(name).items()) for name in columns},
     }
-
-
-def run_unknown() -> str:
-    """Train with an optimizer that `auto` does not know."""
-    pl = importlib.import_module("lightning.pytorch")
-    module = module_of(pl, lambda m: torch.optim.Adagrad(m.parameters()))
-    try:
-        training.trainer(pl).fit(module, training.loader())
-    except UsageError as error:
-        return "refused" if "does not know" in str(error) and "Adagrad" in str(error) else str(error)
-    return "trained"
