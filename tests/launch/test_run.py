@@ -235,6 +235,17 @@ def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Laun
     assert "Root Cause" not in run.output.read_text()
 
 
+def test_job_whose_others_fail_has_not_finished_because_one_was_asked_to_leave(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", "--max-restarts=0", *script())
+    run.wait_for_world(2)
+    assert elasticflow("scale", str(run.directory), "1") == (0, "")
+    run.wait_for_world(1)
+    run.wait_until(lambda events: len(run.workers()) == 1, "the end of the other worker")
+    (last,) = run.workers()
+    os.kill(last, signal.SIGKILL)
+    assert run.wait() == 1
+
+
 @pytest.mark.thorough
 def test_worker_that_is_killed_again_and_again_is_given_up(job: Callable[..., Launched], tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os; print('begin', flush=True); os.kill(os.getpid(), 9)")
