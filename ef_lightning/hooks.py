@@ -235,6 +235,14 @@ def num_batches_started(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
 
+def step_back(trainer: Any, num_batches: int) -> None:
+    """Take these batches of the epoch for such that have not been fetched: they begin an accumulation, and are lost."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    for counts in (progress.current, progress.total):
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(counts, name, max(0, getattr(counts, name) - num_batches))
+
+
 def set_train_limit(trainer: Any, num_batches: int) -> None:
     """Batches of the epoch that is resumed; Lightning has asked the loader before it knew where it goes on."""
     trainer.fit_loop._combined_loader.limits = [num_batches]

@@ -301,6 +301,8 @@ class ElasticLoader(WrappedLoader):
         uncommitted = self.progress.uncommitted
         if uncommitted:
             state["cursor"] = uncommitted[0].start
+        state["steps"] -= len(uncommitted)
+        state["open_batches"] = len(uncommitted)
         state["returned"] = torch.from_numpy(state["returned"])
         state["order"] = None if self._reading.is_computed else torch.from_numpy(self._order)
         return state
@@ -315,6 +317,7 @@ class ElasticLoader(WrappedLoader):
                 f"Expected: {state['length']} samples. Received: {self._length()}"
             )
         self._set(state)
+        hooks.step_back(self._trainer, state.get("open_batches", 0))
         self._resumed = True
         hooks.set_train_limit(self._trainer, self._num_steps(self.progress))
 

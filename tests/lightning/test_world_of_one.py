@@ -268,3 +268,33 @@ def test_an_empty_list_is_no_loader() -> None:
 
     for loaders in ((training.loader(LENGTH), []), ([], [])):
         assert steps(strategy_for(HOSTS[0])(), *loaders) == steps("auto", *loaders)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_checkpoint_in_the_middle_of_an_accumulation_goes_on_with_its_first_batch(
+    host: str, world_of_one: Path, tmp_path: Path
+) -> None:
+    pl = importlib.import_module(host)
+    path = tmp_path / "middle.ckpt"
+
+    def train(**options: Any) -> tuple[list[list[int]], list[float]]:
+        class Recording(training.regression(pl)):  # type: ignore[misc]
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                seen.append(batch[0].tolist())
+                return super().training_step(batch, batch_idx)
+
+            def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+                if not options and batch_idx == 5:  # an update, and two batches of the next one
+                    self.trainer.save_checkpoint(path)
+
+        seen: list[list[int]] = []
+        module = Recording()
+        strategy = strategy_for(host)(compensation="none")
+        trainer = training.trainer(pl, strategy, accumulate_grad_batches=4, max_epochs=1)
+        trainer.fit(module, training.loader(64), **options)
+        return seen, training.weights(module)
+
+    whole, weights = train()
+    rest, weights_of_rest = train(ckpt_path=path)
+    assert rest == whole[4:]
+    assert weights_of_rest == pytest.approx(weights)
