@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -193,6 +194,24 @@ class Looks(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._found["evaluate"] = hooks.epoch_iterator(self.model)
+
+
+def become_rank_zero() -> dict[str, bool]:
+    """Whether a ModelCheckpoint of the best model writes, in a worker that becomes rank 0 after the first epoch."""
+    path = (read_environment().run_dir or Path()) / "best.weights.h5"
+    session: Any = SimpleNamespace(rank=1, newcomer=False)
+    callback: Any = OnRankZero(
+        keras.callbacks.ModelCheckpoint(path, "loss", save_best_only=True, save_weights_only=True), session
+    )
+    model = compiled(net())
+    callback.wrapped.set_model(model)
+    wrote = {}
+    callback.on_train_begin()
+    for name, loss in {"another is rank 0": 0.3, "worse": 0.5, "better": 0.2}.items():
+        callback.on_epoch_end(0, {"loss": loss})
+        wrote[name] = path.exists()
+        callback.memory, session.rank = {"best": 0.3}, 0  # as rank 0 had it, before it was lost
+    return wrote
 
 
 def look_at_hooks() -> dict[str, Any]:

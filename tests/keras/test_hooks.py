@@ -37,6 +37,13 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_worker_that_becomes_rank_0_knows_which_model_was_the_best(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        wrote = job.start(call, backend, "become_rank_zero").result()
+    assert wrote == {"another is rank 0": False, "worse": False, "better": True}
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "guard_fit").result()
