@@ -16,6 +16,7 @@ from ef_common.collectives.gradients.buckets import Layout
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.gradients.reduction import Confirmation, Reduction
 from ef_common.core.view import View
+from ef_common.errors import UnsupportedError
 from ef_common.ports import Group, Operation
 from tests.collectives.world import OneView, in_world, view_of
 
@@ -132,6 +133,47 @@ def test_parameter_used_on_one_rank_only_counts_as_zero_on_the_other() -> None:
     results = reduced(small, loss)
     assert_weighted_mean(results, small, loss)
     assert results[1]["2.weight"] is not None
+
+
+@pytest.mark.parametrize("num_rows", [8, 300_000])  # with two buffers, and lent
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=["both", "one"])
+def test_sparse_gradients_are_summed_and_stay_sparse(ranks: tuple[int, ...], num_rows: int) -> None:
+    def make() -> nn.Module:
+        return nn.ModuleDict({"rows": nn.Embedding(num_rows, 2, sparse=True), "rest": nn.Linear(2, 1)})
+
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        found = module["rows"](torch.tensor([rank, 3, 3])) if rank in ranks else torch.ones(3, 2)  # type: ignore[index]
+        return module["rest"](found).square().mean()  # type: ignore[index, no-any-return]
+
+    for steps in (1, 2):
+        results = reduced(make, loss, steps=steps)
+        modules = [alone(make, loss, rank) for rank in range(2)]
+        gradients = {rank: modules[rank]["rows"].weight.grad.to_dense() for rank in ranks}  # type: ignore[index]
+        first = sum(WEIGHTS[rank] * gradient for rank, gradient in gradients.items())
+        # The second one is added to what the first one has left, as without others.
+        expected = first if steps == 1 else first + first
+        for result in results:
+            found = result["rows.weight"]
+            assert found.is_sparse
+            assert found.coalesce().indices().tolist() == [sorted({*ranks, 3})]
+            torch.testing.assert_close(found.to_dense(), expected)
+
+
+def test_sparse_gradient_where_none_is_expected_is_refused() -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: Tensor) -> Tensor:  # type: ignore[override]
+            return weight.sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.ones(8, 4).to_sparse(1)
+
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        return Own.apply(module[0].weight)  # type: ignore[index, no-any-return, no-untyped-call]
+
+    with pytest.raises(UnsupportedError, match=r"the sparse gradient of another parameter, of shape=\(8, 4\)"):
+        reduced(small, loss)
 
 
 def test_parameter_used_nowhere_keeps_no_gradient() -> None:

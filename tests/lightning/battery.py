@@ -97,6 +97,47 @@ def schedulers(pl: Any) -> Case:
     return Case(Scheduled, {"max_epochs": 3})
 
 
+def embedding(pl: Any, make_optimizer: Callable[[Any], Any], *, rows: int = 40) -> Any:
+    class Embedded(regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            with torch.random.fork_rng():
+                torch.manual_seed(5)
+                self.net = nn.Embedding(rows, 1, sparse=True)
+                self.bag = nn.EmbeddingBag(rows, 1, mode="sum", sparse=True)
+
+        def loss(self, batch: Any) -> Tensor:
+            index, _, target = batch
+            # The second layer is used for few samples, and the first one for all.
+            rows = torch.stack([index % 7, index % 11 + 20], dim=1)
+            few = index < 4
+            found = self.net(index % 13)
+            if bool(few.any()):
+                found = found.index_add(0, few.nonzero()[:, 0], self.bag(rows[few]))
+            return (found - target).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return make_optimizer(self.parameters())
+
+    return Embedded
+
+
+@case
+def sparse_gradients(pl: Any) -> Case:
+    return Case(embedding(pl, lambda parameters: torch.optim.SGD(parameters, 0.05)))
+
+
+@case
+def sparse_adam(pl: Any) -> Case:
+    return Case(embedding(pl, lambda parameters: torch.optim.SparseAdam(parameters, 0.05)))
+
+
+@case
+def large_sparse_gradients(pl: Any) -> Case:
+    make = embedding(pl, lambda parameters: torch.optim.SparseAdam(parameters, 0.05), rows=30_000)
+    return Case(make, {"accumulate_grad_batches": 2, "max_epochs": 1}, length=32)
+
+
 @case
 def batches_limited_by_a_number(pl: Any) -> Case:
     return Case(regression(pl), {"limit_train_batches": 3})
@@ -299,7 +340,14 @@ def run(host: str) -> dict[str, Any]:
 
 
 # By hand, or with a size of the batch that is the user's own.
-_NOT_GLOBAL = ("accumulation", "accumulation_scheduler", "adversarial", "skipped_by_hand", "closure_called_twice")
+_NOT_GLOBAL = (
+    "accumulation",
+    "accumulation_scheduler",
+    "adversarial",
+    "large_sparse_gradients",
+    "skipped_by_hand",
+    "closure_called_twice",
+)
 NUM_GLOBAL = len(CASES) - len(_NOT_GLOBAL)
 
 

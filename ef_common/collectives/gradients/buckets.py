@@ -107,13 +107,21 @@ def _is_dense(tensor: Tensor) -> bool:
 class Layout:
     """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
 
+    Args:
+        parameters: Those whose gradients are reduced.
+        module_buffers: What takes rank 0's values.
+        sparse: Identities of the parameters whose gradients are sparse.
+
     Attributes:
         double_buffered: The buckets alternate between two buffers; else a barrier has to follow each reduction.
         retired: Local gradients that have been reduced.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor]) -> None:
+    def __init__(
+        self, parameters: Sequence[Parameter], module_buffers: Sequence[Tensor], sparse: AbstractSet[int] = frozenset()
+    ) -> None:
         self.parameters = list(parameters)
+        self.sparse = [parameter for parameter in self.parameters if id(parameter) in sparse]
         self.ids = [id(parameter) for parameter in self.parameters]
         values: dict[Any, list[Tensor]] = {}
         for buffer in module_buffers:
@@ -158,7 +166,7 @@ class Layout:
         for bucket in self.buckets[self.num_value_buckets :]:
             for parameter, view in zip(bucket.sources, bucket.views, strict=True):
                 gradient = parameter.grad
-                if gradient is not None and gradient.data_ptr() == view.data_ptr():
+                if gradient is not None and not gradient.is_sparse and gradient.data_ptr() == view.data_ptr():
                     parameter.grad = gradient.clone()
 
 

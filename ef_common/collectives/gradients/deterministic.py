@@ -17,6 +17,7 @@ from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reducer import hook
 from ef_common.collectives.gradients.shared import Array, Room
+from ef_common.collectives.gradients.sparse import sparse_parameters, sparsify
 from ef_common.core.view import View
 from ef_common.session import Session
 
@@ -41,6 +42,7 @@ class DeterministicReducer:
         self._session = session
         self._module = module
         self._parameters: list[Parameter] = []
+        self._sparse: set[int] = set()
         self._buffers: list[Tensor] = []
         self._sizes: list[int] = []
         self._room: Room | None = None
@@ -116,6 +118,7 @@ class DeterministicReducer:
                     target.copy_(view if target.is_floating_point() else view.round())
                 elif used[index]:
                     target.grad = view if _fits(target, view) else view.to(target.device, target.dtype)
+        sparsify(parameter for parameter in self._parameters if id(parameter) in self._sparse)
         reduction.finish()
         self._reduction = None
         return contributors
@@ -140,6 +143,7 @@ class DeterministicReducer:
             self.detach()
             self._parts = {}
             self._parameters = parameters
+            self._sparse = sparse_parameters(self._module)
             self._buffers = list(self._module.buffers())
             self._handles = [hook(parameter, self._gradient_ready) for parameter in parameters]
             self._sizes = [tensor.numel() for tensor in (*self._parameters, *self._buffers)]

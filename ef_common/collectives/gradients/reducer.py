@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 from ef_common.collectives.gradients.buckets import Layout
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.reduction import Confirmation, Reduction, Weights
+from ef_common.collectives.gradients.sparse import sparse_parameters
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session import Barrier, Session
@@ -104,7 +105,7 @@ class GradientReducer:
             self._layout = None
             return
         buffers = list(self._module.buffers()) if self._buffers is None else list(self._buffers)
-        self._layout = Layout(chosen, buffers)
+        self._layout = Layout(chosen, buffers, sparse_parameters(self._module))
         self._handles = [hook(p, self._gradient_ready) for p in self._layout.hooked()]
 
     def _gradient_ready(self, parameter: Tensor) -> None:

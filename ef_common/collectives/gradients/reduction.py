@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ef_common.collectives.gradients.buckets import NUM_FIXED_FLAGS, Bucket, Layout, is_copied_early
 from ef_common.collectives.gradients.pieces import Pieces
+from ef_common.collectives.gradients.sparse import check_dense, densify, sparsify
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.ports import Group, Pending
@@ -65,8 +66,10 @@ class Reduction:
             return
         self._fired.add(id(parameter))
         index, place = self.layout.place_of[id(parameter)]
-        if self._group is not None and self._weight and is_copied_early(parameter):
-            torch.mul(parameter.grad, self._weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
+        gradient = parameter.grad
+        is_dense = gradient is not None and not gradient.is_sparse
+        if self._group is not None and self._weight and is_dense and is_copied_early(parameter):
+            torch.mul(gradient, self._weight, out=self.layout.buckets[index].views[place])  # type: ignore[arg-type]
             self._copied.add(id(parameter))
         self._missing[index] -= 1
         if self._missing[index] == 0:
@@ -144,7 +147,13 @@ class Reduction:
             self._pending.append(self._group.all_reduce(bucket.buffer))
 
     def _fill_gradients(self, bucket: Bucket) -> None:
-        bucket.fill_gradients(self._weight, self._copied)
+        for parameter in self.layout.sparse:
+            densify(parameter)
+        try:
+            bucket.fill_gradients(self._weight, self._copied)
+        except RuntimeError as error:
+            check_dense(bucket.sources, error)
+            raise
         if bucket is self.layout.buckets[-1]:
             bucket.flags.copy_(torch.tensor(self._own_flags()))
 
@@ -171,6 +180,7 @@ class Reduction:
         if self._lacking:  # `param.grad` is a copy, or everybody has the bucket: nobody gets what is divided
             gradients = [p.grad for p in self.layout.parameters if p.grad is not None]
             torch._foreach_div_(gradients, 1.0 - self._lacking)
+        sparsify(self.layout.sparse)
 
 
 def _copy_gradients(bucket: Bucket, used: dict[int, float]) -> None:

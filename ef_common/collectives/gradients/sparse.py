@@ -1,0 +1,50 @@
+"""Sparse gradients: reduced as dense ones, and sparse again for the optimizer.
+
+Which rows a batch touches differs from worker to worker, and their number too. A dense sum needs no second message, and
+can be run again after a loss like that of any other gradient. It moves as many bytes as the parameter has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, EmbeddingBag, Module
+
+from ef_common.errors import UnsupportedError
+
+
+def sparse_parameters(module: Module) -> set[int]:
+    """Identities of the parameters whose gradients are sparse, also where a batch has none of them."""
+    kinds = (Embedding, EmbeddingBag)
+    return {id(part.weight) for part in module.modules() if isinstance(part, kinds) and part.sparse}
+
+
+def densify(parameter: Tensor) -> None:
+    """Make its gradient dense, if it is sparse."""
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+
+
+def sparsify(parameters: Iterable[Tensor]) -> None:
+    """Make their gradients sparse again: with the rows that are not zero."""
+    for parameter in parameters:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            with torch.no_grad():
+                parameter.grad = parameter.grad.to_sparse(1).coalesce()
+
+
+def check_dense(parameters: Iterable[Tensor], error: Exception) -> None:
+    """An error may come from a sparse gradient where none is expected.
+
+    Raises:
+        UnsupportedError: So it is.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UnsupportedError(
+                "sparse gradients are reduced if nn.Embedding or nn.EmbeddingBag with sparse=True make them. Make it "
+                "dense in your own function. Received: the sparse gradient of another parameter, of "
+                f"shape={tuple(parameter.shape)}"
+            ) from error
