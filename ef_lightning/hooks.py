@@ -732,6 +732,44 @@ def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     return wrapped
 
 
+def surround_passes(trainer: Any, surround: Callable[[Callable[..., Any], bool], Callable[..., Any]]) -> None:
+    """Have what Lightning does with a batch (forward, zero_grad, backward) done by another function.
+
+    Args:
+        trainer: The Trainer.
+        surround: Called with Lightning's own function and whether the batch is the first one of an accumulation; the
+            function that is called instead.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
+            inner = original(kwargs, optimizer, batch_idx)
+            outer = copy(inner)  # an object that holds a method of its own would live until the garbage is collected
+            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0)
+            return outer
+
+        return make_closure
+
+    replace(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure", make)
+
+
+def leave_passes(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure")
+
+
+def step_fields(trainer: Any) -> tuple[Any, ...]:
+    """What Lightning notes down of the batch at hand."""
+    results = trainer._results
+    return trainer.lightning_module._current_fx_name, results.batch, results.batch_size
+
+
+def set_step_fields(trainer: Any, fields: tuple[Any, ...]) -> None:
+    """Go back to it."""
+    module, results = trainer.lightning_module, trainer._results
+    module._current_fx_name, results.batch, results.batch_size = fields
+
+
 def in_train_batch(trainer: Any) -> bool:
     """The module's code for a batch is running, not that for an epoch or an evaluation."""
     return trainer.lightning_module._current_fx_name in ("training_step", "on_train_batch_start", "on_train_batch_end")

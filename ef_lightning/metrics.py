@@ -141,22 +141,37 @@ def _to(item: Any, device: torch.device) -> Any:
     return item.to(device) if isinstance(item, Tensor) else item
 
 
+class Traces:
+    """What a step adds to metrics and to what is logged over an epoch, so that it can be taken back.
+
+    Args:
+        trainer: The Trainer, before the step.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        metrics = metrics_of(trainer.lightning_module).values()
+        self._metrics = [(m, {name: _copy(getattr(m, name)) for name in m._defaults}, m._update_count) for m in metrics]
+        self._logged, self._live = hooks.logged_values(trainer), hooks.live_keys(trainer)
+
+    def undo(self) -> None:
+        """Take it back. May be repeated."""
+        for metric, state, count in self._metrics:
+            for name, value in state.items():
+                setattr(metric, name, _copy(value))
+            metric._update_count = count
+            metric._computed = None
+        hooks.set_logged_values(self._trainer, self._logged)
+        hooks.empty_others(self._trainer, self._live)
+
+
 @contextmanager
 def leaving_no_trace(trainer: Any) -> Iterator[None]:
     """Undo what a step on a batch that only keeps step adds to metrics and to what is logged over an epoch."""
-    metrics = metrics_of(trainer.lightning_module).values()
-    states = [{name: _copy(getattr(metric, name)) for name in metric._defaults} for metric in metrics]
-    counts = [metric._update_count for metric in metrics]
-    logged, live = hooks.logged_values(trainer), hooks.live_keys(trainer)
+    traces = Traces(trainer)
     hooks.set_zero_batch_size(trainer)
     yield
-    for metric, state, count in zip(metrics, states, counts, strict=True):
-        for name, value in state.items():
-            setattr(metric, name, value)
-        metric._update_count = count
-        metric._computed = None
-    hooks.set_logged_values(trainer, logged)
-    hooks.empty_others(trainer, live)
+    traces.undo()
 
 
 def _copy(state: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,7 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.progress import Progress
 from ef_lightning.reading import Reading, SampleReading
+from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
@@ -164,6 +165,7 @@ class ElasticMixin(CollectivesMixin):
         self._claiming: Claiming | None = None
         self._timed_validation: TimedValidation | None = None
         self._requests: Requests | None = None
+        self._repetition: Repetition | None = None
         self._is_last = False
         self._stays_one = False
         self._in_trial = False
@@ -370,6 +372,7 @@ class ElasticMixin(CollectivesMixin):
             interval = hooks.validation_interval(trainer)
             if interval is not None:
                 self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
+            self._set_up_repetition(trainer)
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
         claiming = self._claiming or Claiming(None, self.session)
@@ -395,6 +398,26 @@ class ElasticMixin(CollectivesMixin):
             trainer.num_sanity_val_steps = 0  # the others have done it
         if self._stays_one and callbacks_of_one(trainer) & FINDERS:
             self._begin_trial(trainer)
+
+    def _set_up_repetition(self, trainer: Any) -> None:
+        """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
+        if self.global_batch_size is None and self.lightning_module.automatic_optimization:
+            self._repetition = Repetition(trainer, self.session, on_repeat=self._go_back)
+            self._repetition.attach()
+
+    def _go_back(self) -> None:
+        """A step is about to be made again."""
+        if self._reducer is not None:
+            self._reducer.cancel()
+        loader, session = self._train_loader, self.session
+        if loader is not None:
+            logger.info("a worker was lost in a step that had its values: making the step again")
+            self._log.write(
+                "repeated",
+                step=loader.dealer.num_updates + 1,
+                epoch=loader.progress.epoch,
+                generation=session.completed_in.generation,
+            )
 
     def _begin_trial(self, trainer: Any) -> None:
         """Until the training itself begins, a callback tries out others, which are none of the job's."""
@@ -526,6 +549,9 @@ class ElasticMixin(CollectivesMixin):
         if self._requests is not None:
             self._requests.detach()
             self._requests = None
+        if self._repetition is not None:
+            self._repetition.detach()
+            self._repetition = None
         if self._logged is not None:
             self._logged.detach()
             self._logged = None
@@ -811,7 +837,11 @@ class ElasticMixin(CollectivesMixin):
     def _leaving_no_trace(self, padding: bool) -> AbstractContextManager[None]:
         return leaving_no_trace(self._trainer) if padding else nullcontext()
 
-    def _weights(self, view: View) -> Any:
+    def _want_even_shares(self) -> None:
+        if self._train_loader is not None:
+            self._train_loader.even_shares()
+
+    def _weights(self, view: View) -> Sequence[float]:
         if self._train_loader is None:
             return [1.0 / view.world_size] * view.world_size
         return self._train_loader.weights(view)
@@ -823,11 +853,11 @@ class ElasticMixin(CollectivesMixin):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Accumulate locally: Lightning calls this around all backward passes but the last of an accumulation."""
-        self._sync_gradients = False
+        before, self._sync_gradients = self._sync_gradients, False
         try:
             yield
         finally:
-            self._sync_gradients = True
+            self._sync_gradients = before
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """A backward pass, maybe of a part of the batch."""
@@ -841,7 +871,8 @@ class ElasticMixin(CollectivesMixin):
         if self._global_step is not None:
             self._global_step.before_backward()
         elif self._sync_gradients and self._reducer is not None:
-            self._reducer.before_backward()
+            repetition = self._repetition
+            self._reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
@@ -875,6 +906,9 @@ class ElasticMixin(CollectivesMixin):
             contributors = finish()
         if contributors is None:
             return None  # there was nothing to reduce
+        if self._repetition is not None:
+            self._repetition.check(contributors)
+            self._repetition.end_update()
         requests.hear(reducer.num_stops)
         if timed is not None:
             timed.settle(due=reducer.num_stops % 1 > 0)

@@ -148,6 +148,7 @@ HOOKS = [
     Hook("trainer._results", "batch", "training_step"),
     Hook("result", "_forward_cache", "training_step", "torch.Tensor"),
     Hook("connector", "should_update_logs", "step_to_log", "bool"),
+    Hook("fit_loop.epoch_loop.automatic_optimization", "_make_closure", "surround_passes"),
     Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", "int"),
     Hook("result", "_computed", "epoch_results, show_result"),
     Hook("result", "_update_count", "epoch_results", "int"),

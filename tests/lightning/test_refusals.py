@@ -181,11 +181,12 @@ def test_unknown_backend_raises() -> None:
         strategy_for(HOSTS[0])(backend="mpi")
 
 
-def test_gathering_with_gradients_in_a_changing_world_raises() -> None:
+def test_gathering_with_gradients_in_a_step_that_cannot_be_made_again_raises() -> None:
     strategy = strategy_for(HOSTS[0])()
     strategy._worker = SimpleNamespace(elastic=True)
-    with pytest.raises(UnsupportedError, match="gradients are averaged"):
-        strategy.all_gather(torch.zeros(1), sync_grads=True)
+    strategy._trainer = SimpleNamespace(training=True, interrupted=False)
+    with pytest.raises(UnsupportedError, match="manual optimization"):
+        strategy.all_gather(torch.zeros(1, requires_grad=True), sync_grads=True)
 
 
 def test_callback_of_the_other_class_tree_raises() -> None:
