@@ -119,7 +119,7 @@ class CollectivesMixin:
             return torch.stack(self._gather_tensor(tensor)[0])
         self._check_gradients()
         peers = Peers(
-            partial(self._gather_tensor, in_backward=True), add=self._add, rank=self._rank_in, weights=self._weights
+            partial(self._gather_tensor, in_backward=True), add=self.add, rank=self._rank_in, weights=self._weights
         )
         gathered: Tensor = GatherWithGradients.apply(tensor, peers)  # type: ignore[no-untyped-call]
         return gathered
@@ -139,14 +139,10 @@ class CollectivesMixin:
         """Everybody's tensor, all of the same shape, and of whom they are; this worker's own, if it is alone."""
         if self._alone:
             return [tensor], None
+        values, view = self._exchanged(tensor, in_backward=in_backward)
         repetition = self._repetition
-        if repetition is not None:
-            repetition.begin_collective(in_backward=in_backward)
-        values, view = self._gather_in_view(tensor)
-        if repetition is not None:
-            repetition.check(view)
-            if repetition.in_pass and tensor.dim():
-                self._want_even_shares()
+        if repetition is not None and repetition.in_pass and tensor.dim():
+            self._want_even_shares()
         if len({value.shape for value in values}) > 1:
             raise UsageError(
                 "all_gather needs tensors of the same shape in all workers. Gather a sum or a mean, or pad the tensor. "
@@ -155,9 +151,29 @@ class CollectivesMixin:
             )
         return [value.to(tensor.device) for value in values], view
 
-    def _add(self, tensor: Tensor) -> Tensor:
+    def _exchanged(self, value: Any, *, in_backward: bool) -> tuple[list[Any], View]:
+        if self._repetition is not None:
+            self._repetition.begin_collective(in_backward=in_backward)
+        values, view = self._gather_in_view(value)
+        if self._repetition is not None:
+            self._repetition.check(view)
+        return values, view
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Everybody's value, for the default process group. In a step, that is a collective of the step."""
         if self._alone:
-            return tensor
+            return [value]
+        if self._repetition is not None and self._repetition.in_pass:
+            self._want_even_shares()
+        return self._exchanged(value, in_backward=True)[0]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""
+        if self._alone:
+            return tensor.clone()
+        self._refuse_in_part()
+        if self._repetition is not None:
+            self._repetition.begin_collective(in_backward=True)
         operation = operations.SumTensor(tensor)
         with leaving_cleanly():
             view = self.session.run(operation)

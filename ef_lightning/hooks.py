@@ -122,8 +122,28 @@ def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
     replace(
         trainer._signal_connector,
         "_sigterm_notifier_fn",
-        lambda notify: lambda number, frame: None if heeded() else notify(number, frame),
+        lambda notify: lambda number, frame: None if heeded() else _note_sigterm(trainer, notify, number, frame),
     )
+
+
+def _note_sigterm(trainer: Any, notify: Callable[..., None], *args: Any) -> None:
+    """As Lightning does, but without the collective that it would run in a handler if there is a default group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        trainer._signal_connector.received_sigterm = True
+    else:
+        notify(*args)
+
+
+def exchange_no_sigterm(trainer: Any) -> None:
+    """Keep Lightning from a collective before each batch, which it runs where there is a default group."""
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        replace(loop, "_broadcast_sigterm_tensor", lambda original: lambda: None)
+
+
+def leave_sigterm(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
 
 
 class Requeue(NamedTuple):

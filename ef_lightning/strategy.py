@@ -23,6 +23,7 @@ from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.gradients.deterministic import DeterministicReducer
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import as_bytes
+from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
 from ef_common.core import sharding
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.core.sharding import GlobalBatch
@@ -51,6 +52,7 @@ from ef_lightning.checks import (
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.combined_loader import check_joint, combined, joined
 from ef_lightning.compensation import TrainerCompensation
+from ef_lightning.default_group import Workers
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
@@ -166,6 +168,7 @@ class ElasticMixin(CollectivesMixin):
         self._timed_validation: TimedValidation | None = None
         self._requests: Requests | None = None
         self._repetition: Repetition | None = None
+        self._default_group: DefaultGroup | None = None
         self._is_last = False
         self._stays_one = False
         self._in_trial = False
@@ -399,6 +402,11 @@ class ElasticMixin(CollectivesMixin):
         if self._stays_one and callbacks_of_one(trainer) & FINDERS:
             self._begin_trial(trainer)
 
+    def _set_up_default_group(self) -> None:
+        if self._here.elastic and self._default_group is None:
+            self._default_group = install(Workers(self))
+            hooks.exchange_no_sigterm(self._trainer)
+
     def _set_up_repetition(self, trainer: Any) -> None:
         """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
         if self.global_batch_size is None and self.lightning_module.automatic_optimization:
@@ -437,6 +445,8 @@ class ElasticMixin(CollectivesMixin):
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for everybody."""
+        if name == "pre_setup":  # the data are prepared, which Lightning guards with a group of its own if there is one
+            self._set_up_default_group()
         if name == "run-stage":  # Lightning's first one after the set-up and the callbacks' trials
             self._end_trial()
         super().barrier(name)
@@ -552,6 +562,10 @@ class ElasticMixin(CollectivesMixin):
         if self._repetition is not None:
             self._repetition.detach()
             self._repetition = None
+        if self._default_group is not None:
+            remove(self._default_group)
+            hooks.leave_sigterm(self._trainer)
+            self._default_group = None
         if self._logged is not None:
             self._logged.detach()
             self._logged = None

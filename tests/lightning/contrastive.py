@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather
 from torch.func import functional_call
 
 from ef_common.launch.environment import read_environment
@@ -56,6 +58,9 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
             self.tape = Tape()
 
         def gather(self, values: Tensor) -> Tensor:
+            if options.get("default_group"):
+                assert dist.get_world_size() == self.trainer.world_size
+                return torch.cat(all_gather(values))
             return self.all_gather(values, sync_grads=True).flatten(0, 1)  # type: ignore[no-any-return]
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

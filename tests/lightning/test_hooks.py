@@ -149,6 +149,8 @@ HOOKS = [
     Hook("result", "_forward_cache", "training_step", "torch.Tensor"),
     Hook("connector", "should_update_logs", "step_to_log", "bool"),
     Hook("fit_loop.epoch_loop.automatic_optimization", "_make_closure", "surround_passes"),
+    Hook("fit_loop.epoch_loop", "_broadcast_sigterm_tensor", "exchange_no_sigterm", since=(2, 6)),
+    Hook("trainer._signal_connector", "received_sigterm", "yield_sigterm", "bool"),
     Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", "int"),
     Hook("result", "_computed", "epoch_results, show_result"),
     Hook("result", "_update_count", "epoch_results", "int"),

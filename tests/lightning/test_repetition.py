@@ -106,6 +106,15 @@ def test_loss_in_the_first_step_of_a_training_that_gathers_late_is_made_up_for(j
     assert len(job.events("repeated")) == 2
 
 
+@pytest.mark.parametrize("place", ["after the gather", "in the gradients' reduction"])
+def test_step_with_collectives_of_the_default_group_is_made_again(job: Job, place: str) -> None:
+    # torch gathers gradients as a plain sum, so all batches are of the same size until the last one.
+    options = {"default_group": True, "trainer": {"limit_train_batches": 2}}
+    *others, _ = start(job, options, AFTER_THE_GATHER[place], rank=0)
+    check(job, others)
+    assert len(job.events("repeated")) == 2
+
+
 def test_workers_are_lost_one_after_the_other_in_a_step_and_the_last_one_makes_it_alone(job: Job) -> None:
     fault = {"where": "after_each_gather", "generation": None}
     workers = start(job, {}, fault, rank=1)
