@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -118,9 +118,16 @@ class CollectivesMixin:
         if not (sync_grads and tensor.requires_grad and torch.is_grad_enabled()):
             return torch.stack(self._gather_tensor(tensor)[0])
         self._check_gradients()
-        peers = Peers(
-            partial(self._gather_tensor, in_backward=True), add=self.add, rank=self._rank_in, weights=self._weights
-        )
+        return self._gather_with_gradients(tensor, self._gather_tensor)
+
+    def gather_statistics(self, tensor: Tensor) -> Tensor:
+        """The same, with gradients, of a tensor whose shape does not depend on the batch."""
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return torch.stack(self._gather_tensor(tensor, follows_batch=False)[0])
+        return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False))
+
+    def _gather_with_gradients(self, tensor: Tensor, gather: Callable[..., Any]) -> Tensor:
+        peers = Peers(partial(gather, in_backward=True), add=self.add, rank=self._rank_in, weights=self._weights)
         gathered: Tensor = GatherWithGradients.apply(tensor, peers)  # type: ignore[no-untyped-call]
         return gathered
 
@@ -135,13 +142,15 @@ class CollectivesMixin:
             "global_batch_size, or compute the loss from the local batch: gradients are averaged over the workers"
         )
 
-    def _gather_tensor(self, tensor: Tensor, *, in_backward: bool = False) -> tuple[list[Tensor], View | None]:
+    def _gather_tensor(
+        self, tensor: Tensor, *, in_backward: bool = False, follows_batch: bool = True
+    ) -> tuple[list[Tensor], View | None]:
         """Everybody's tensor, all of the same shape, and of whom they are; this worker's own, if it is alone."""
         if self._alone:
             return [tensor], None
         values, view = self._exchanged(tensor, in_backward=in_backward)
         repetition = self._repetition
-        if repetition is not None and repetition.in_pass and tensor.dim():
+        if repetition is not None and repetition.in_pass and follows_batch and tensor.dim():
             self._want_even_shares()
         if len({value.shape for value in values}) > 1:
             raise UsageError(

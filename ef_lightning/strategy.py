@@ -40,12 +40,14 @@ from ef_common.launch.process import Worker, is_alone, this_worker
 from ef_common.session import Barrier, Session
 from ef_common.storage.claims import place_for
 from ef_lightning import hooks
+from ef_lightning.batch_norm import SyncedBatchNorm
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.checks import (
     FINDERS,
     callbacks_of_one,
     check_optimizers,
+    check_sync_batchnorm,
     check_trainer,
     check_trainer_for_global_batch,
 )
@@ -169,6 +171,7 @@ class ElasticMixin(CollectivesMixin):
         self._requests: Requests | None = None
         self._repetition: Repetition | None = None
         self._default_group: DefaultGroup | None = None
+        self._batch_norm: SyncedBatchNorm | None = None
         self._is_last = False
         self._stays_one = False
         self._in_trial = False
@@ -375,6 +378,7 @@ class ElasticMixin(CollectivesMixin):
             interval = hooks.validation_interval(trainer)
             if interval is not None:
                 self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
+            check_sync_batchnorm(trainer, global_batch_size=self.global_batch_size)
             self._set_up_repetition(trainer)
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
@@ -410,8 +414,16 @@ class ElasticMixin(CollectivesMixin):
     def _set_up_repetition(self, trainer: Any) -> None:
         """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
         if self.global_batch_size is None and self.lightning_module.automatic_optimization:
-            self._repetition = Repetition(trainer, self.session, on_repeat=self._go_back)
-            self._repetition.attach()
+            self._repetition = repetition = Repetition(trainer, self.session, on_repeat=self._go_back)
+            repetition.attach()
+            self._batch_norm = SyncedBatchNorm(
+                self.lightning_module,
+                every=hooks.layer_sync(self) is not None,
+                gather=self.gather_statistics,
+                in_step=lambda: repetition.in_pass,
+                counts=lambda: not self.padding,
+            )
+            self._batch_norm.attach()
 
     def _go_back(self) -> None:
         """A step is about to be made again."""
@@ -562,6 +574,9 @@ class ElasticMixin(CollectivesMixin):
         if self._repetition is not None:
             self._repetition.detach()
             self._repetition = None
+        if self._batch_norm is not None:
+            self._batch_norm.detach()
+            self._batch_norm = None
         if self._default_group is not None:
             remove(self._default_group)
             hooks.leave_sigterm(self._trainer)
