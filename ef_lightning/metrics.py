@@ -55,6 +55,7 @@ class MetricSync:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._connected: list[tuple[Metric, Any]] = []
+        self._with_own_sync: list[tuple[Metric, Any]] = []
         self._known: dict[int, list[dict[str, Any]]] = {}
         self._alone = False
         self.of_the_lost: Callable[[Metric, Sequence[str]], list[dict[str, Any]]] = lambda metric, present: []
@@ -62,7 +63,10 @@ class MetricSync:
     def connect(self, module: Module) -> None:
         """Connect every metric in the module that has no way of its own to synchronize."""
         for metric in metrics_of(module).values():
-            if metric.dist_sync_fn is None:
+            if metric.dist_sync_fn is not None:  # it may use the default process group
+                self._with_own_sync.append((metric, metric.distributed_available_fn))
+                metric.distributed_available_fn = partial(self._unless_alone, metric.distributed_available_fn)
+            else:
                 self._connected.append((metric, metric.distributed_available_fn))
                 metric.dist_sync_fn = self.gather
                 metric.distributed_available_fn = partial(self.available, metric)
@@ -75,7 +79,9 @@ class MetricSync:
             metric.dist_sync_fn = None
             metric.distributed_available_fn = available
             metric.__dict__.pop("_sync_dist", None)
-        self._connected = []
+        for metric, available in self._with_own_sync:
+            metric.distributed_available_fn = available
+        self._connected, self._with_own_sync = [], []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MetricSync:
         """A copy of a metric has the same peers."""
@@ -111,6 +117,9 @@ class MetricSync:
             return len(self._known[id(metric)]) > 0
         members = self._session.completed_in
         return members.world_size > 1 or bool(self.of_the_lost(metric, members.ids))
+
+    def _unless_alone(self, available: Callable[[], bool]) -> bool:
+        return not self._alone and available()
 
     def gather(self, value: Tensor, group: Any = None) -> list[Tensor]:
         """The tensor of every member, in rank order; shapes may differ."""

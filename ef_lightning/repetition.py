@@ -60,7 +60,7 @@ class Repetition:
         self._session = session
         self._on_repeat = on_repeat
         self._records = True
-        self._used = False
+        self._used = self._used_ever = False
         self._members: tuple[str, ...] | None = None
         self._act: Act | None = None
         self._is_first = True
@@ -81,7 +81,7 @@ class Repetition:
     def begin_collective(self, *, in_backward: bool = False) -> None:
         """A collective is about to run whose result is good only for the members of the whole step."""
         if self.in_pass:
-            self._used = True
+            self._used = self._used_ever = True
             self.in_backward = self.in_backward or in_backward
             if self._state is None:
                 self._record()
@@ -97,7 +97,7 @@ class Repetition:
 
     def end_update(self) -> None:
         """The gradients are everybody's: there is nothing to be made again."""
-        self._records = self._used
+        self._records = self._used_ever
         self.in_pass = False
         self._forget()
 

@@ -579,7 +579,6 @@ class ElasticMixin(CollectivesMixin):
             self._batch_norm = None
         if self._default_group is not None:
             remove(self._default_group)
-            hooks.leave_sigterm(self._trainer)
             self._default_group = None
         if self._logged is not None:
             self._logged.detach()
@@ -606,6 +605,7 @@ class ElasticMixin(CollectivesMixin):
         if self._trainer is not None:
             hooks.release_loaders(self._trainer)
             hooks.leave_evaluation_steps(self._trainer)
+            hooks.leave_sigterm(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
