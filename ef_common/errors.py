@@ -26,6 +26,7 @@
     GroupBroken                     internal: the group of this view is dead; recovery handles it
     JobFinished                     internal: the job has ended; a late joiner exits with status 0
     Left                            internal: this worker asked to leave and is out of the view
+    MembersChanged                  internal: a worker was lost in a step that had its values; the step is made again
 """
 
 from __future__ import annotations
@@ -135,3 +136,10 @@ class Left(Exception):
     def __init__(self, reason: str, *, last: bool = False) -> None:
         super().__init__(reason)
         self.last = last
+
+
+class MembersChanged(BaseException):
+    """A worker was lost in a step that has exchanged values with it, so all others make the step again.
+
+    All members raise it at the same collective. It is none of the exceptions that the code of a step might catch.
+    """

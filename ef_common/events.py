@@ -402,6 +402,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "returned": _spans,
         "loss": _number_or_null,
     },
+    # A worker was lost in a step that had its values: this worker makes the step again.
+    "repeated": {"step": _count, "epoch": _count, "generation": _count},
     # The global batch is another one from this update on, or it is the first one.
     "compensation": {
         "step": _count,

@@ -48,10 +48,11 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = Fals
     """
     strategy, module = trainer.strategy, trainer.lightning_module
     _check_trees(trainer, host)
-    if hooks.layer_sync(strategy) is not None:
+    sync = hooks.layer_sync(strategy)
+    if sync is not None and not isinstance(sync, host.get("plugins", "TorchSyncBatchNorm")):
         raise UnsupportedError(
-            "Trainer(sync_batchnorm=True) needs a fixed process group. Leave it out: ElasticFlow keeps the "
-            "BatchNorm statistics of all workers equal"
+            "a LayerSync plugin of your own needs a fixed process group. Use Trainer(sync_batchnorm=True). "
+            f"Received: {type(sync).__name__}"
         )
     if strategy.root_device.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"unsupported device. Expected cpu or cuda. Received: {strategy.root_device}")
@@ -99,6 +100,22 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
         raise UsageError(
             "global_batch_size says how many samples an update has, and workers accumulate as they need to. Leave out "
             f"accumulate_grad_batches. Received: {trainer.accumulate_grad_batches}"
+        )
+
+
+def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None:
+    """Refuse to synchronize BatchNorm where a step cannot be made again.
+
+    Raises:
+        UnsupportedError: Naming what to leave out.
+    """
+    if hooks.layer_sync(trainer.strategy) is None:
+        return
+    if global_batch_size is not None or not trainer.lightning_module.automatic_optimization:
+        raise UnsupportedError(
+            "Trainer(sync_batchnorm=True) needs a step that can be made again if a worker is lost in it, which is not "
+            "possible with manual optimization nor with global_batch_size. Leave out sync_batchnorm: ElasticFlow keeps "
+            "the statistics of all workers equal, each of its own batches"
         )
 
 

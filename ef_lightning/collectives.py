@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier, Session
+from ef_lightning.gathering import GatherWithGradients, Peers
+from ef_lightning.repetition import Repetition
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 
@@ -27,6 +31,7 @@ class CollectivesMixin:
 
     _trainer: Any = None
     _worker: Worker | None = None
+    _repetition: Repetition | None = None
     _is_last = False
     """All others have left, and so will this worker."""
 
@@ -44,21 +49,22 @@ class CollectivesMixin:
         """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
         return False
 
-    def _check_whole(self) -> None:
+    def _gather(self, value: Any) -> list[Any]:
+        self._refuse_in_part()
+        return [value] if self._alone else self._gather_in_view(value)[0]
+
+    def _gather_in_view(self, value: Any) -> tuple[list[Any], View]:
+        self._refuse_in_part()
+        with leaving_cleanly():
+            return operations.gather(self.session, value)
+
+    def _refuse_in_part(self) -> None:
         if self._in_part:
             raise UnsupportedError(
                 "with global_batch_size, training_step is called for parts of a batch, as often as each worker has "
                 "some, so it cannot exchange values with the other workers. Do it in on_train_batch_end, or leave out "
                 "global_batch_size"
             )
-
-    def _gather(self, value: Any) -> list[Any]:
-        self._check_whole()
-        return [value] if self._alone else self._gather_in_view(value)[0]
-
-    def _gather_in_view(self, value: Any) -> tuple[list[Any], View]:
-        with leaving_cleanly():
-            return operations.gather(self.session, value)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""
@@ -92,21 +98,105 @@ class CollectivesMixin:
         return values[min(src, len(values) - 1)]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Everybody's tensor, stacked: shape (world size, *tensor.shape); the tensor itself in a world of one."""
-        self._check_whole()
+        """Everybody's tensor, stacked: shape (world size, *tensor.shape).
+
+        As in Lightning's distributed strategies, a member of a job that is the only one gets shape (1, *tensor.shape),
+        so that a step goes on as it was written when the others are lost. A process that is no member of a job gets the
+        tensor itself, as with Lightning's strategies for one device.
+
+        Args:
+            tensor: Of the same shape in all workers.
+            group: There is one group only.
+            sync_grads: A gradient of the result is one of everybody's tensor.
+
+        Raises:
+            UnsupportedError: With gradients, where a step cannot be made again.
+            UsageError: The shapes differ.
+        """
+        self._refuse_in_part()
         if self._worker is None or not self._worker.elastic:
             return tensor
-        if sync_grads:
-            raise UnsupportedError(
-                "all_gather(sync_grads=True) cannot be run again after a loss. Compute the loss from the local "
-                "batch; gradients are averaged over the workers"
-            )
-        values = self._gather(tensor)
+        if not (sync_grads and tensor.requires_grad and torch.is_grad_enabled()):
+            return torch.stack(self._gather_tensor(tensor)[0])
+        self._check_gradients()
+        return self._gather_with_gradients(tensor, self._gather_tensor)
+
+    def gather_statistics(self, tensor: Tensor) -> Tensor:
+        """The same, with gradients, of a tensor whose shape does not depend on the batch."""
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return torch.stack(self._gather_tensor(tensor, follows_batch=False)[0])
+        return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False))
+
+    def _gather_with_gradients(self, tensor: Tensor, gather: Callable[..., Any]) -> Tensor:
+        peers = Peers(partial(gather, in_backward=True), add=self.add, rank=self._rank_in, weights=self._weights)
+        gathered: Tensor = GatherWithGradients.apply(tensor, peers)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def _check_gradients(self) -> None:
+        trainer = self._trainer
+        if trainer is None or not trainer.training or self._repetition is not None:
+            return
+        raise UnsupportedError(
+            "all_gather(sync_grads=True) needs a step that can be made again if a worker is lost in it, which is not "
+            "possible with manual optimization (an update may have been made already) nor with global_batch_size (each "
+            "worker has as many passes as it has parts of the batch). Use automatic optimization without "
+            "global_batch_size, or compute the loss from the local batch: gradients are averaged over the workers"
+        )
+
+    def _gather_tensor(
+        self, tensor: Tensor, *, in_backward: bool = False, follows_batch: bool = True
+    ) -> tuple[list[Tensor], View | None]:
+        """Everybody's tensor, all of the same shape, and of whom they are; this worker's own, if it is alone."""
+        if self._alone:
+            return [tensor], None
+        values, view = self._exchanged(tensor, in_backward=in_backward)
+        repetition = self._repetition
+        if repetition is not None and repetition.in_pass and follows_batch and tensor.dim():
+            self._want_even_shares()
         if len({value.shape for value in values}) > 1:
             raise UsageError(
-                "all_gather needs tensors of the same shape in all workers, and the last batches of an epoch may "
-                "differ in size. Gather a sum or a mean, or pad the tensor. "
-                f"Received: shapes={[tuple(value.shape) for value in values]}"
+                "all_gather needs tensors of the same shape in all workers. Gather a sum or a mean, or pad the tensor. "
+                "Batches have the same size in all workers from the step on that follows the first gather of a "
+                f"training step. Received: shapes={[tuple(value.shape) for value in values]}"
             )
-        values = [value.to(tensor.device) for value in values]
-        return values[0] if len(values) == 1 else torch.stack(values)
+        return [value.to(tensor.device) for value in values], view
+
+    def _exchanged(self, value: Any, *, in_backward: bool) -> tuple[list[Any], View]:
+        if self._repetition is not None:
+            self._repetition.begin_collective(in_backward=in_backward)
+        values, view = self._gather_in_view(value)
+        if self._repetition is not None:
+            self._repetition.check(view)
+        return values, view
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Everybody's value, for the default process group. In a step, that is a collective of the step."""
+        if self._alone:
+            return [value]
+        if self._repetition is not None and self._repetition.in_pass:
+            self._want_even_shares()
+        return self._exchanged(value, in_backward=True)[0]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""
+        if self._alone:
+            return tensor.clone()
+        self._refuse_in_part()
+        if self._repetition is not None:
+            self._repetition.begin_collective(in_backward=True)
+        operation = operations.SumTensor(tensor)
+        with leaving_cleanly():
+            view = self.session.run(operation)
+        if self._repetition is not None:
+            self._repetition.check(view)
+        return operation.total
+
+    def _rank_in(self, view: View) -> int:
+        return view.rank_of(self.session.worker.id) or 0
+
+    def _weights(self, view: View) -> Sequence[float]:
+        """Weight of each member's gradient."""
+        return [1.0 / view.world_size] * view.world_size
+
+    def _want_even_shares(self) -> None:
+        """Batches of one step must have the same size in all workers."""

@@ -122,8 +122,28 @@ def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
     replace(
         trainer._signal_connector,
         "_sigterm_notifier_fn",
-        lambda notify: lambda number, frame: None if heeded() else notify(number, frame),
+        lambda notify: lambda number, frame: None if heeded() else _note_sigterm(trainer, notify, number, frame),
     )
+
+
+def _note_sigterm(trainer: Any, notify: Callable[..., None], *args: Any) -> None:
+    """As Lightning does, but without the collective that it would run in a handler if there is a default group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        trainer._signal_connector.received_sigterm = True
+    else:
+        notify(*args)
+
+
+def exchange_no_sigterm(trainer: Any) -> None:
+    """Keep Lightning from a collective before each batch, which it runs where there is a default group."""
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        replace(loop, "_broadcast_sigterm_tensor", lambda original: lambda: None)
+
+
+def leave_sigterm(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
 
 
 class Requeue(NamedTuple):
@@ -738,6 +758,44 @@ def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     wrapped: Any = object.__new__(type(cls.__name__, (cls,), {"step": step}))
     wrapped.__dict__ = vars(scheduler)
     return wrapped
+
+
+def surround_passes(trainer: Any, surround: Callable[[Callable[..., Any], bool], Callable[..., Any]]) -> None:
+    """Have what Lightning does with a batch (forward, zero_grad, backward) done by another function.
+
+    Args:
+        trainer: The Trainer.
+        surround: Called with Lightning's own function and whether the batch is the first one of an accumulation; the
+            function that is called instead.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
+            inner = original(kwargs, optimizer, batch_idx)
+            outer = copy(inner)  # an object that holds a method of its own would live until the garbage is collected
+            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0)
+            return outer
+
+        return make_closure
+
+    replace(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure", make)
+
+
+def leave_passes(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure")
+
+
+def step_fields(trainer: Any) -> tuple[Any, ...]:
+    """What Lightning notes down of the batch at hand."""
+    results = trainer._results
+    return trainer.lightning_module._current_fx_name, results.batch, results.batch_size
+
+
+def set_step_fields(trainer: Any, fields: tuple[Any, ...]) -> None:
+    """Go back to it."""
+    module, results = trainer.lightning_module, trainer._results
+    module._current_fx_name, results.batch, results.batch_size = fields
 
 
 def in_train_batch(trainer: Any) -> bool:

@@ -114,6 +114,8 @@ class Logged:
         computed = hooks.computed(result)
         if self._is_common(computed):
             return computed
+        if computed is None and self._is_alone:
+            result.compute()  # Lightning would advise to exchange it, as there is a default group
         if computed is not None or self._is_alone:
             return original(result, on_step)
         with self._metrics.alone():

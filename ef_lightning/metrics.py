@@ -55,6 +55,7 @@ class MetricSync:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._connected: list[tuple[Metric, Any]] = []
+        self._with_own_sync: list[tuple[Metric, Any]] = []
         self._known: dict[int, list[dict[str, Any]]] = {}
         self._alone = False
         self.of_the_lost: Callable[[Metric, Sequence[str]], list[dict[str, Any]]] = lambda metric, present: []
@@ -62,7 +63,10 @@ class MetricSync:
     def connect(self, module: Module) -> None:
         """Connect every metric in the module that has no way of its own to synchronize."""
         for metric in metrics_of(module).values():
-            if metric.dist_sync_fn is None:
+            if metric.dist_sync_fn is not None:  # it may use the default process group
+                self._with_own_sync.append((metric, metric.distributed_available_fn))
+                metric.distributed_available_fn = partial(self._unless_alone, metric.distributed_available_fn)
+            else:
                 self._connected.append((metric, metric.distributed_available_fn))
                 metric.dist_sync_fn = self.gather
                 metric.distributed_available_fn = partial(self.available, metric)
@@ -75,7 +79,9 @@ class MetricSync:
             metric.dist_sync_fn = None
             metric.distributed_available_fn = available
             metric.__dict__.pop("_sync_dist", None)
-        self._connected = []
+        for metric, available in self._with_own_sync:
+            metric.distributed_available_fn = available
+        self._connected, self._with_own_sync = [], []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MetricSync:
         """A copy of a metric has the same peers."""
@@ -112,6 +118,9 @@ class MetricSync:
         members = self._session.completed_in
         return members.world_size > 1 or bool(self.of_the_lost(metric, members.ids))
 
+    def _unless_alone(self, available: Callable[[], bool]) -> bool:
+        return not self._alone and available()
+
     def gather(self, value: Tensor, group: Any = None) -> list[Tensor]:
         """The tensor of every member, in rank order; shapes may differ."""
         parts, _ = operations.gather(self._session, value, what="a metric's state")
@@ -141,22 +150,37 @@ def _to(item: Any, device: torch.device) -> Any:
     return item.to(device) if isinstance(item, Tensor) else item
 
 
+class Traces:
+    """What a step adds to metrics and to what is logged over an epoch, so that it can be taken back.
+
+    Args:
+        trainer: The Trainer, before the step.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        metrics = metrics_of(trainer.lightning_module).values()
+        self._metrics = [(m, {name: _copy(getattr(m, name)) for name in m._defaults}, m._update_count) for m in metrics]
+        self._logged, self._live = hooks.logged_values(trainer), hooks.live_keys(trainer)
+
+    def undo(self) -> None:
+        """Take it back. May be repeated."""
+        for metric, state, count in self._metrics:
+            for name, value in state.items():
+                setattr(metric, name, _copy(value))
+            metric._update_count = count
+            metric._computed = None
+        hooks.set_logged_values(self._trainer, self._logged)
+        hooks.empty_others(self._trainer, self._live)
+
+
 @contextmanager
 def leaving_no_trace(trainer: Any) -> Iterator[None]:
     """Undo what a step on a batch that only keeps step adds to metrics and to what is logged over an epoch."""
-    metrics = metrics_of(trainer.lightning_module).values()
-    states = [{name: _copy(getattr(metric, name)) for name in metric._defaults} for metric in metrics]
-    counts = [metric._update_count for metric in metrics]
-    logged, live = hooks.logged_values(trainer), hooks.live_keys(trainer)
+    traces = Traces(trainer)
     hooks.set_zero_batch_size(trainer)
     yield
-    for metric, state, count in zip(metrics, states, counts, strict=True):
-        for name, value in state.items():
-            setattr(metric, name, value)
-        metric._update_count = count
-        metric._computed = None
-    hooks.set_logged_values(trainer, logged)
-    hooks.empty_others(trainer, live)
+    traces.undo()
 
 
 def _copy(state: Any) -> Any:

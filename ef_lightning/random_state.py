@@ -43,5 +43,23 @@ def restore_random_state(saved: torch.Tensor, *, rank: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+class Generators:
+    """The state of this process's random generators at one moment; for itself, and at once."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if _has_cuda() else []
+        self._numpy = np.random.get_state(legacy=True)
+        self._python = random.getstate()
+
+    def restore(self) -> None:
+        """Go back to it. May be repeated."""
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+
 def _has_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.gradients.deterministic import DeterministicReducer
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import as_bytes
+from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
 from ef_common.core import sharding
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.core.sharding import GlobalBatch
@@ -39,18 +40,21 @@ from ef_common.launch.process import Worker, is_alone, this_worker
 from ef_common.session import Barrier, Session
 from ef_common.storage.claims import place_for
 from ef_lightning import hooks
+from ef_lightning.batch_norm import SyncedBatchNorm
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.checks import (
     FINDERS,
     callbacks_of_one,
     check_optimizers,
+    check_sync_batchnorm,
     check_trainer,
     check_trainer_for_global_batch,
 )
 from ef_lightning.collectives import CollectivesMixin
 from ef_lightning.combined_loader import check_joint, combined, joined
 from ef_lightning.compensation import TrainerCompensation
+from ef_lightning.default_group import Workers
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
@@ -61,6 +65,7 @@ from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.progress import Progress
 from ef_lightning.reading import Reading, SampleReading
+from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules, check_schedules
 from ef_lightning.state import TrainerState
@@ -165,6 +170,9 @@ class ElasticMixin(CollectivesMixin):
         self._claiming: Claiming | None = None
         self._timed_validation: TimedValidation | None = None
         self._requests: Requests | None = None
+        self._repetition: Repetition | None = None
+        self._default_group: DefaultGroup | None = None
+        self._batch_norm: SyncedBatchNorm | None = None
         self._is_last = False
         self._stays_one = False
         self._in_trial = False
@@ -371,6 +379,8 @@ class ElasticMixin(CollectivesMixin):
             interval = hooks.validation_interval(trainer)
             if interval is not None:
                 self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
+            check_sync_batchnorm(trainer, global_batch_size=self.global_batch_size)
+            self._set_up_repetition(trainer)
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
         claiming = self._claiming or Claiming(None, self.session)
@@ -397,6 +407,39 @@ class ElasticMixin(CollectivesMixin):
         if self._stays_one and callbacks_of_one(trainer) & FINDERS:
             self._begin_trial(trainer)
 
+    def _set_up_default_group(self) -> None:
+        if self._here.elastic and self._default_group is None:
+            self._default_group = install(Workers(self))
+            hooks.exchange_no_sigterm(self._trainer)
+
+    def _set_up_repetition(self, trainer: Any) -> None:
+        """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
+        if self.global_batch_size is None and self.lightning_module.automatic_optimization:
+            self._repetition = repetition = Repetition(trainer, self.session, on_repeat=self._go_back)
+            repetition.attach()
+            self._batch_norm = SyncedBatchNorm(
+                self.lightning_module,
+                every=hooks.layer_sync(self) is not None,
+                gather=self.gather_statistics,
+                in_step=lambda: repetition.in_pass,
+                counts=lambda: not self.padding,
+            )
+            self._batch_norm.attach()
+
+    def _go_back(self) -> None:
+        """A step is about to be made again."""
+        if self._reducer is not None:
+            self._reducer.cancel()
+        loader, session = self._train_loader, self.session
+        if loader is not None:
+            logger.info("a worker was lost in a step that had its values: making the step again")
+            self._log.write(
+                "repeated",
+                step=loader.dealer.num_updates + 1,
+                epoch=loader.progress.epoch,
+                generation=session.completed_in.generation,
+            )
+
     def _begin_trial(self, trainer: Any) -> None:
         """Until the training itself begins, a callback tries out others, which are none of the job's."""
         self._in_trial = True
@@ -415,6 +458,8 @@ class ElasticMixin(CollectivesMixin):
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for everybody."""
+        if name == "pre_setup":  # the data are prepared, which Lightning guards with a group of its own if there is one
+            self._set_up_default_group()
         if name == "run-stage":  # Lightning's first one after the set-up and the callbacks' trials
             self._end_trial()
         super().barrier(name)
@@ -535,6 +580,15 @@ class ElasticMixin(CollectivesMixin):
         if self._requests is not None:
             self._requests.detach()
             self._requests = None
+        if self._repetition is not None:
+            self._repetition.detach()
+            self._repetition = None
+        if self._batch_norm is not None:
+            self._batch_norm.detach()
+            self._batch_norm = None
+        if self._default_group is not None:
+            remove(self._default_group)
+            self._default_group = None
         if self._logged is not None:
             self._logged.detach()
             self._logged = None
@@ -560,6 +614,7 @@ class ElasticMixin(CollectivesMixin):
         if self._trainer is not None:
             hooks.release_loaders(self._trainer)
             hooks.leave_evaluation_steps(self._trainer)
+            hooks.leave_sigterm(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
@@ -820,7 +875,11 @@ class ElasticMixin(CollectivesMixin):
     def _leaving_no_trace(self, padding: bool) -> AbstractContextManager[None]:
         return leaving_no_trace(self._trainer) if padding else nullcontext()
 
-    def _weights(self, view: View) -> Any:
+    def _want_even_shares(self) -> None:
+        if self._train_loader is not None:
+            self._train_loader.even_shares()
+
+    def _weights(self, view: View) -> Sequence[float]:
         if self._train_loader is None:
             return [1.0 / view.world_size] * view.world_size
         return self._train_loader.weights(view)
@@ -832,11 +891,11 @@ class ElasticMixin(CollectivesMixin):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Accumulate locally: Lightning calls this around all backward passes but the last of an accumulation."""
-        self._sync_gradients = False
+        before, self._sync_gradients = self._sync_gradients, False
         try:
             yield
         finally:
-            self._sync_gradients = True
+            self._sync_gradients = before
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """A backward pass, maybe of a part of the batch."""
@@ -850,7 +909,8 @@ class ElasticMixin(CollectivesMixin):
         if self._global_step is not None:
             self._global_step.before_backward()
         elif self._sync_gradients and self._reducer is not None:
-            self._reducer.before_backward()
+            repetition = self._repetition
+            self._reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
@@ -884,6 +944,9 @@ class ElasticMixin(CollectivesMixin):
             contributors = finish()
         if contributors is None:
             return None  # there was nothing to reduce
+        if self._repetition is not None:
+            self._repetition.check(contributors)
+            self._repetition.end_update()
         requests.hear(reducer.num_stops)
         if timed is not None:
             timed.settle(due=reducer.num_stops % 1 > 0)

@@ -77,6 +77,7 @@ class ElasticLoader(WrappedLoader):
         self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
+        self.is_even = False
         self.planned_world_size: int | None = (
             None  # until the training begins: of the world that schedules are made for
         )
@@ -148,6 +149,15 @@ class ElasticLoader(WrappedLoader):
         hooks.set_num_batches(self._trainer, self._num_steps(progress))
         if self._resumed:
             hooks.set_train_limit(self._trainer, self._num_steps(progress))
+
+    def even_shares(self) -> None:
+        """From the next step on, batches of one step have the same size in all workers.
+
+        A share that is smaller than another (they differ by one sample, in the last steps of an epoch) is filled up
+        with samples of its own, and the batch of a worker without a share is as large as the others'.
+        """
+        if not self.is_even:
+            self.is_even, self._plan_of = True, None
 
     # ------------------------------------------------------------ dealing
 
@@ -250,8 +260,10 @@ class ElasticLoader(WrappedLoader):
                 continue
             positions = progress.positions(window.slice_of(self._session.worker.id))
             # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
-            few = min(window.stop, window.start + sharding.MIN_SHARE)
-            positions = positions or progress.positions((window.start, few))
+            size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
+            positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
+            if self.is_even:
+                positions += positions[: size - len(positions)]
             yield self._at(positions)
 
     def _at(self, places: Places) -> list[Any]:
@@ -271,7 +283,7 @@ class ElasticLoader(WrappedLoader):
 
     def state(self) -> dict[str, Any]:
         """What a newcomer needs to go on with the others."""
-        return {**self.dealer.state(), "seed": self.seed, "order": self._order}
+        return {**self.dealer.state(), "seed": self.seed, "order": self._order, "even": self.is_even}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are."""
@@ -280,6 +292,7 @@ class ElasticLoader(WrappedLoader):
 
     def _set(self, state: dict[str, Any]) -> None:
         self.seed = state["seed"]
+        self.is_even = bool(state.get("even", False))
         self.dealer.load_state(state)
         if state["epoch"] < 0:
             self._order = np.arange(0)
@@ -342,6 +355,7 @@ class ElasticLoader(WrappedLoader):
         """Go on counting where a loader that Lightning has reloaded ended."""
         previous.finish()
         self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
+        self.is_even = previous.is_even
         previous.close()
 
     def finish(self) -> None:

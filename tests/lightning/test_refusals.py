@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from ef_common.errors import MixedImportsError, UnsupportedError, UsageError
 from ef_lightning import strategy_for
-from ef_lightning.checks import check_optimizers, check_trainer
+from ef_lightning.checks import check_optimizers, check_sync_batchnorm, check_trainer
 from ef_lightning.host import HOSTS as TREES
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
@@ -150,9 +150,16 @@ class FSDPPrecision(pl.plugins.precision.Precision):  # type: ignore[misc, name-
     """Named as the one that needs FSDP to be installed."""
 
 
+class OwnSync(pl.plugins.LayerSync):  # type: ignore[misc, name-defined]
+    def apply(self, model: Any) -> Any:
+        return model
+
+    revert = apply
+
+
 TRAINERS: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "sync_batchnorm": ({"sync_batchnorm": True}, Regression, "Leave it out"),
     "precision_of_another_strategy": ({"plugins": [FSDPPrecision()]}, Regression, "bf16-mixed"),
+    "layer_sync_of_the_user": ({"plugins": [OwnSync()]}, Regression, "Use Trainer"),
     "fetching_step": ({}, Fetching, r"training_step\(batch, batch_idx\)"),
     "lazy_parameter": ({}, Lazy, "configure_model"),
     "sharded_parameter": ({}, Split, "whole model"),
@@ -181,11 +188,23 @@ def test_unknown_backend_raises() -> None:
         strategy_for(HOSTS[0])(backend="mpi")
 
 
-def test_gathering_with_gradients_in_a_changing_world_raises() -> None:
+def test_gathering_with_gradients_in_a_step_that_cannot_be_made_again_raises() -> None:
     strategy = strategy_for(HOSTS[0])()
     strategy._worker = SimpleNamespace(elastic=True)
-    with pytest.raises(UnsupportedError, match="gradients are averaged"):
-        strategy.all_gather(torch.zeros(1), sync_grads=True)
+    strategy._trainer = SimpleNamespace(training=True, interrupted=False)
+    with pytest.raises(UnsupportedError, match="manual optimization"):
+        strategy.all_gather(torch.zeros(1, requires_grad=True), sync_grads=True)
+
+
+def test_synchronized_batch_norm_in_steps_that_cannot_be_made_again_raises() -> None:
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), sync_batchnorm=True)
+    trainer.strategy.connect(Regression())
+    check_sync_batchnorm(trainer, global_batch_size=None)
+    with pytest.raises(UnsupportedError, match="Leave out sync_batchnorm"):
+        check_sync_batchnorm(trainer, global_batch_size=8)
+    trainer.lightning_module.automatic_optimization = False
+    with pytest.raises(UnsupportedError, match="manual optimization"):
+        check_sync_batchnorm(trainer, global_batch_size=None)
 
 
 def test_callback_of_the_other_class_tree_raises() -> None:

@@ -112,8 +112,13 @@ class GradientReducer:
         if self._reduction is not None:
             self._reduction.gradient_ready(parameter)
 
-    def before_backward(self) -> None:
-        """Call before a backward pass whose gradients are to be reduced."""
+    def before_backward(self, *, overlap: bool = True) -> None:
+        """Call before a backward pass whose gradients are to be reduced.
+
+        Args:
+            overlap: Begin to reduce in the backward pass. Not if that has collectives of its own, the order of which
+                would be another one in each worker.
+        """
         self._take_in_new()
         if self._layout is None:
             return
@@ -122,7 +127,7 @@ class GradientReducer:
         self._reduction = Reduction(
             self._layout, self._session, self._weights, fraction=self.fraction, pieces=self.pieces
         )
-        if self._session.world_size > 1:
+        if overlap and self._session.world_size > 1:
             self._reduction.start()
 
     def after_backward(self) -> View | None:
@@ -157,6 +162,10 @@ class GradientReducer:
                 self._session.run(confirmation)  # everybody has the result: the buckets may be changed
             reduction.apply()
         return contributors
+
+    def cancel(self) -> None:
+        """Forget a backward pass that came to no end. It must not have been overlapped."""
+        self._reduction = None
 
     def skip(self) -> View | None:
         """Take part in the reduction of a step without a backward pass, instead of the two calls around it."""

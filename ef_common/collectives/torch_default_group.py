@@ -1,0 +1,258 @@
+"""A default process group that follows the view, for code that asks `torch.distributed`.
+
+`rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`), so it
+is carried to its end by those that are left if a worker is lost, and it is complete when it returns, also with
+`async_op=True`. Tensors may be on any device; they travel through the host, from each member to each, so a gather of
+`b` bytes costs each member `n·b`. That is meant for features, statistics and decisions, and not for whole models.
+
+If members are lost in a gather whose caller has room for more of them, the values of those who are gone are those of
+the first member. In a training step nobody sees that, as the step is made again.
+
+There is no other group than that of all members, and nothing goes from one member to one other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ef_common.errors import UnsupportedError
+
+BACKEND = "elasticflow"
+_ProcessGroup: Any = dist.ProcessGroup  # torch's stub knows its methods as those of one release
+
+
+class Peers(Protocol):
+    """What the group needs of the others."""
+
+    @property
+    def rank(self) -> int:
+        """Of this member."""
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value (a plain tree with tensors), in rank order."""
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum over the members, in a new tensor."""
+
+
+def install(peers: Peers) -> DefaultGroup | None:
+    """Have this process's default group be one of these peers.
+
+    Returns:
+        The group; None if there is a default group already, which is left as it is.
+    """
+    if not dist.is_available() or dist.is_initialized():
+        return None
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    hook = sys.excepthook  # torch would write the rank of now before each line of a traceback
+    try:
+        options: Any = peers
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(BACKEND, store=store, rank=0, world_size=1, pg_options=options)
+    finally:
+        sys.excepthook = hook
+    world = dist.group.WORLD
+    return world if isinstance(world, DefaultGroup) else None
+
+
+def remove(group: DefaultGroup) -> None:
+    """Undo it, if it is still the default group."""
+    if dist.is_initialized() and dist.group.WORLD is group:
+        dist.destroy_process_group()
+
+
+def _create(given: Any, peers: Any) -> DefaultGroup:
+    world = dist.group.WORLD
+    if peers is None and isinstance(world, DefaultGroup) and given.group_size == world.size():
+        peers = world.peers
+    if peers is None:
+        raise UnsupportedError(
+            "torch.distributed.new_group of some of the workers is not possible, as workers come and go. Use the "
+            f"default group. Received: a group of {given.group_size}"
+        )
+    return DefaultGroup(peers, name=str(given.group_id))
+
+
+class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
+    """The group of all members; see the module.
+
+    The methods that torch calls have its names, which differ from release to release, and its signatures.
+    """
+
+    def __init__(self, peers: Peers, *, name: str) -> None:
+        super().__init__(0, 1)
+        self.peers = peers
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        """By which torch finds it."""
+        return self._name
+
+    def rank(self) -> int:
+        """Of this member, in the view that counts."""
+        return self.peers.rank
+
+    def size(self) -> int:
+        """Members of the view that counts."""
+        return self.peers.size
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Torch's way to ask."""
+        return BACKEND
+
+    _get_backend_name = name = getBackendName
+
+    def shutdown(self) -> None:
+        """The session lives on."""
+
+    abort = shutdown
+
+    # ------------------------------------------------------------ reductions
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """Reduce in place."""
+        for tensor in tensors:
+            tensor.detach().copy_(self._reduced(tensor, opts))
+        return _done(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """Reduce, for one rank; the others' tensors stay as they are."""
+        reduced = [self._reduced(tensor, opts) for tensor in tensors]
+        if opts.rootRank == self.rank():
+            for tensor, value in zip(tensors, reduced, strict=True):
+                tensor.detach().copy_(value)
+        return _done(tensors)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        """Each rank's part of a reduction."""
+        for output, parts in zip(outputs, inputs, strict=True):
+            rank = self.rank()
+            output.detach().copy_(self._reduced(torch.stack(list(parts)), opts)[rank])
+        return _done(outputs)
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        """The same, of one tensor."""
+        return self.reduce_scatter([output], [list(source.view(-1, *output.shape).unbind())], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _reduced(self, tensor: Tensor, opts: Any) -> Tensor:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        if op == dist.ReduceOp.SUM:
+            return self.peers.add(tensor)
+        values = torch.stack([value.to(tensor.device) for value in self.peers.gather(tensor)])
+        for known, reduce in _REDUCTIONS:
+            if op == known:
+                return reduce(values)
+        raise UnsupportedError(f"unknown reduction. Expected SUM, AVG, MIN, MAX or PRODUCT. Received: {op}")
+
+    # ------------------------------------------------------------ gathers
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Everybody's tensors."""
+        for places, tensor in zip(outputs, inputs, strict=True):
+            _fill(places, self.peers.gather(tensor))
+        return _done(outputs)
+
+    allgather_coalesced = allgather
+
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        """The same, into one tensor."""
+        return self.allgather([list(output.view(-1, *source.shape).unbind())], [source])
+
+    _allgather_base = all_gather_single
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Everybody's tensors, for one rank."""
+        for index, tensor in enumerate(inputs):
+            values = self.peers.gather(tensor)
+            if outputs:
+                _fill(outputs[index], values)
+        return _done(outputs)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """One rank's tensors, for everybody."""
+        values = self.peers.gather(list(tensors))
+        for tensor, value in zip(tensors, values[min(opts.rootRank, len(values) - 1)], strict=True):
+            tensor.detach().copy_(value)
+        return _done(tensors)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        """Each rank's part of what one rank has."""
+        rank, root = self.rank(), opts.rootRank
+        parts = [list(some) for some in inputs] if rank == root else None
+        found = self.peers.gather(parts)
+        sent = next((some for some in found if some is not None), None)
+        if sent is None:
+            raise UnsupportedError("the worker whose tensors were to be scattered is lost. Broadcast them instead")
+        for output, some in zip(outputs, sent, strict=True):
+            output.detach().copy_(some[rank])
+        return _done(outputs)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        """What everybody has for this rank."""
+        rank = self.rank()
+        _fill(outputs, [parts[rank] for parts in self.peers.gather(list(inputs))])
+        return _done(outputs)
+
+    def all_to_all_single(
+        self, output: Tensor, source: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> Any:
+        """The same, of one tensor."""
+        return self.alltoall(
+            list(torch.split(output, list(output_sizes) or len(output) // self.size())),
+            list(torch.split(source, list(input_sizes) or len(source) // self.size())),
+        )
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Wait for everybody."""
+        self.peers.gather(None)
+        return _done([])
+
+    # ------------------------------------------------------------ what there is not
+
+    def send(self, *args: Any) -> Any:
+        """Refused."""
+        raise UnsupportedError(
+            "torch.distributed.send and recv between two workers are not possible, as workers come and go. Use a "
+            "collective, such as all_gather or broadcast"
+        )
+
+    recv = recv_anysource = send
+
+
+_REDUCTIONS: tuple[tuple[Any, Callable[[Tensor], Tensor]], ...] = (
+    (dist.ReduceOp.AVG, lambda values: values.sum(0) / len(values)),
+    (dist.ReduceOp.MIN, lambda values: values.amin(0)),
+    (dist.ReduceOp.MAX, lambda values: values.amax(0)),
+    (dist.ReduceOp.PRODUCT, lambda values: values.prod(0)),
+)
+
+
+def _fill(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    values = [*values, *[values[0]] * (len(places) - len(values))]
+    for place, value in zip(places, values, strict=True):
+        place.detach().copy_(value)
+
+
+def _done(result: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    create: Any = getattr(torch._C, "_distributed_c10d")._create_work_from_future  # noqa: B009
+    return create(future)

@@ -1,0 +1,60 @@
+"""The other workers, as the default process group of `torch.distributed` sees them.
+
+Each collective is one of the step in which it is called, so the step is made again if a worker is lost in it; see
+:mod:`ef_lightning.repetition`. With a collective in the backward pass, gradients are reduced after that pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ef_common.session import Session
+
+
+class Exchanging(Protocol):
+    """A strategy."""
+
+    @property
+    def session(self) -> Session:
+        """The worker's session."""
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Everybody's value, in rank order."""
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum of a tensor over the workers."""
+
+
+class Workers:
+    """Peers of a default group.
+
+    Args:
+        strategy: How to reach them.
+    """
+
+    def __init__(self, strategy: Exchanging) -> None:
+        self._strategy = strategy
+
+    @property
+    def rank(self) -> int:
+        """In the view whose members count for the next step. A newcomer that is not admitted yet comes last."""
+        session = self._strategy.session
+        if session.newcomer:
+            return session.rank
+        return session.completed_in.rank_of(session.worker.id) or 0
+
+    @property
+    def size(self) -> int:
+        """Members of that view."""
+        session = self._strategy.session
+        return session.rank + 1 if session.newcomer else session.completed_in.world_size
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value."""
+        return self._strategy.exchange(value)
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum."""
+        return self._strategy.add(tensor)

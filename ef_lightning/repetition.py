@@ -1,0 +1,194 @@
+"""A training step that is made again, if a worker was lost which the others had exchanged values with in it.
+
+A loss in a collective is repaired within that collective: those that are left have one result, of the same members. But
+what a step computes from tensors of several workers is one thing only if all its collectives have the same members,
+from the first one to the reduction of its gradients. If a worker is lost in between, its features are in the loss of
+the others, while its samples go back to the epoch and nobody has their gradient. So the others make the step again:
+with the same samples and from the random state of its start, after all that the step has changed is taken back.
+
+**All decide alike.** They compare the members in which a collective of the step has completed with those at its start,
+which is what all know alike (:attr:`~ef_common.session.Session.completed_in`). The same collective raises
+:class:`~ef_common.errors.MembersChanged` in all of them. Where a result was handed on to a worker that lacked it, the
+members come with it.
+
+**A step is an update** with all passes of its accumulation. Earlier passes are made again too, but leave what they have
+logged as it was.
+
+**What is taken back**: random generators, the module's buffers, what `self.log` and torchmetrics objects have
+accumulated. Gradients are set to zero by the first pass. Not the attributes that a training step sets.
+
+To remember this takes some 50 microseconds and a copy of the buffers, so it is done in the first update of a training,
+and in all others once a step has gathered. The first step of a module that begins to gather later is made again with
+the state at its first collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+
+from ef_common.core.view import View
+from ef_common.errors import MembersChanged
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.metrics import Traces, leaving_no_trace
+from ef_lightning.random_state import Generators
+
+Act = Callable[..., Any]
+
+
+class Repetition:
+    """Makes the steps of one training, and makes them again.
+
+    Args:
+        trainer: The Trainer.
+        session: The worker's session.
+        on_repeat: Called before a step is made again.
+
+    Attributes:
+        in_pass: The forward or the backward pass of a batch is running.
+        in_backward: The backward passes of this step have collectives of their own.
+    """
+
+    def __init__(self, trainer: Any, session: Session, *, on_repeat: Callable[[], None]) -> None:
+        self.in_pass = self.in_backward = False
+        self._trainer = trainer
+        self._session = session
+        self._on_repeat = on_repeat
+        self._records = True
+        self._used = self._used_ever = False
+        self._members: tuple[str, ...] | None = None
+        self._act: Act | None = None
+        self._is_first = True
+        self._passes: list[Pass] = []
+        self._state: State | None = None
+
+    def attach(self) -> None:
+        """Begin to make steps."""
+        hooks.surround_passes(self._trainer, lambda act, is_first: partial(self._run, act, is_first))
+
+    def detach(self) -> None:
+        """Leave them to Lightning."""
+        hooks.leave_passes(self._trainer)
+        self._forget()
+
+    # ------------------------------------------------------------ collectives
+
+    def begin_collective(self, *, in_backward: bool = False) -> None:
+        """A collective is about to run whose result is good only for the members of the whole step."""
+        if self.in_pass:
+            self._used = self._used_ever = True
+            self.in_backward = self.in_backward or in_backward
+            if self._state is None:
+                self._record()
+
+    def check(self, members: View) -> None:
+        """A collective of the step, or the reduction of its gradients, has completed with these members.
+
+        Raises:
+            MembersChanged: In all of them, if they have changed.
+        """
+        if self._used and self.in_pass and members.ids != self._members:
+            raise MembersChanged(f"the step began with {self._members}, and goes on with {members.ids}")
+
+    def end_update(self) -> None:
+        """The gradients are everybody's: there is nothing to be made again."""
+        self._records = self._used_ever
+        self.in_pass = False
+        self._forget()
+
+    # ------------------------------------------------------------ passes
+
+    def _run(self, act: Act, is_first: bool, *args: Any) -> Any:
+        """A pass: forward, and backward."""
+        if is_first or self._members is None:
+            self._forget()
+            self._members = self._session.completed_in.ids
+        self._act, self._is_first = act, is_first
+        if self._records:
+            self._record()
+        self.in_pass = True
+        try:
+            return self._repeat(act, args)
+        finally:
+            self.in_pass, self._act = False, None
+
+    def _repeat(self, act: Act, args: Any) -> Any:
+        goes_back = False
+        while True:
+            try:
+                if goes_back:
+                    self._go_back()
+                return act(*args)
+            except MembersChanged:
+                goes_back = True
+
+    def _record(self) -> None:
+        if self._act is None:
+            return
+        module = self._trainer.lightning_module
+        if self._state is None:
+            self._state = State(module, gradients=not self._is_first)
+        fields = hooks.step_fields(self._trainer)
+        self._passes.append(Pass(self._act, Generators(), Traces(self._trainer), fields))
+
+    def _go_back(self) -> None:
+        """To the start of the newest pass, with the others made anew."""
+        self._on_repeat()
+        self._members = self._session.completed_in.ids
+        self._used = self.in_backward = False
+        if self._state is not None:
+            self._state.restore()
+        for earlier in self._passes[:-1]:
+            earlier.generators.restore()
+            with leaving_no_trace(self._trainer), self._trainer.strategy.block_backward_sync():
+                earlier.act()
+        newest = self._passes[-1]
+        newest.generators.restore()
+        newest.traces.undo()
+        hooks.set_step_fields(self._trainer, newest.fields)
+
+    def _forget(self) -> None:
+        self._used = self.in_backward = False
+        self._members, self._state = None, None
+        self._passes.clear()
+
+
+class Pass(NamedTuple):
+    """A pass, as it began."""
+
+    act: Act
+    generators: Generators
+    traces: Traces
+    fields: tuple[Any, ...]
+
+
+class State:
+    """What the passes of an update change in a module.
+
+    Args:
+        module: The module.
+        gradients: Keep gradients as well: no pass will set them to zero.
+    """
+
+    def __init__(self, module: Module, *, gradients: bool) -> None:
+        self._buffers = [
+            (owner, name, tensor, tensor.detach().clone())
+            for owner in module.modules()
+            for name, tensor in owner.named_buffers(recurse=False)
+        ]
+        kept = module.parameters() if gradients else ()
+        self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in kept]
+
+    def restore(self) -> None:
+        """Go back to it. May be repeated."""
+        with torch.no_grad():
+            for owner, name, tensor, kept in self._buffers:
+                tensor.copy_(kept)
+                setattr(owner, name, tensor)  # it may be another one by now
+        for parameter, gradient in self._gradients:
+            parameter.grad = None if gradient is None else gradient.clone()

@@ -1,0 +1,131 @@
+"""A step whose loss compares the samples of all workers is made again if one is lost in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import Job, WorkerProcess
+from tests.lightning import contrastive
+
+pytestmark = [pytest.mark.processes]
+
+AFTER_THE_GATHER = {
+    "before the gather": {"where": "before_gather"},
+    "after the gather": {"where": "after_gather"},
+    "before the backward pass": {"where": "before_backward"},
+    "in the sum of the backward pass": {"where": "reduction", "index": 0},
+    "in the gradients' reduction": {"where": "reduction", "index": 1},
+    "in the reduction's last sum": {"where": "reduction", "index": 2},
+}
+
+
+def start(job: Job, options: dict[str, Any], fault: dict[str, Any], *, rank: int) -> list[WorkerProcess]:
+    """Three workers, of which that of one rank bears a fault. Returns them, that one last."""
+    workers = [
+        job.start(
+            contrastive.train,
+            options,
+            {"step": 1, "index": 0, "generation": 1, **fault, "rank": rank},
+            node="founders",
+            environ={"LOCAL_WORLD_SIZE": "3", "LOCAL_RANK": str(local)},
+        )
+        for local in range(3)
+    ]
+    members = job.view(3)
+    return [w for w in workers if w is not members[rank]] + [members[rank]]
+
+
+def check(job: Job, survivors: list[WorkerProcess], *, accumulate: int = 1) -> list[dict[str, Any]]:
+    """All have the weights that one process gets from the same samples, and trained on each once."""
+    results = [worker.result() for worker in survivors]
+    job.audit()
+    assert all(result["weights"] == results[0]["weights"] for result in results)
+    expected = contrastive.reference(contrastive.tapes(job.directory), results[0]["worker"], accumulate)
+    assert results[0]["weights"] == pytest.approx(expected, abs=1e-8)
+    return results
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", AFTER_THE_GATHER)
+def test_worker_is_lost_in_a_step_that_has_gathered_and_the_others_make_it_again(
+    job: Job, place: str, rank: int
+) -> None:
+    *others, victim = start(job, {}, AFTER_THE_GATHER[place], rank=rank)
+    results = check(job, others)
+    assert victim.wait() == -9
+    assert job.events("fault")
+    repeated = job.events("repeated")
+    assert {event["step"] for event in repeated} == {2}
+    assert len(repeated) == 2
+    records = contrastive.tapes(job.directory)
+    for result in results:
+        tries = contrastive.attempts(records, result["worker"], 1, 1)
+        assert len(tries) == 2
+        assert tries[0]["indices"] == tries[1]["indices"]
+        assert tries[0]["masks"] == tries[1]["masks"]  # the random state of its start
+        assert tries[0]["before"] == tries[1]["before"]  # and the buffers
+
+
+def test_gathers_gradients_are_those_of_one_process(job: Job) -> None:
+    workers = job.start_world(3, contrastive.train, {})
+    check(job, workers)
+    assert not job.events("repeated")
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_worker_that_alone_lacks_a_result_gets_it_and_no_step_is_made_again(job: Job, index: int) -> None:
+    workers = start(job, {}, {"where": "reduction", "index": index, "moment": "lose"}, rank=1)
+    check(job, workers)
+    assert job.events("fault")
+    assert not job.events("repeated")
+
+
+def test_accumulated_batches_are_made_again_with_the_newest_one(job: Job) -> None:
+    options = {"trainer": {"accumulate_grad_batches": 2, "max_steps": 1}}
+    fault = {"where": "after_gather", "step": 0, "index": 1}
+    *others, _ = start(job, options, fault, rank=0)
+    results = check(job, others, accumulate=2)
+    records = contrastive.tapes(job.directory)
+    for result in results:
+        assert result["passes"] == 4.0  # two of each worker, however often
+        for batch in range(2):
+            first, second = contrastive.attempts(records, result["worker"], 0, batch)
+            assert {name: first[name] for name in ("indices", "masks", "before")} == {
+                name: second[name] for name in ("indices", "masks", "before")
+            }
+
+
+def test_loss_in_the_first_step_of_a_training_that_gathers_late_is_made_up_for(job: Job) -> None:
+    options = {"gathers_from": 1}
+    *others, _ = start(job, options, {"where": "after_gather"}, rank=0)
+    results = [worker.result() for worker in others]
+    job.audit()
+    assert results[0]["weights"] == results[1]["weights"]
+    assert len(job.events("repeated")) == 2
+
+
+@pytest.mark.parametrize("place", ["after the gather", "in the gradients' reduction"])
+def test_step_with_collectives_of_the_default_group_is_made_again(job: Job, place: str) -> None:
+    # torch gathers gradients as a plain sum, so all batches are of the same size until the last one.
+    options = {"default_group": True, "trainer": {"limit_train_batches": 2}}
+    *others, _ = start(job, options, AFTER_THE_GATHER[place], rank=0)
+    check(job, others)
+    assert len(job.events("repeated")) == 2
+
+
+def test_workers_are_lost_one_after_the_other_in_a_step_and_the_last_one_makes_it_alone(job: Job) -> None:
+    fault = {"where": "after_each_gather", "generation": None}
+    workers = start(job, {}, fault, rank=1)
+    (survivor,) = [worker for worker in workers if worker.wait() == 0]
+    check(job, [survivor])
+    assert len(survivor.events("repeated", step=2)) == 2
+
+
+def test_data_workers_read_batches_of_one_size_once_a_step_has_gathered(job: Job) -> None:
+    check(job, job.start_world(3, contrastive.train, {"num_workers": 2}))
+    sizes: dict[tuple[int, int], set[int]] = {}
+    for record in contrastive.tapes(job.directory):
+        sizes.setdefault((record["step"], record["batch"]), set()).add(len(record["indices"]))
+    assert [len(some) for some in sizes.values()] == [1] * 6
