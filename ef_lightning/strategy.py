@@ -63,6 +63,7 @@ from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
+from ef_lightning.probe import check_hooks
 from ef_lightning.progress import Progress
 from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.repetition import Repetition
@@ -277,6 +278,7 @@ class ElasticMixin(CollectivesMixin):
     def setup_environment(self) -> None:
         """Become a worker of the job, or a world of one."""
         super().setup_environment()  # type: ignore[misc]
+        check_hooks(self.lightning_module.trainer, self.host)
         with leaving_cleanly():
             self._worker = this_worker(self.backend)
             if self.evict_stragglers:

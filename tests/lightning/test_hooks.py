@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,10 @@ import torch
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, Metric
 
-from ef_common.errors import ProtocolError
-from ef_lightning import hooks
+from ef_common.errors import ProtocolError, UnsupportedError
+from ef_lightning import hooks, probe, strategy_for
 from ef_lightning import host as hosts
+from ef_lightning.probe import HOOKS, Hook
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
 
@@ -35,164 +36,6 @@ pytestmark = [
 ]
 
 
-@dataclass
-class Hook:
-    """A private attribute.
-
-    Args:
-        owner: Expression for the object that holds it, in the names that `seen` collects.
-        name: The attribute.
-        user: Who uses it.
-        kind: Expression for the type that it must have at that moment, or None.
-        since: The release of Lightning that brought it; nobody needs it before.
-    """
-
-    owner: str
-    name: str
-    user: str
-    kind: str = "object"
-    since: tuple[int, int] = (0, 0)
-
-    @property
-    def path(self) -> str:
-        return f"{self.owner}.{self.name}"
-
-    def look(self, names: dict[str, Any]) -> str:
-        """What is wrong with it; nothing if it is there."""
-        try:
-            value = eval(self.path, dict(names))
-        except AttributeError as error:
-            return str(error)
-        kind = eval(self.kind, {"torch": torch})
-        return "" if isinstance(value, kind) else f"is a {type(value).__name__}, not a {self.kind}"
-
-
-HOOKS = [
-    Hook("trainer._accelerator_connector", "use_distributed_sampler", "keep_samplers", "bool"),
-    Hook("trainer", "_accelerator_connector", "keep_samplers"),
-    Hook("trainer", "_signal_connector", "yield_sigterm"),
-    Hook("trainer._signal_connector", "_sigterm_notifier_fn", "yield_sigterm"),
-    Hook("trainer._signal_connector", "_slurm_sigusr_handler_fn", "requeue"),
-    Hook("trainer._accelerator_connector", "cluster_environment", "requeue"),
-    Hook("slurm", "auto_requeue", "requeue", "bool"),
-    Hook("slurm", "requeue_signal", "requeue", "int"),
-    Hook("trainer.strategy", "_layer_sync", "layer_sync"),
-    Hook("trainer", "_val_check_time_interval", "validation_interval", since=(2, 6)),
-    Hook("trainer", "_last_val_time", "last_validation", since=(2, 6)),
-    Hook("trainer", "_active_loop", "active_evaluation_loop"),
-    Hook("trainer", "_results", "logged_values, set_zero_batch_size", "dict"),
-    Hook("trainer._results", "batch_size", "set_zero_batch_size"),
-    Hook("trainer", "_logger_connector", "metric_dicts, log_state"),
-    Hook("trainer", "_checkpoint_connector", "dump_checkpoint, load_checkpoint"),
-    Hook("connector", "_callback_metrics", "metric_dicts", "dict"),
-    Hook("connector", "_logged_metrics", "metric_dicts", "dict"),
-    Hook("connector", "_progress_bar_metrics", "metric_dicts", "dict"),
-    Hook("connector", "_first_loop_iter", "log_state", "bool"),
-    Hook("connector", "_current_fx", "log_state", "str"),
-    Hook("fit_loop", "max_batches", "set_num_batches, set_epoch_length", "int"),
-    Hook("fit_loop", "_data_fetcher", "set_epoch_length"),
-    Hook("fit_loop", "_combined_loader", "train_loaders, set_train_limit"),
-    Hook("fit_loop", "_data_source", "combine_loaders"),
-    Hook("fit_loop._data_source", "dataloader", "combine_loaders"),
-    Hook("fit_loop._combined_loader", "_flattened", "combined_loader", "list"),
-    Hook("fit_loop._combined_loader", "_mode", "combination", "str"),
-    Hook("fit_loop._combined_loader", "_spec", "combination"),
-    Hook("val_loop._data_source", "dataloader", "combine_loaders"),
-    Hook("trainer.validate_loop._data_source", "dataloader", "combine_loaders"),
-    Hook("trainer.test_loop._data_source", "dataloader", "combine_loaders"),
-    Hook("trainer.predict_loop._data_source", "dataloader", "combine_loaders"),
-    Hook("data_connector_module", "_worker_check", "advise_on_workers"),
-    Hook("data_connector_module", "_resolve_overfit_batches", "stop_shuffling"),
-    Hook("fit_loop", "_last_train_dl_reload_epoch", "loop_fields"),
-    Hook("fit_loop._data_fetcher", "length", "set_epoch_length", "int"),
-    Hook("fit_loop._data_fetcher", "fetched", "set_epoch_length", "int"),
-    Hook("fit_loop._data_fetcher", "done", "set_epoch_length", "bool"),
-    Hook("fit_loop._combined_loader", "flattened", "train_loaders", "list"),
-    Hook("fit_loop._combined_loader", "limits", "set_train_limit", "list"),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "ready", "num_batches_started", "int"),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "started", "step_back", "int"),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "processed", "step_back", "int"),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "completed", "step_back", "int"),
-    Hook("fit_loop.epoch_loop.batch_progress.total", "ready", "step_back", "int"),
-    Hook("fit_loop.epoch_loop.batch_progress", "is_last_batch", "set_epoch_length", "bool"),
-    Hook("fit_loop.epoch_loop", "_results", "log_state", "dict"),
-    Hook("val_loop", "_results", "log_state", "dict"),
-    Hook("val_loop", "_combined_loader", "set_up_validation"),
-    Hook("val_loop", "_evaluation_step", "surround_evaluation_steps"),
-    Hook("trainer.validate_loop", "_evaluation_step", "surround_evaluation_steps"),
-    Hook("trainer.test_loop", "_evaluation_step", "surround_evaluation_steps"),
-    Hook("val_loop", "_max_batches", "set_evaluation_length", "list"),
-    Hook("val_loop", "_data_fetcher", "free_evaluation_length"),
-    Hook("val_loop", "_last_val_dl_reload_epoch", "loop_fields"),
-    Hook("val_loop", "_seen_batches_per_dataloader", "loop_fields", "dict"),
-    Hook("val_loop._data_fetcher.combined_loader", "_iterator", "free_evaluation_length"),
-    Hook("val_loop._data_fetcher.combined_loader._iterator", "limits", "free_evaluation_length"),
-    Hook("trainer", "val_check_batch", "set_epoch_length", "int"),
-    Hook("result", "meta", "log_state"),
-    Hook("result", "is_tensor", "log_state", "bool"),
-    Hook("result", "has_reset", "log_state", "bool"),
-    Hook("result", "_defaults", "log_state, logged_values", "dict"),
-    Hook("result", "value", "logged_values", "torch.Tensor"),
-    Hook("result", "cumulated_batch_size", "logged_values", "torch.Tensor"),
-    Hook("result.meta.sync", "should", "log_state", "bool"),
-    Hook("result.meta.sync", "rank_zero_only", "log_state", "bool"),
-    Hook("trainer._checkpoint_connector", "_loaded_checkpoint", "load_checkpoint", "dict"),
-    Hook("trainer._checkpoint_connector", "restore_model", "load_checkpoint"),
-    Hook("trainer._checkpoint_connector", "restore_datamodule", "load_checkpoint"),
-    Hook("trainer._checkpoint_connector", "restore_callbacks", "load_checkpoint"),
-    Hook("trainer._checkpoint_connector", "restore_precision_plugin_state", "load_checkpoint"),
-    Hook("trainer._checkpoint_connector", "_restore_modules_and_callbacks", "before_restoring"),
-    Hook("fit_loop", "_combined_loader_states_to_load", "load_loader_state", "list"),
-    Hook("fit_loop._combined_loader", "_load_state_dicts", "load_loader_state"),
-    Hook("fit_loop", "_restarting", "go_on_between_steps", "bool"),
-    Hook("fit_loop.epoch_loop", "restarting", "restart_between_steps", "bool"),
-    Hook("trainer.lightning_module", "_current_fx_name", "training_step, in_train_batch"),
-    Hook("fit_loop.epoch_loop", "_update_learning_rates", "follow_schedules, step_schedulers"),
-    Hook("trainer.lightning_module", "_on_before_batch_transfer", "prepare_batch"),
-    Hook("trainer._results", "batch", "training_step"),
-    Hook("result", "_forward_cache", "training_step", "torch.Tensor"),
-    Hook("connector", "should_update_logs", "step_to_log", "bool"),
-    Hook("fit_loop.epoch_loop.automatic_optimization", "_make_closure", "surround_passes"),
-    Hook("fit_loop.epoch_loop", "_broadcast_sigterm_tensor", "exchange_no_sigterm", since=(2, 6)),
-    Hook("trainer._signal_connector", "received_sigterm", "yield_sigterm", "bool"),
-    Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", "int"),
-    Hook("result", "_computed", "epoch_results, show_result"),
-    Hook("result", "_update_count", "epoch_results", "int"),
-    Hook("trainer._results", "_get_cache", "LoggingHooks"),
-    Hook("trainer._results", "_forked_name", "reductions"),
-    Hook("connector", "epoch_end_reached", "LoggingHooks"),
-    Hook("connector", "on_epoch_end", "LoggingHooks"),
-    Hook("fit_loop.epoch_loop", "_get_monitor_value", "LoggingHooks"),
-    Hook("model_checkpoint", "_monitor_candidates", "LoggingHooks"),
-    Hook("timer", "_duration", "limits", "float"),
-    Hook("rate_monitor", "_extract_stats", "show_rates"),
-    Hook("csv_logger", "_version", "set_logger_versions"),
-    Hook("csv_logger", "_experiment", "Logs"),
-    Hook("csv_logger.experiment", "metrics_keys", "Logs", "list"),
-    Hook("csv_logger.experiment", "metrics_file_path", "Logs", "str"),
-    Hook("csv_logger.experiment", "_check_log_dir_exists", "Logs"),
-    Hook("csv_logger", "_prefix", "Logs", "str"),
-    Hook("results_module", "_Metadata", "_empty_result", "type"),
-    Hook("results_module", "_Sync", "_empty_result", "type"),
-    Hook("results_module", "_ResultMetric", "_empty_result", "type"),
-    Hook("overrides_module", "_IndexBatchSamplerWrapper", "recorder_of", "type"),
-    Hook("recorder", "_batch_sampler", "recorded"),
-    Hook("recorder", "seen_batch_indices", "EvaluationLoader"),
-    Hook("metric", "_sync_dist", "MetricSync.connect"),
-    Hook("metric", "_reductions", "MetricSync", "dict"),
-    Hook("metric", "_defaults", "leaving_no_trace", "dict"),
-    Hook("metric", "_update_count", "leaving_no_trace", "int"),
-    Hook("metric", "_computed", "leaving_no_trace"),
-    Hook("loader", "_iterator", "PlannedLoader"),
-    Hook("iterator", "_shutdown_workers", "PlannedLoader.close"),
-    Hook("iterator", "_try_get_data", "PlannedLoader"),
-    Hook("iterator", "_worker_pids_set", "PlannedLoader", "bool"),
-    Hook("iterator", "_workers", "PlannedLoader", "list"),
-    Hook("torch._C", "_remove_worker_pids", "PlannedLoader"),
-    Hook("torch", "_C", "PlannedLoader"),
-]
-
-
 @cache
 def seen(host: str) -> dict[str, str]:
     """Train a little without us, and look at each hook in the middle of it: present, and of its type?"""
@@ -202,7 +45,7 @@ def seen(host: str) -> dict[str, str]:
     def look(**names: Any) -> None:
         for hook in HOOKS:
             if hook.owner.split(".")[0] in names:
-                found[hook.path] = hook.look(names)
+                found[hook.path] = hook.look(names, in_training=True)
 
     class Looking(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -260,10 +103,36 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
 def test_each_hook_is_where_it_is_expected(host: str, tmp_path: Path) -> None:
     names = others(host, tmp_path)
     found = dict(seen(host))
-    found |= {hook.path: hook.look(names) for hook in HOOKS if hook.path not in found}
+    found |= {hook.path: hook.look(names, in_training=True) for hook in HOOKS if hook.path not in found}
     here = tuple(map(int, importlib.import_module(host).__version__.split(".")[:2]))
     expected = [hook for hook in HOOKS if here >= hook.since]
     assert [f"{h.path} (used by {h.user}): {found[h.path]}" for h in expected if found[h.path]] == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_release_that_has_moved_something_is_refused_before_anything_is_trained(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl = importlib.import_module(host)
+    moved = [
+        Hook("fit_loop.epoch_loop", "_gone", "nobody"),
+        Hook("fit_loop", "advance", "nobody", calls=2),
+        Hook("fit_loop", "_later", "nobody", since=(99, 0)),
+        Hook("metric", "_in_tests_only", "nobody"),
+    ]
+    monkeypatch.setattr(probe, "HOOKS", moved)
+    trainer = training.trainer(pl, strategy_for(host)())
+    module = training.regression(pl)()
+    before = training.weights(module)
+    with pytest.raises(UnsupportedError) as refused:
+        trainer.fit(module, training.loader())
+    message = str(refused.value)
+    assert "needs: fit_loop.epoch_loop._gone: _TrainingEpochLoop has no _gone; fit_loop.advance: advance(" in message
+    assert "is not called with 2 arguments" in message
+    assert "_later" not in message
+    package = host.partition(".")[0].replace("_", "-")
+    assert message.endswith(f"or a newer release of ElasticFlow. Received: {package} {pl.__version__}")
+    assert training.weights(module) == before
 
 
 @pytest.mark.parametrize("host", HOSTS)
