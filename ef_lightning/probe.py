@@ -32,6 +32,7 @@ class Hook:
         kind: The type that it has in the middle of a training.
         since: The release of Lightning that brought it; nobody needs it before.
         calls: If it is called or replaced: the number of positional arguments.
+        later: It is made in a training.
     """
 
     owner: str
@@ -40,6 +41,7 @@ class Hook:
     kind: type = object
     since: tuple[int, int] = (0, 0)
     calls: int | None = None
+    later: bool = False
 
     @property
     def path(self) -> str:
@@ -58,9 +60,14 @@ class Hook:
         for name in names:
             if value is None and not in_training:
                 return ""
-            if not hasattr(value, name):
+            try:
+                value = getattr(value, name)
+            except AttributeError:
                 return f"{type(value).__name__} has no {name}"
-            value = getattr(value, name)
+            except RuntimeError:  # of a property that is for a training
+                if in_training:
+                    raise
+                return ""
         if in_training and not isinstance(value, self.kind):
             return f"is a {type(value).__name__}, not a {self.kind.__name__}"
         if self.calls is not None:
@@ -82,7 +89,7 @@ HOOKS = (
     Hook("slurm", "requeue_signal", "requeue", int),
     Hook("trainer.strategy", "_layer_sync", "layer_sync"),
     Hook("trainer", "_val_check_time_interval", "validation_interval", since=(2, 6)),
-    Hook("trainer", "_last_val_time", "last_validation", since=(2, 6)),
+    Hook("trainer", "_last_val_time", "last_validation", since=(2, 6), later=True),
     Hook("trainer", "_active_loop", "active_evaluation_loop"),
     Hook("trainer", "_results", "logged_values, set_zero_batch_size", dict),
     Hook("trainer._results", "batch_size", "set_zero_batch_size"),
@@ -217,7 +224,8 @@ def parts_of(trainer: Any, host: Host) -> dict[str, Any]:
 
 def missing(parts: Mapping[str, Any], release: tuple[int, ...], hooks: Iterable[Hook]) -> list[str]:
     """What of Lightning is not where it was, as far as it can be seen now."""
-    seen = [hook for hook in hooks if hook.owner.partition(".")[0] in parts and release >= hook.since]
+    here = [hook for hook in hooks if hook.owner.partition(".")[0] in parts and not hook.later]
+    seen = [hook for hook in here if release >= hook.since]
     found = {hook: hook.look(parts, in_training=False) for hook in seen}
     return [f"{hook.path}: {problem}" for hook, problem in found.items() if problem]
 
