@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,16 @@ LENGTH = 29
 RATE = 0.1
 
 
-def encoder() -> nn.Module:
+def encoder(width: int = 8) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)).double()
+        return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 4)).double()
 
 
 def loss_of(first: Tensor, seconds: Tensor, rank: int) -> Tensor:
     """Each sample's second view is to be found among those of all workers."""
     labels = rank * len(first) + torch.arange(len(first))
-    return F.cross_entropy(first @ seconds.T, labels)
+    return F.cross_entropy(5.0 * F.normalize(first) @ F.normalize(seconds).T, labels)
 
 
 class Tape:
@@ -54,7 +55,7 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
     class Contrastive(pl.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.encoder = encoder()
+            self.encoder = encoder(options.get("width", 8))
             self.tape = Tape()
 
         def gather(self, values: Tensor) -> Tensor:
@@ -76,6 +77,7 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
                 masks=masks.tolist(),
                 before=[float(self.encoder[1].running_mean[0]), int(self.encoder[1].num_batches_tracked)],
             )
+            time.sleep(options.get("sleep_s", 0.0))
             striker.begin_forward(self.global_step)
             place = {"step": self.global_step, "index": striker.num_forwards}
             striker.at("before_gather", **place)
@@ -149,15 +151,16 @@ def shares_of(newest: Sequence[dict[str, Any]]) -> list[int]:
     return shares
 
 
-def reference(records: Sequence[dict[str, Any]], survivor: str, accumulate: int) -> list[float]:
+def reference(records: Sequence[dict[str, Any]], survivor: str, *, accumulate: int = 1, width: int = 8) -> list[float]:
     """Weights after a training in one process, with what the newest attempt of each step has used.
 
     Args:
         records: The tapes.
         survivor: A worker that has made all steps.
         accumulate: Batches of an update.
+        width: Of the encoder.
     """
-    net, data = encoder(), training.data(LENGTH)
+    net, data = encoder(width), training.data(LENGTH)
     for step in sorted({r["step"] for r in records}):
         own = [r for r in records if r["step"] == step and r["worker"] == survivor]
         order = own[-1]["members"]
