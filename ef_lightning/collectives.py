@@ -148,11 +148,10 @@ class CollectivesMixin:
     ) -> tuple[list[Tensor], View | None]:
         """Everybody's tensor, all of the same shape, and of whom they are; this worker's own, if it is alone."""
         if self._alone:
-            return [tensor], None
+            return [tensor.detach()], None
         values, view = self._exchanged(tensor, in_backward=in_backward)
-        repetition = self._repetition
-        if repetition is not None and repetition.in_pass and follows_batch and tensor.dim():
-            self._want_even_shares()
+        if follows_batch:
+            self._note_rows(values)
         if len({value.shape for value in values}) > 1:
             raise UsageError(
                 "all_gather needs tensors of the same shape in all workers. Gather a sum or a mean, or pad the tensor. "
@@ -173,9 +172,15 @@ class CollectivesMixin:
         """Everybody's value, for the default process group. In a step, that is a collective of the step."""
         if self._alone:
             return [value]
-        if self._repetition is not None and self._repetition.in_pass:
+        values, _ = self._exchanged(value, in_backward=True)
+        self._note_rows(values)
+        return values
+
+    def _note_rows(self, values: Sequence[Any]) -> None:
+        """A training step has gathered these, which are the same in all workers; mostly, a row is one of a sample."""
+        in_pass = self._repetition is not None and self._repetition.in_pass
+        if in_pass and any(isinstance(value, Tensor) and value.dim() and len(value) > 1 for value in values):
             self._want_even_shares()
-        return self._exchanged(value, in_backward=True)[0]
 
     def add(self, tensor: Tensor) -> Tensor:
         """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""

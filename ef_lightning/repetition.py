@@ -60,8 +60,8 @@ class Repetition:
         self._session = session
         self._on_repeat = on_repeat
         self._records = True
-        self._used = self._used_ever = False
-        self._members: tuple[str, ...] | None = None
+        self._used = self._used_before = False
+        self._began_in: View | None = None
         self._act: Act | None = None
         self._is_first = True
         self._passes: list[Pass] = []
@@ -81,7 +81,7 @@ class Repetition:
     def begin_collective(self, *, in_backward: bool = False) -> None:
         """A collective is about to run whose result is good only for the members of the whole step."""
         if self.in_pass:
-            self._used = self._used_ever = True
+            self._used = self._records = True  # from here on, also the passes that follow in this update
             self.in_backward = self.in_backward or in_backward
             if self._state is None:
                 self._record()
@@ -92,12 +92,13 @@ class Repetition:
         Raises:
             MembersChanged: In all of them, if they have changed.
         """
-        if self._used and self.in_pass and members.ids != self._members:
-            raise MembersChanged(f"the step began with {self._members}, and goes on with {members.ids}")
+        began_in = self._began_in
+        if self._used and self.in_pass and began_in is not None and members.ids != began_in.ids:
+            raise MembersChanged(f"the step began with {began_in.ids}, and goes on with {members.ids}")
 
     def end_update(self) -> None:
         """The gradients are everybody's: there is nothing to be made again."""
-        self._records = self._used_ever
+        self._records = self._used_before = self._used_before or self._used
         self.in_pass = False
         self._forget()
 
@@ -105,9 +106,9 @@ class Repetition:
 
     def _run(self, act: Act, is_first: bool, *args: Any) -> Any:
         """A pass: forward, and backward."""
-        if is_first or self._members is None:
+        if is_first or self._began_in is None:
             self._forget()
-            self._members = self._session.completed_in.ids
+            self._began_in = self._session.completed_in
         self._act, self._is_first = act, is_first
         if self._records:
             self._record()
@@ -139,7 +140,7 @@ class Repetition:
     def _go_back(self) -> None:
         """To the start of the newest pass, with the others made anew."""
         self._on_repeat()
-        self._members = self._session.completed_in.ids
+        self._began_in = self._session.completed_in
         self._used = self.in_backward = False
         if self._state is not None:
             self._state.restore()
@@ -154,7 +155,7 @@ class Repetition:
 
     def _forget(self) -> None:
         self._used = self.in_backward = False
-        self._members, self._state = None, None
+        self._began_in, self._state = None, None
         self._passes.clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,16 @@ LENGTH = 29
 RATE = 0.1
 
 
-def encoder() -> nn.Module:
+def encoder(width: int = 8) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)).double()
+        return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 4)).double()
 
 
 def loss_of(first: Tensor, seconds: Tensor, rank: int) -> Tensor:
     """Each sample's second view is to be found among those of all workers."""
     labels = rank * len(first) + torch.arange(len(first))
-    return F.cross_entropy(first @ seconds.T, labels)
+    return F.cross_entropy(5.0 * F.normalize(first) @ F.normalize(seconds).T, labels)
 
 
 class Tape:
@@ -54,7 +55,7 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
     class Contrastive(pl.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.encoder = encoder()
+            self.encoder = encoder(options.get("width", 8))
             self.tape = Tape()
 
         def gather(self, values: Tensor) -> Tensor:
@@ -67,6 +68,7 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
             indices, features, _ = batch
             masks = torch.rand(2, *features.shape)
             session = self.trainer.strategy.session
+            gathers = (self.global_step, batch_idx) >= tuple(options.get("gathers_from", (0, 0)))
             self.tape.write(
                 step=self.global_step,
                 batch=batch_idx,
@@ -74,16 +76,18 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
                 worker=session.worker.id,
                 indices=indices.tolist(),
                 masks=masks.tolist(),
+                gathers=gathers,
                 before=[float(self.encoder[1].running_mean[0]), int(self.encoder[1].num_batches_tracked)],
             )
+            time.sleep(options.get("sleep_s", 0.0))
             striker.begin_forward(self.global_step)
             place = {"step": self.global_step, "index": striker.num_forwards}
             striker.at("before_gather", **place)
             first, second = (self.encoder(features.double() * mask) for mask in masks)
-            if self.global_step < options.get("gathers_from", 0):
-                seconds, rank = second, 0
-            else:
+            if gathers:
                 seconds, rank = self.gather(second), session.completed_in.rank_of(session.worker.id)
+            else:
+                seconds, rank = second, 0
             striker.at("after_gather", **place)
             striker.at("after_each_gather", step=self.global_step)
             loss = loss_of(first, seconds, rank)
@@ -138,6 +142,14 @@ def attempts(records: Sequence[dict[str, Any]], worker: str, step: int, batch: i
     return [r for r in records if (r["worker"], r["step"], r["batch"]) == (worker, step, batch)]
 
 
+def parameters(**options: int) -> list[int]:
+    """Where parameters stand in a list of weights."""
+    net, places = encoder(options.get("width", 8)), iter(range(1 << 30))
+    names = {name for name, _ in net.named_parameters()}
+    numbered = {name: [next(places) for _ in range(value.numel())] for name, value in net.state_dict().items()}
+    return [place for name, some in numbered.items() if name in names for place in some]
+
+
 def shares_of(newest: Sequence[dict[str, Any]]) -> list[int]:
     """Samples of each worker's own in a step: what fills a batch up is another one's, or the same one again."""
     seen: set[int] = set()
@@ -149,15 +161,16 @@ def shares_of(newest: Sequence[dict[str, Any]]) -> list[int]:
     return shares
 
 
-def reference(records: Sequence[dict[str, Any]], survivor: str, accumulate: int) -> list[float]:
+def reference(records: Sequence[dict[str, Any]], survivor: str, *, accumulate: int = 1, width: int = 8) -> list[float]:
     """Weights after a training in one process, with what the newest attempt of each step has used.
 
     Args:
         records: The tapes.
         survivor: A worker that has made all steps.
         accumulate: Batches of an update.
+        width: Of the encoder.
     """
-    net, data = encoder(), training.data(LENGTH)
+    net, data = encoder(width), training.data(LENGTH)
     for step in sorted({r["step"] for r in records}):
         own = [r for r in records if r["step"] == step and r["worker"] == survivor]
         order = own[-1]["members"]
@@ -168,18 +181,21 @@ def reference(records: Sequence[dict[str, Any]], survivor: str, accumulate: int)
             for member in order:
                 record = newest[member]
                 features = torch.stack([data[index][1] for index in record["indices"]])
-                own = {name: value.clone() for name, value in net.named_buffers()}
+                kept = {name: value.clone() for name, value in net.named_buffers()}
                 one, two = (
-                    functional_call(net, {**dict(net.named_parameters()), **own}, (features.double() * mask,))
+                    functional_call(net, {**dict(net.named_parameters()), **kept}, (features.double() * mask,))
                     for mask in torch.tensor(record["masks"])
                 )
                 firsts.append(one)
                 seconds.append(two)
-                buffers.append(own)
+                buffers.append(kept)
             # What fills up the step of a worker without samples of its own has no gradient.
             seconds = [two if share else two.detach() for two, share in zip(seconds, shares, strict=True)]
             gathered = torch.cat(seconds)
-            losses = [loss_of(one, gathered, rank) for rank, one in enumerate(firsts)]
+            if newest[survivor]["gathers"]:
+                losses = [loss_of(one, gathered, rank) for rank, one in enumerate(firsts)]
+            else:
+                losses = [loss_of(one, two, 0) for one, two in zip(firsts, seconds, strict=True)]
             weighed = [loss * share / sum(shares) for share, loss in zip(shares, losses, strict=True)]
             (torch.stack(weighed).sum() / accumulate).backward()  # type: ignore[no-untyped-call]
             for name, value in net.named_buffers():

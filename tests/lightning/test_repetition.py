@@ -8,6 +8,7 @@ import pytest
 
 from ef_common.testing.harness import Job, WorkerProcess
 from tests.lightning import contrastive
+from tests.lightning.conftest import HOSTS
 
 pytestmark = [pytest.mark.processes]
 
@@ -37,13 +38,17 @@ def start(job: Job, options: dict[str, Any], fault: dict[str, Any], *, rank: int
     return [w for w in workers if w is not members[rank]] + [members[rank]]
 
 
-def check(job: Job, survivors: list[WorkerProcess], *, accumulate: int = 1) -> list[dict[str, Any]]:
-    """All have the weights that one process gets from the same samples, and trained on each once."""
+def check(job: Job, survivors: list[WorkerProcess], *, late: bool = False, **options: int) -> list[dict[str, Any]]:
+    """All have the weights that one process gets from the same samples, and trained on each once.
+
+    In a step that was made again from its first collective on (`late`), BatchNorm has counted the samples twice.
+    """
     results = [worker.result() for worker in survivors]
     job.audit()
     assert all(result["weights"] == results[0]["weights"] for result in results)
-    expected = contrastive.reference(contrastive.tapes(job.directory), results[0]["worker"], accumulate)
-    assert results[0]["weights"] == pytest.approx(expected, abs=1e-8)
+    expected = contrastive.reference(contrastive.tapes(job.directory), results[0]["worker"], **options)
+    places = contrastive.parameters(**options) if late else range(len(expected))
+    assert [results[0]["weights"][i] for i in places] == pytest.approx([expected[i] for i in places], abs=1e-8)
     return results
 
 
@@ -75,6 +80,21 @@ def test_gathers_gradients_are_those_of_one_process(job: Job) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
+def test_worker_is_lost_when_others_may_have_the_result_already(job: Job, index: int) -> None:
+    *others, _ = start(job, {}, {"where": "reduction", "index": index, "moment": "wait"}, rank=1)
+    check(job, others)
+    assert job.events("fault")
+
+
+@pytest.mark.parametrize("place", ["in the sum of the backward pass", "in the gradients' reduction"])
+def test_step_of_a_module_whose_gradients_are_lent_is_made_again(job: Job, place: str) -> None:
+    options = {"width": 20_000, "trainer": {"max_steps": 3}}
+    *others, _ = start(job, options, AFTER_THE_GATHER[place], rank=0)
+    check(job, others, width=20_000)
+    assert len(job.events("repeated")) == 2
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
 def test_worker_that_alone_lacks_a_result_gets_it_and_no_step_is_made_again(job: Job, index: int) -> None:
     workers = start(job, {}, {"where": "reduction", "index": index, "moment": "lose"}, rank=1)
     check(job, workers)
@@ -83,7 +103,7 @@ def test_worker_that_alone_lacks_a_result_gets_it_and_no_step_is_made_again(job:
 
 
 def test_accumulated_batches_are_made_again_with_the_newest_one(job: Job) -> None:
-    options = {"trainer": {"accumulate_grad_batches": 2, "max_steps": 1}}
+    options = {"host": HOSTS[1], "trainer": {"accumulate_grad_batches": 2, "max_steps": 1}}
     fault = {"where": "after_gather", "step": 0, "index": 1}
     *others, _ = start(job, options, fault, rank=0)
     results = check(job, others, accumulate=2)
@@ -97,13 +117,24 @@ def test_accumulated_batches_are_made_again_with_the_newest_one(job: Job) -> Non
             }
 
 
-def test_loss_in_the_first_step_of_a_training_that_gathers_late_is_made_up_for(job: Job) -> None:
-    options = {"gathers_from": 1}
-    *others, _ = start(job, options, {"where": "after_gather"}, rank=0)
+def test_batch_that_is_the_first_to_gather_is_made_again_and_those_before_it_are_kept(job: Job) -> None:
+    options = {"gathers_from": (2, 1), "trainer": {"accumulate_grad_batches": 2, "max_steps": 3}}
+    *others, _ = start(job, options, {"where": "after_gather", "step": 2, "index": 1}, rank=0)
+    results = check(job, others, late=True, accumulate=2)
+    records = contrastive.tapes(job.directory)
+    numbers = [[len(contrastive.attempts(records, r["worker"], 2, batch)) for batch in range(2)] for r in results]
+    assert numbers == [[1, 2], [1, 2]]
+
+
+def test_batches_after_the_first_one_that_gathers_are_made_again_with_it(job: Job) -> None:
+    options = {"gathers_from": (1, 1), "trainer": {"accumulate_grad_batches": 3, "max_steps": 2}}
+    *others, _ = start(job, options, {"where": "after_gather", "step": 1, "index": 2}, rank=0)
     results = [worker.result() for worker in others]
-    job.audit()
     assert results[0]["weights"] == results[1]["weights"]
-    assert len(job.events("repeated")) == 2
+    records = contrastive.tapes(job.directory)
+    numbers = [[len(contrastive.attempts(records, r["worker"], 1, batch)) for batch in range(3)] for r in results]
+    assert numbers == [[1, 2, 2], [1, 2, 2]]
+    job.audit()
 
 
 @pytest.mark.parametrize("place", ["after the gather", "in the gradients' reduction"])
@@ -129,3 +160,11 @@ def test_data_workers_read_batches_of_one_size_once_a_step_has_gathered(job: Job
     for record in contrastive.tapes(job.directory):
         sizes.setdefault((record["step"], record["batch"]), set()).add(len(record["indices"]))
     assert [len(some) for some in sizes.values()] == [1] * 6
+
+
+def test_newcomer_has_batches_of_the_size_of_the_others(job: Job) -> None:
+    options = {"sleep_s": 0.05, "trainer": {"max_epochs": 4}}
+    workers = job.start_world(2, contrastive.train, options)
+    job.wait_for_step(3)
+    check(job, [*workers, job.start(contrastive.train, options)])
+    assert {event["world_size"] for event in job.events("step")} == {2, 3}
