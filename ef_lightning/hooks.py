@@ -255,6 +255,12 @@ def num_batches_started(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
 
+def num_batches_running(trainer: Any) -> int:
+    """One if the training loop has fetched a batch that it has not come to the end of, else none."""
+    counts = trainer.fit_loop.epoch_loop.batch_progress.current
+    return int(counts.ready - counts.processed)
+
+
 def step_back(trainer: Any, num_batches: int) -> None:
     """Take these batches of the epoch for such that have not been fetched: they begin an accumulation, and are lost."""
     progress = trainer.fit_loop.epoch_loop.batch_progress

@@ -315,7 +315,7 @@ class ElasticLoader(WrappedLoader):
         if uncommitted:
             state["cursor"] = uncommitted[0].start
         state["steps"] -= len(uncommitted)
-        state["open_batches"] = len(uncommitted)
+        state["open_batches"] = max(0, len(uncommitted) - hooks.num_batches_running(self._trainer))
         state["returned"] = torch.from_numpy(state["returned"])
         state["order"] = None if self._reading.is_computed else torch.from_numpy(self._order)
         return state

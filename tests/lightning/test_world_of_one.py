@@ -298,3 +298,31 @@ def test_checkpoint_in_the_middle_of_an_accumulation_goes_on_with_its_first_batc
     rest, weights_of_rest = train(ckpt_path=path)
     assert rest == whole[4:]
     assert weights_of_rest == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_checkpoint_after_an_exception_goes_on_with_the_batch_that_raised_it(
+    host: str, world_of_one: Path, tmp_path: Path
+) -> None:
+    pl = importlib.import_module(host)
+    seen: list[tuple[int, list[int]]] = []
+
+    class Breaking(training.regression(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 3 and not any(index == 3 for index, _ in seen):
+                seen.append((3, []))
+                raise ArithmeticError("in the middle")
+            seen.append((batch_idx, batch[0].tolist()))
+            return super().training_step(batch, batch_idx)
+
+    for accumulate in (1, 2):
+        seen.clear()
+        trainer = training.trainer(pl, strategy_for(host)(), max_epochs=1, accumulate_grad_batches=accumulate)
+        with pytest.raises(ArithmeticError):
+            trainer.fit(Breaking(), training.loader(32))
+        trainer.save_checkpoint(tmp_path / "broken.ckpt")
+        again = training.trainer(pl, strategy_for(host)(), max_epochs=1, accumulate_grad_batches=accumulate)
+        again.fit(Breaking(), training.loader(32), ckpt_path=tmp_path / "broken.ckpt")
+        first = 4 - accumulate  # the batch before it has begun the accumulation
+        rest = [(index, list(range(4 * index, 4 * index + 4))) for index in range(first, 8)]
+        assert seen[4:] == rest
