@@ -96,6 +96,12 @@ def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def _logging_evaluations(trainer: Any) -> tuple[Any, ...]:
+    """Those of them whose steps may log: a prediction's may not."""
+    loops = _evaluation_loops(trainer)
+    return (*loops["val"], *loops["test"])
+
+
 def _combining(combine: Callable[[Any, str], Any], stage: str, ask: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: combine(ask(), stage)
 
@@ -311,13 +317,13 @@ def active_evaluation_loop(trainer: Any) -> Any:
 
 def surround_evaluation_steps(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
     """Have each step of a validation or a test, and the hooks before and after it, run within a context."""
-    for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
+    for loop in _logging_evaluations(trainer):
         replace(loop, "_evaluation_step", lambda step: partial(_within, surround, step))
 
 
 def leave_evaluation_steps(trainer: Any) -> None:
     """Undo it."""
-    for loop in (*_evaluation_loops(trainer)["val"], trainer.test_loop):
+    for loop in _logging_evaluations(trainer):
         put_back(loop, "_evaluation_step")
 
 
@@ -565,8 +571,7 @@ class LoggingHooks:
         self._hook(connector, "epoch_end_reached", self._epoch_end_reached)
         self._hook(connector, "on_epoch_end", self._settled_first)
         self._hook(trainer.fit_loop.epoch_loop, "_get_monitor_value", self._monitor_value)
-        logging_loops = (*_evaluation_loops(trainer)["val"], trainer.test_loop)
-        for loop in (trainer.fit_loop.epoch_loop, *logging_loops):
+        for loop in (trainer.fit_loop.epoch_loop, *_logging_evaluations(trainer)):
             self._hook(loop._results, "_get_cache", self._show)
         monitoring = [c for c in trainer.callbacks if isinstance(c, self._monitoring)]
         for callback in monitoring[:1]:  # Lightning calls these last
@@ -835,9 +840,12 @@ _LIMITS_OF_TRAINER = (
 
 def set_run_time_limit(trainer: Any, name: str, value: Any) -> None:
     """Set one of them."""
-    loop = trainer.fit_loop
-    owner = trainer if name in _LIMITS_OF_TRAINER else loop.epoch_loop if name == "min_steps" else loop
-    setattr(owner, name, value)
+    if name in _LIMITS_OF_TRAINER:
+        setattr(trainer, name, value)
+    elif name == "min_steps":
+        trainer.fit_loop.epoch_loop.min_steps = value
+    else:
+        setattr(trainer.fit_loop, name, value)
 
 
 def surround_decisions(trainer: Any, *, batch: Callable[[], None], epoch: Callable[[], None]) -> None:
@@ -1025,13 +1033,13 @@ def training_step(trainer: Any, batch: Any, arguments: Sequence[Any]) -> Any:
         batch: The batch.
         arguments: The others of `training_step`.
     """
-    module, results = trainer.lightning_module, trainer._results
-    outer = module._current_fx_name, results.batch, results.batch_size
+    results = trainer._results
+    outer = step_fields(trainer)
     caches = {key: result._forward_cache for key, result in results.items()}
-    module._current_fx_name, results.batch, results.batch_size = "training_step", batch, None
+    set_step_fields(trainer, ("training_step", batch, None))
     try:
         return trainer.strategy.training_step(batch, *arguments)
     finally:
-        module._current_fx_name, results.batch, results.batch_size = outer
+        set_step_fields(trainer, outer)
         for key, cache in caches.items():
             results[key]._forward_cache = cache

@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ef_common.session import Session
-from ef_lightning.data_workers import Plan, PlannedLoader
+from ef_lightning.data_workers import Plan, PlannedLoader, itself
 from ef_lightning.order import batch_size_of, compact, is_computed, num_drawn, num_samples, order_of
 from ef_lightning.reading import Places, Planned
 
@@ -41,7 +41,7 @@ class JointLoader:
 
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         """A copy is one of the user's loaders."""
-        return _itself, (self.several,)
+        return itself, (self.several,)
 
     def __iter__(self) -> Iterator[Any]:
         """Lightning tries whether it can be iterated over."""
@@ -166,7 +166,3 @@ def _part(plan: Plan, number: int, start: int) -> Iterator[list[Any]]:
 
 def _num_batches(loader: DataLoader[Any]) -> int:
     return -(-num_samples(loader) // batch_size_of(loader))
-
-
-def _itself(several: Any) -> Any:
-    return several

@@ -564,12 +564,12 @@ class ElasticMixin(CollectivesMixin):
             self._determinism.undo()
             self._determinism = None
         self._global_step = None
-        if self._deterministic_reducer is not None:
-            self._deterministic_reducer.detach()
-            self._deterministic_reducer = None
-        if self._reducer is not None:
-            self._reducer.detach()
-            self._reducer = None
+        reducers = (self._deterministic_reducer, self._reducer)
+        for part in (*reducers, self._requests, self._repetition, self._batch_norm, self._logged, self._logs):
+            if part is not None:
+                part.detach()
+        self._deterministic_reducer = self._reducer = None
+        self._requests = self._repetition = self._batch_norm = self._logged = self._logs = None
         if self._compensation is not None:
             hooks.hide_rates(self._trainer, self.host)
             self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
@@ -579,27 +579,12 @@ class ElasticMixin(CollectivesMixin):
             self._schedules.detach()
             self._schedules = None
         self._timed_validation, self._stays_one, self._in_trial = None, False, False
-        if self._requests is not None:
-            self._requests.detach()
-            self._requests = None
-        if self._repetition is not None:
-            self._repetition.detach()
-            self._repetition = None
-        if self._batch_norm is not None:
-            self._batch_norm.detach()
-            self._batch_norm = None
         if self._default_group is not None:
             remove(self._default_group)
             self._default_group = None
-        if self._logged is not None:
-            self._logged.detach()
-            self._logged = None
         if self._metrics is not None:
             self._metrics.disconnect()
             self._metrics = None
-        if self._logs is not None:
-            self._logs.detach()
-            self._logs = None
         if self._progress is not None:
             self._progress.end()
             self._progress = None
@@ -888,7 +873,7 @@ class ElasticMixin(CollectivesMixin):
 
     def _weight_of_batch(self) -> float:
         view = self.session.completed_in
-        return float(self._weights(view)[view.rank_of(self.session.worker.id) or 0])
+        return float(self._weights(view)[self._rank_in(view)])
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

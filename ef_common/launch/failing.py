@@ -88,10 +88,12 @@ class Failing:
         """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
         if isinstance(error, KeyboardInterrupt) and isinstance(error.__cause__, JobFailed):
             error = error.__cause__
-        if self._told or (isinstance(error, _NO_ERROR) and not self._raises_interrupt(error)):
+        if self._told:
             return
         if is_users(error) or self._raises_interrupt(error):
             self._tell(self._why(error))
+            return
+        if isinstance(error, _NO_ERROR):
             return
         self._told = True
         note = self._session.note
