@@ -33,20 +33,30 @@ from ef_common.core.place import Place
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
-from ef_common.errors import CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
+from ef_common.errors import CallMismatch, CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
 from ef_common.note import Note
 from ef_common.pace import Pace
-from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Operation, State
+from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Meeting, Operation, State
 
 logger = logging.getLogger(__name__)
 
+_ENTERED = "barrier after a change of the workers"
+_SETTLING = "exchange of positions in a new view"
+
 
 class Barrier:
-    """An operation without a result. It settles that everybody has come here, and which view counts from here."""
+    """An operation without a result. It settles that everybody has come here, and which view counts from here.
+
+    Args:
+        call: What it is for.
+    """
+
+    def __init__(self, call: str = "barrier") -> None:
+        self.call = call
 
     def run(self, group: Group, view: View) -> None:
         """Wait for everybody."""
-        group.all_gather(b"")
+        group.all_gather(b"", self.call)
 
     def describe(self) -> bytes:
         """Nothing to describe."""
@@ -60,13 +70,16 @@ class Barrier:
 class LoneGroup:
     """Group of a world of one: everything is complete at once."""
 
-    def all_reduce(self, tensor: Any) -> LoneGroup:
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> LoneGroup:
+        return self
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> LoneGroup:
         return self
 
     def wait(self) -> None:
         """Nothing to wait for."""
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         return [payload]
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
@@ -190,7 +203,7 @@ class Session:
         self.newcomer = self._channel.start(self._view_replaced)
         if not self.newcomer:
             self._recover()
-            self.run(Barrier())
+            self.run(Barrier(_ENTERED))
         return self.newcomer
 
     def join(self) -> None:
@@ -207,7 +220,7 @@ class Session:
         self._channel.send("ready")
         self._recover()
         self.newcomer = False
-        self.run(Barrier())
+        self.run(Barrier(_ENTERED))
 
     def leave(self) -> None:
         """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`.
@@ -274,6 +287,9 @@ class Session:
 
         Returns:
             The view whose members contributed to the result.
+
+        Raises:
+            CallMismatch: In all members, if they are in different calls. The collective does not count.
         """
         if self._alone_for is not None:
             raise UnsupportedError(
@@ -290,6 +306,9 @@ class Session:
                 operation.run(self._group, self.view)
                 if self._ousted:
                     raise GroupBroken("this worker alone has lost its place in the view")
+            except CallMismatch:
+                self._group.abort()
+                raise
             except GroupBroken:
                 self._recover(operation)
                 if self.completed == number:
@@ -420,7 +439,7 @@ class Session:
             if self.view.admitted_at > agreed_in:
                 self._change_agreed_in = None
         if changed:
-            self.run(Barrier())
+            self.run(Barrier(_ENTERED))
         return changed
 
     # ------------------------------------------------------------ recovery
@@ -471,7 +490,7 @@ class Session:
             replaced = self._newest_known > view.generation
         if replaced:  # the notice of the newer view came while the group was being built, and missed it
             raise GroupBroken("replaced while it was built")
-        numbers = [int(payload) for payload in group.all_gather(b"%d" % self.completed)]
+        numbers = [int(payload) for payload in group.all_gather(b"%d" % self.completed, _SETTLING)]
         replay = plan_replay(numbers)
         if not replay.results:
             self._confirm()  # nobody is behind: so it is with what a newcomer is about to receive
@@ -508,7 +527,7 @@ class Session:
                 self._receive_state(group, source)
         self.completed = max(self.completed, replay.newest)  # a newcomer holds the state from here on
         if replay.states:
-            group.all_gather(b"")
+            group.all_gather(b"", "handing on of the state to newcomers")
 
     def _restore(self) -> None:
         """Nobody has a state; the others will get this worker's."""

@@ -213,7 +213,7 @@ class Fit:
         """Everybody has come to the end: from here on, nobody can join."""
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
-        self._session.run(Barrier())
+        self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
         self._session.close()

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -374,7 +375,7 @@ class ElasticMixin(CollectivesMixin):
             self._requests = Requests(
                 trainer,
                 self.session,
-                gather=self._gather,
+                gather=partial(self._gather, call="exchange of what callbacks ask of the Trainer"),
                 max_steps=lambda: self.max_steps,
                 set_max_steps=self._set_max_steps,
             )
@@ -642,7 +643,7 @@ class ElasticMixin(CollectivesMixin):
         if self._requests is not None and not self._trainer.sanity_checking:
             self._requests.settle()
         else:
-            self.barrier()
+            self.barrier("end of an evaluation")
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
@@ -667,7 +668,7 @@ class ElasticMixin(CollectivesMixin):
             if self._train_loader is not None:
                 self._train_loader.finish()
             self._log_weights()
-            self.session.run(Barrier())
+            self.session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.finish()
         self.session.close()
@@ -967,7 +968,7 @@ class ElasticMixin(CollectivesMixin):
             writer = self.session.completed_in.ids[0]
             if writer == self.session.worker.id:
                 self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-            self.barrier()
+            self.barrier("trainer.save_checkpoint")
             done = self._alone or writer in self.session.completed_in.ids
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
