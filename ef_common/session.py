@@ -40,6 +40,7 @@ from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFac
 
 logger = logging.getLogger(__name__)
 
+_AT_BOUNDARY = "wait between two steps, for workers that come or go"
 _ENTERED = "barrier after a change of the workers"
 _SETTLING = "exchange of positions in a new view"
 
@@ -429,6 +430,7 @@ class Session:
         changed = False
         while self.change_agreed:
             agreed_in = self._change_agreed_in or 0
+            self._meet_at_boundary()
             self._begin_trouble()
             if self.view.hold:
                 logger.warning("too few nodes are left: waiting at this step for more to join")
@@ -441,6 +443,17 @@ class Session:
         if changed:
             self.run(Barrier(_ENTERED))
         return changed
+
+    def _meet_at_boundary(self) -> None:
+        """Nobody waits here for a view while another waits for it in a collective."""
+        self._pace.wait(self.view.generation, self.completed)
+        try:
+            self._group.meet(_AT_BOUNDARY).wait()
+        except CallMismatch:
+            self._group.abort()
+            raise
+        except GroupBroken as broken:
+            logger.debug("a worker was lost before all were at the boundary: %s", broken)
 
     # ------------------------------------------------------------ recovery
 

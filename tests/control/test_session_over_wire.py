@@ -19,6 +19,13 @@ class RelayGroup:
     def __init__(self, view, rank, bootstrap):
         self._view, self._rank, self._bootstrap, self._number = view, rank, bootstrap, 0
 
+    def meet(self, call, tensors=None):
+        self.all_gather(call.encode())
+        return self
+
+    def wait(self):
+        """All have met."""
+
     def all_gather(self, payload, call=""):
         self._number += 1
         self._bootstrap.put(f"{self._number}/{self._rank}", payload)
