@@ -49,10 +49,10 @@ class Group(Protocol):
     """The process group of one view.
 
     Every member must call the same collectives in the same order. A `call` says in a few words what a collective is
-    for. Where members meet with different calls, or with sums of different sizes, all raise `CallMismatch`, at the first
-    such collective. Each raises `GroupBroken`, and nothing else, when communication fails. After either, the group is
-    good for nothing but `abort`, and all else raises again. A tensor is whatever the adapter's framework calls one, or a
-    C-contiguous NumPy array; it must be contiguous.
+    for. Where members meet with different calls, or with sums of different sizes, all raise `CallMismatch`, at the
+    first such collective. Each raises `GroupBroken`, and nothing else, when communication fails. After either, the
+    group is good for nothing but `abort`, and all else raises again. A tensor is whatever the adapter's framework calls
+    one, or a C-contiguous NumPy array; it must be contiguous.
     """
 
     def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:

@@ -1,6 +1,6 @@
 """The group of a view on `torch.distributed`'s Gloo, without the global default group.
 
-Three things make it elastic:
+Several things make it elastic:
 
 * A group is built in milliseconds, its addresses travel over the coordinator (`bootstrap_store`), and
   building it can be abandoned when a newer view is known.
@@ -10,11 +10,9 @@ Three things make it elastic:
 * With one exception: Gloo forgets a message that is half sent or half received when its connection ends, and
   whoever waits for it would wait for ever. Such an operation is *lost*: it is found out after the abort, and
   given up.
-* Nor can it survive that members meet in different collectives: a message that is longer than expected ends the
-  process, one of equal length is taken for what it is not. So each message of a small collective begins with a header
-  that tells the call (`ef_common.core.calls`), and is received into memory that has room for any of them. What
-  is large begins when all are known to be in the same call. Operations begin in the order of the calls in each
-  member, as Gloo counts them.
+* Members that meet in different collectives would end the process in Gloo, or take each other's numbers for their own.
+  So small messages tell the call that they are sent in (`torch_exchange`), and what is large begins when all are known
+  to be in one call (`torch_queue`).
 * Only errors of communication become `GroupBroken`; every other error reaches the user.
 """
 
@@ -24,7 +22,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -39,11 +36,12 @@ from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
 from ef_common.collectives.sockets import NewSockets, any_ended, own_address
+from ef_common.collectives.torch_exchange import DirectSum, Exchanges, RollCall, sum_of
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
+from ef_common.collectives.torch_queue import Queue
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
-from ef_common.core.calls import HEADER_BYTES, LENGTH_BYTES, call_in, header, length_in
 from ef_common.core.view import View
-from ef_common.errors import CallMismatch, GroupBroken, ProtocolError
+from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.ports import Bootstrap, Group, Meeting, Pending
 
 logger = logging.getLogger(__name__)
@@ -56,9 +54,6 @@ _SETTLE_POLL = timedelta(milliseconds=2)
 _IDLE_LOOKS = 3
 _SETTLE_S = 2.0
 _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
-# So much is exchanged directly, in one round; Gloo's ring takes twice as many rounds as there are members.
-_DIRECT_BYTES = 1 << 20
-_ALIGNMENT_BYTES = 16
 
 
 class TorchPending:
@@ -75,136 +70,6 @@ class TorchPending:
     def is_over(self) -> bool:
         """Whether it is complete, or has failed; never waits."""
         return bool(self._work.is_completed())
-
-
-class Exchange:
-    """Messages from everybody to everybody, in flight; all of them tell the call that they are sent in.
-
-    Args:
-        group: Theirs.
-        call: Of this member.
-        content: What this member sends.
-        num_bytes: What the header tells; by default, the size of the content.
-    """
-
-    def __init__(self, group: TorchGroup, call: str, content: Tensor, *, num_bytes: int | None = None) -> None:
-        self._group = group
-        self._header = header(call, content.numel() if num_bytes is None else num_bytes)
-        self._sent, self._room, self._pending = group.send_all(self._header, content)
-        self._is_over = False
-        self._error: CallMismatch | None = None
-
-    def wait(self) -> None:
-        """Block until everybody's message is there.
-
-        Raises:
-            CallMismatch: Members have sent in different calls.
-        """
-        self._finish()
-        if self._error is not None:
-            raise self._error
-
-    def is_open(self) -> bool:
-        """Whether everybody's is there, and of the same call. It does not wait for the others.
-
-        Raises:
-            GroupBroken: A member is gone, or the group was aborted.
-        """
-        if self._is_over or self._pending.is_over():
-            self._finish()
-        return self._is_over and self._error is None
-
-    def _finish(self) -> None:
-        if self._is_over:
-            return
-        self._pending.wait()
-        self._is_over = True
-        told = self._room.numpy()[:, LENGTH_BYTES:HEADER_BYTES]
-        if told.tobytes() != self._header[LENGTH_BYTES:] * len(told):
-            self._error = self._group.mismatch([call_in(frame) for frame in self.frames()])
-
-    def frames(self) -> list[bytes]:
-        """Everybody's header, in rank order."""
-        frames = [row.tobytes() for row in self._room.numpy()[:, :HEADER_BYTES]]
-        frames.insert(self._group.rank, self._header)
-        return frames
-
-    def content(self, rank: int, num_bytes: int) -> Tensor:
-        """What a member has sent, which is so large."""
-        own = self._group.rank
-        row = self._sent if rank == own else self._room[rank - (rank > own)]
-        return row[HEADER_BYTES : HEADER_BYTES + num_bytes]
-
-    def contents(self, num_bytes: int) -> list[Tensor]:
-        """What everybody has sent, in rank order."""
-        parts = list(self._room[:, HEADER_BYTES : HEADER_BYTES + num_bytes].unbind())
-        parts.insert(self._group.rank, self._sent[HEADER_BYTES:])
-        return parts
-
-    def let_go(self) -> None:
-        """The memory may be used again."""
-        self._group.take_back(self._room)
-
-
-class DirectSum:
-    """A sum in flight, of a tensor so small that everybody sends it to everybody."""
-
-    def __init__(self, tensor: Tensor, exchange: Exchange) -> None:
-        self._tensor = tensor
-        self._exchange: Exchange | None = exchange
-
-    def wait(self) -> None:
-        """Block until everything is there, and add it up in rank order, so that all get the same."""
-        exchange = self._exchange
-        if exchange is None:
-            return
-        exchange.wait()
-        self._exchange = None
-        received = [part.view(self._tensor.dtype) for part in exchange.contents(self._tensor.nbytes)]
-        first, second, *others = received
-        total = torch.add(first, second, out=self._tensor.view(-1))
-        for other in others:
-            total.add_(other)
-        exchange.let_go()
-
-
-class QueuedSum:
-    """A sum that begins when those before it have begun, and its meeting is over."""
-
-    def __init__(self, group: TorchGroup, meeting: Exchange | None, begin: Callable[[], Pending]) -> None:
-        self._group = group
-        self._meeting = meeting
-        self._begin = begin
-        self._pending: Pending | None = None
-        self._error: Exception | None = None
-
-    def is_open(self) -> bool:
-        """Whether it can begin without waiting for the others."""
-        return self._meeting is None or self._meeting.is_open()
-
-    def meet(self) -> None:
-        """Wait until it can begin."""
-        if self._meeting is not None:
-            self._meeting.wait()
-
-    def begin(self) -> None:
-        """Begin. An error of its own is raised by `wait`."""
-        try:
-            self._pending = self._begin()
-        except GroupBroken:
-            raise
-        except Exception as error:
-            self._error = error
-
-    def wait(self) -> None:
-        """Block until it is complete."""
-        if self._pending is None and self._error is None:
-            self._group.begin_queued()
-        if self._error is not None:
-            raise self._error
-        if self._pending is None:
-            raise GroupBroken("it could not begin")
-        self._pending.wait()
 
 
 class SumOnDevice:
@@ -260,11 +125,8 @@ class TorchGroup(LinkedGroup):
         super().__init__(view, links, sockets, TorchMemory())
         self._sums = sums
         self._process_group = process_group
-        self.rank = rank
-        self._room_bytes = _DIRECT_BYTES // view.world_size // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
-        """The largest message that is exchanged directly, without its header."""
-        self._rooms: list[Tensor] = []
-        self._queue: deque[QueuedSum] = deque()
+        self._exchanges = Exchanges(view.world_size, rank, start=self._start, mismatch=self.mismatch)
+        self._queue = Queue()
         self._lost = False
         self._flying: set[Any] = set()
 
@@ -299,70 +161,19 @@ class TorchGroup(LinkedGroup):
                 return
         raise GroupBroken("aborted, and lost by Gloo")
 
-    # ------------------------------------------------------------ small messages
-
-    def send_all(self, frame: bytes, content: Tensor) -> tuple[Tensor, Tensor, TorchPending]:
-        """Start to send a header and some bytes to everybody: n-1 messages, and as many come.
-
-        Returns:
-            What is sent; a row for what each other member sends, in rank order; and the operation that completes them.
-        """
-        num_others, num_bytes = self._view.world_size - 1, HEADER_BYTES + content.numel()
-        sent = torch.empty(num_others, num_bytes, dtype=torch.uint8)
-        sent[:, :HEADER_BYTES] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        sent[:, HEADER_BYTES:] = content
-        room = self._rooms.pop() if self._rooms else self._new_room()
-        sizes, rooms = [num_bytes] * num_others, [room.shape[1]] * num_others
-        sizes.insert(self.rank, 0)
-        rooms.insert(self.rank, 0)
-        work = self._start(lambda group: group.alltoall_base(room.view(-1), sent.view(-1), rooms, sizes))
-        return sent[0], room, work
-
-    def _new_room(self) -> Tensor:
-        """Memory for any message of everybody; what is never written to is not there."""
-        return torch.empty(self._view.world_size - 1, HEADER_BYTES + self._room_bytes, dtype=torch.uint8)
-
-    def take_back(self, room: Tensor) -> None:
-        """What was received there is not needed any more."""
-        self._rooms.append(room)
-
-    # ------------------------------------------------------------ the order of operations
-
-    def begin_queued(self) -> None:
-        """Begin what waits for its turn, and wait for the meetings before it.
-
-        Raises:
-            CallMismatch: Members are in different calls.
-        """
-        while self._queue:
-            self._queue[0].meet()
-            self._queue.popleft().begin()
-
-    def _in_turn(self, meeting: Exchange | None, begin: Callable[[], Pending]) -> Pending:
-        """Begin now if that is possible without waiting for the others, else later."""
-        while self._queue and self._queue[0].is_open():
-            self._queue.popleft().begin()
-        if not self._queue and (meeting is None or meeting.is_open()):
-            return begin()
-        later = QueuedSum(self, meeting, begin)
-        self._queue.append(later)
-        return later
-
-    # ------------------------------------------------------------ port
-
     def _is_direct(self, tensor: Tensor) -> bool:
-        return tensor.nbytes <= self._room_bytes and tensor.device.type == "cpu"
+        return tensor.nbytes <= self._exchanges.most_bytes and tensor.device.type == "cpu"
 
     def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
         """Start to compare the calls of the members; see the port."""
         if tensors is None:
             return self._meet(call)
         summed = [tensor_of(tensor) for tensor in tensors]
-        return Nothing() if all(map(self._is_direct, summed)) else self._meet(_sum_of(call, summed))
+        return Nothing() if all(map(self._is_direct, summed)) else self._meet(sum_of(call, summed))
 
-    def _meet(self, call: str) -> Exchange:
-        self.begin_queued()
-        return Exchange(self, call, torch.empty(0, dtype=torch.uint8))
+    def _meet(self, call: str) -> RollCall:
+        self._queue.flush()
+        return RollCall(self._exchanges.begin(call))
 
     def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
         """Start to sum a tensor, or an array, over the members, in place."""
@@ -370,16 +181,16 @@ class TorchGroup(LinkedGroup):
         if not summed.numel():
             return Nothing()
         if self._is_direct(summed):
-            flat = summed.view(-1).view(torch.uint8)
-            return self._in_turn(None, lambda: DirectSum(summed, Exchange(self, _sum_of(call, [summed]), flat)))
+            flat, what = summed.view(-1).view(torch.uint8), sum_of(call, [summed])
+            return self._queue.begin(None, lambda: DirectSum(summed, self._exchanges.begin(what, flat)))
         if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:
             return SumOnHost(summed, self, call, meeting)
-        met = meeting if isinstance(meeting, Exchange) else self._meet(_sum_of(call, [summed]))
+        met = meeting if isinstance(meeting, RollCall) else self._meet(sum_of(call, [summed]))
         if summed.is_cuda:
             return self._all_reduce_on_device(summed, met)
-        return self._in_turn(met, lambda: self._start(lambda group: group.allreduce([summed])))
+        return self._queue.begin(met, lambda: self._start(lambda group: group.allreduce([summed])))
 
-    def _all_reduce_on_device(self, tensor: Tensor, meeting: Exchange) -> Pending:
+    def _all_reduce_on_device(self, tensor: Tensor, meeting: RollCall) -> Pending:
         if not tensor.is_contiguous():
             raise ValueError(f"expected a contiguous tensor. Received: shape={tuple(tensor.shape)}, {tensor.stride()=}")
         sums = self._sums
@@ -387,29 +198,29 @@ class TorchGroup(LinkedGroup):
             meeting.wait()  # whoever is in another call does not connect with NCCL
         pending = None if sums is None else self._guard(partial(sums.start, tensor))
         if sums is None or pending is None:
-            return self._in_turn(meeting, lambda: self._start(lambda group: group.allreduce([tensor])))
+            return self._queue.begin(meeting, lambda: self._start(lambda group: group.allreduce([tensor])))
         return SumOnDevice(meeting, partial(self._guard, partial(sums.finish, pending)))
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
-        self.begin_queued()
-        small = payload if len(payload) <= self._room_bytes else b""
-        content = torch.frombuffer(bytearray(small), dtype=torch.uint8) if small else torch.empty(0, dtype=torch.uint8)
-        exchange = Exchange(self, call or "a gather", content, num_bytes=len(payload))
+        self._queue.flush()
+        is_small = 0 < len(payload) <= self._exchanges.most_bytes
+        content = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if is_small else None
+        exchange = self._exchanges.begin(call or "a gather", content, length=len(payload))
         exchange.wait()
-        sizes = [length_in(frame) for frame in exchange.frames()]
-        if max(sizes) <= self._room_bytes:
-            parts = [exchange.content(rank, size).numpy().tobytes() for rank, size in enumerate(sizes)]
+        lengths = exchange.lengths()
+        if max(lengths) <= self._exchanges.most_bytes:
+            parts = [part.numpy().tobytes() for part in exchange.contents(lengths)]
         else:
-            parts = self._gather_large(payload, sizes)
+            parts = self._gather_large(payload, lengths)
         exchange.let_go()
         return parts
 
-    def _gather_large(self, payload: bytes, sizes: Sequence[int]) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(payload.ljust(max(sizes), b"\0")), dtype=torch.uint8)
-        received = torch.empty(self._view.world_size, max(sizes), dtype=torch.uint8)
+    def _gather_large(self, payload: bytes, lengths: Sequence[int]) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(payload.ljust(max(lengths), b"\0")), dtype=torch.uint8)
+        received = torch.empty(self._view.world_size, max(lengths), dtype=torch.uint8)
         self._start(lambda group: group.allgather([list(received.unbind())], [mine])).wait()
-        return [row[:size].tobytes() for row, size in zip(received.numpy(), sizes, strict=True)]
+        return [row[:length].tobytes() for row, length in zip(received.numpy(), lengths, strict=True)]
 
     def abort(self) -> None:
         """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once.
@@ -446,12 +257,6 @@ class TorchGroup(LinkedGroup):
             grave = [gone, self._flying]
             self._flying = set()
             _close_in_thread(grave, daemon=self._lost)
-
-
-def _sum_of(call: str, tensors: Sequence[Tensor]) -> str:
-    """The call of members who sum tensors of these types and sizes."""
-    sizes = " + ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
-    return f"{call}, a sum of {sizes}" if call else f"a sum of {sizes}"
 
 
 def _has_ended(work: Any) -> bool:

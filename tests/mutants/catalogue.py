@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="small-sums-begin-with-the-own-part",
-        file="ef_common/collectives/torch_group.py",
+        file="ef_common/collectives/torch_exchange.py",
         old="        first, second, *others = received\n",
         new="        own = self._tensor.view(-1)\n"
         "        first, second, *others = sorted(received, key=lambda part: not torch.equal(part, own))\n",

@@ -1,0 +1,214 @@
+"""Small messages from everybody to everybody over Gloo, each with a header that tells the call that it is sent in.
+
+Gloo ends the process if a message is longer than what was expected, and takes a shorter one for it. So a message is
+received into memory that has room for any of them, and believed only if its header tells the call of this member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ef_common.core.calls import HEADER_BYTES, LENGTH_BYTES, call_in, header, length_in
+from ef_common.errors import CallMismatch
+
+# So much is exchanged directly, in one round; Gloo's ring takes twice as many rounds as there are members.
+_DIRECT_BYTES = 1 << 20
+_ALIGNMENT_BYTES = 16
+
+
+class Flight(Protocol):
+    """An operation of Gloo's."""
+
+    def wait(self) -> None:
+        """Block until it is complete."""
+
+    def is_over(self) -> bool:
+        """Whether it is complete, or has failed; never waits."""
+
+
+class Exchanges:
+    """The small messages of one member.
+
+    Args:
+        world_size: Number of members.
+        rank: Rank of this one.
+        start: Starts an operation on Gloo's process group.
+        mismatch: Makes the error of members that are in these calls, in rank order.
+
+    Attributes:
+        most_bytes: The largest content of a message.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        rank: int,
+        *,
+        start: Callable[[Callable[[Any], Any]], Flight],
+        mismatch: Callable[[Sequence[str]], CallMismatch],
+    ) -> None:
+        self.most_bytes = _DIRECT_BYTES // world_size // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+        self.rank = rank
+        self.mismatch = mismatch
+        self._num_others = world_size - 1
+        self._start = start
+        self._rooms: list[Tensor] = []
+
+    def begin(self, call: str, content: Tensor | None = None, *, length: int | None = None) -> Exchange:
+        """Start to send some bytes to everybody: n-1 messages, and as many come.
+
+        Args:
+            call: Of this member.
+            content: Flat bytes, if any.
+            length: What the header tells; by default, the size of the content.
+        """
+        size = 0 if content is None else content.numel()
+        frame = header(call, size if length is None else length)
+        num_bytes = HEADER_BYTES + size
+        sent = torch.empty(self._num_others, num_bytes, dtype=torch.uint8)
+        sent[:, :HEADER_BYTES] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        if content is not None:
+            sent[:, HEADER_BYTES:] = content
+        room = self._rooms.pop() if self._rooms else self._new_room()
+        sizes, rooms = [num_bytes] * self._num_others, [room.shape[1]] * self._num_others
+        sizes.insert(self.rank, 0)
+        rooms.insert(self.rank, 0)
+        flight = self._start(lambda group: group.alltoall_base(room.view(-1), sent.view(-1), rooms, sizes))
+        return Exchange(self, frame, sent[0], room, flight)
+
+    def _new_room(self) -> Tensor:
+        """Memory for any message of everybody; what is never written to is not there."""
+        return torch.empty(self._num_others, HEADER_BYTES + self.most_bytes, dtype=torch.uint8)
+
+    def take_back(self, room: Tensor) -> None:
+        """What was received there is not needed any more."""
+        self._rooms.append(room)
+
+
+class Exchange:
+    """Messages in flight.
+
+    Args:
+        exchanges: Those of this member.
+        frame: This member's header.
+        sent: Its message.
+        room: A row for what each other member sends, in rank order.
+        flight: Completes them.
+    """
+
+    def __init__(self, exchanges: Exchanges, frame: bytes, sent: Tensor, room: Tensor, flight: Flight) -> None:
+        self._exchanges = exchanges
+        self._frame = frame
+        self._sent = sent
+        self._room = room
+        self._flight = flight
+        self._is_over = False
+        self._error: CallMismatch | None = None
+        self.num_members = len(room) + 1
+
+    def wait(self) -> None:
+        """Block until everybody's message is there.
+
+        Raises:
+            CallMismatch: Members have sent in different calls.
+            GroupBroken: A member is gone, or the group was aborted.
+        """
+        self._finish()
+        if self._error is not None:
+            raise self._error
+
+    def is_open(self) -> bool:
+        """Whether everybody's is there, and of the same call. It does not wait for the others.
+
+        Raises:
+            GroupBroken: A member is gone, or the group was aborted.
+        """
+        if self._is_over or self._flight.is_over():
+            self._finish()
+        return self._is_over and self._error is None
+
+    def _finish(self) -> None:
+        if self._is_over:
+            return
+        self._flight.wait()
+        self._is_over = True
+        told = self._room.numpy()[:, LENGTH_BYTES:HEADER_BYTES]
+        if told.tobytes() != self._frame[LENGTH_BYTES:] * len(told):
+            self._error = self._exchanges.mismatch([call_in(frame) for frame in self._frames()])
+
+    def _frames(self) -> list[bytes]:
+        """Everybody's header, in rank order."""
+        frames = [row.tobytes() for row in self._room.numpy()[:, :HEADER_BYTES]]
+        frames.insert(self._exchanges.rank, self._frame)
+        return frames
+
+    def lengths(self) -> list[int]:
+        """What everybody's header tells, in rank order."""
+        return [length_in(frame) for frame in self._frames()]
+
+    def contents(self, lengths: Sequence[int]) -> list[Tensor]:
+        """What everybody has sent, in rank order, which is so long; a part of the memory."""
+        rows = [row[HEADER_BYTES:] for row in self._room.unbind()]
+        rows.insert(self._exchanges.rank, self._sent[HEADER_BYTES:])
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def let_go(self) -> None:
+        """The memory may be used again. To be called once, when it is complete."""
+        self._exchanges.take_back(self._room)
+
+
+class RollCall:
+    """A meeting: members tell each other their calls, and nothing else."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange: Exchange | None = exchange
+
+    def wait(self) -> None:
+        """See :class:`~ef_common.ports.Meeting`."""
+        if self._exchange is not None:
+            self._exchange.wait()
+            self._end()
+
+    def is_open(self) -> bool:
+        """Whether all are known to be in one call. It does not wait for the others."""
+        if self._exchange is not None and self._exchange.is_open():
+            self._end()
+        return self._exchange is None
+
+    def _end(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.let_go()
+
+
+class DirectSum:
+    """A sum in flight, of a tensor so small that everybody sends it to everybody."""
+
+    def __init__(self, tensor: Tensor, exchange: Exchange) -> None:
+        self._tensor = tensor
+        self._exchange: Exchange | None = exchange
+
+    def wait(self) -> None:
+        """Block until everything is there, and add it up in rank order, so that all get the same."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        exchange.wait()
+        self._exchange = None
+        lengths = [self._tensor.nbytes] * exchange.num_members
+        received = [part.view(self._tensor.dtype) for part in exchange.contents(lengths)]
+        first, second, *others = received
+        total = torch.add(first, second, out=self._tensor.view(-1))
+        for other in others:
+            total.add_(other)
+        exchange.let_go()
+
+
+def sum_of(call: str, tensors: Sequence[Tensor]) -> str:
+    """The call of members who sum tensors of these types and sizes."""
+    sizes = " + ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+    return f"{call}, a sum of {sizes}" if call else f"a sum of {sizes}"
