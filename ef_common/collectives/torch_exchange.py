@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ef_common.core.calls import HEADER_BYTES, LENGTH_BYTES, call_in, header, length_in
@@ -18,6 +20,7 @@ from ef_common.errors import CallMismatch
 # So much is exchanged directly, in one round; Gloo's ring takes twice as many rounds as there are members.
 _DIRECT_BYTES = 1 << 20
 _ALIGNMENT_BYTES = 16
+Bytes = NDArray[np.uint8]
 
 
 class Flight(Protocol):
@@ -28,6 +31,17 @@ class Flight(Protocol):
 
     def is_over(self) -> bool:
         """Whether it is complete, or has failed; never waits."""
+
+
+class Room:
+    """Memory for any message of all others: a row for each, in rank order. What is never written to is not there."""
+
+    __slots__ = ("calls", "flat", "rows")
+
+    def __init__(self, num_others: int, num_bytes: int) -> None:
+        self.rows = np.empty((num_others, num_bytes), np.uint8)
+        self.flat = torch.from_numpy(self.rows.reshape(-1))
+        self.calls = self.rows[:, LENGTH_BYTES:HEADER_BYTES]
 
 
 class Exchanges:
@@ -56,9 +70,9 @@ class Exchanges:
         self.mismatch = mismatch
         self._num_others = world_size - 1
         self._start = start
-        self._rooms: list[Tensor] = []
+        self._rooms: list[Room] = []
 
-    def begin(self, call: str, content: Tensor | None = None, *, length: int | None = None) -> Exchange:
+    def begin(self, call: str, content: Bytes | None = None, *, length: int | None = None) -> Exchange:
         """Start to send some bytes to everybody: n-1 messages, and as many come.
 
         Args:
@@ -66,25 +80,21 @@ class Exchanges:
             content: Flat bytes, if any.
             length: What the header tells; by default, the size of the content.
         """
-        size = 0 if content is None else content.numel()
+        size = 0 if content is None else content.size
         frame = header(call, size if length is None else length)
-        num_bytes = HEADER_BYTES + size
-        sent = torch.empty(self._num_others, num_bytes, dtype=torch.uint8)
-        sent[:, :HEADER_BYTES] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        sent = np.empty((self._num_others, HEADER_BYTES + size), np.uint8)
+        sent[:, :HEADER_BYTES] = np.frombuffer(frame, np.uint8)
         if content is not None:
             sent[:, HEADER_BYTES:] = content
-        room = self._rooms.pop() if self._rooms else self._new_room()
-        sizes, rooms = [num_bytes] * self._num_others, [room.shape[1]] * self._num_others
+        room = self._rooms.pop() if self._rooms else Room(self._num_others, HEADER_BYTES + self.most_bytes)
+        sizes, rooms = [sent.shape[1]] * self._num_others, [room.rows.shape[1]] * self._num_others
         sizes.insert(self.rank, 0)
         rooms.insert(self.rank, 0)
-        flight = self._start(lambda group: group.alltoall_base(room.view(-1), sent.view(-1), rooms, sizes))
+        flat = torch.from_numpy(sent.reshape(-1))
+        flight = self._start(lambda group: group.alltoall_base(room.flat, flat, rooms, sizes))
         return Exchange(self, frame, sent[0], room, flight)
 
-    def _new_room(self) -> Tensor:
-        """Memory for any message of everybody; what is never written to is not there."""
-        return torch.empty(self._num_others, HEADER_BYTES + self.most_bytes, dtype=torch.uint8)
-
-    def take_back(self, room: Tensor) -> None:
+    def take_back(self, room: Room) -> None:
         """What was received there is not needed any more."""
         self._rooms.append(room)
 
@@ -96,11 +106,11 @@ class Exchange:
         exchanges: Those of this member.
         frame: This member's header.
         sent: Its message.
-        room: A row for what each other member sends, in rank order.
+        room: For what the others send.
         flight: Completes them.
     """
 
-    def __init__(self, exchanges: Exchanges, frame: bytes, sent: Tensor, room: Tensor, flight: Flight) -> None:
+    def __init__(self, exchanges: Exchanges, frame: bytes, sent: Bytes, room: Room, flight: Flight) -> None:
         self._exchanges = exchanges
         self._frame = frame
         self._sent = sent
@@ -108,7 +118,7 @@ class Exchange:
         self._flight = flight
         self._is_over = False
         self._error: CallMismatch | None = None
-        self.num_members = len(room) + 1
+        self.num_members = len(room.rows) + 1
 
     def wait(self) -> None:
         """Block until everybody's message is there.
@@ -136,13 +146,12 @@ class Exchange:
             return
         self._flight.wait()
         self._is_over = True
-        told = self._room.numpy()[:, LENGTH_BYTES:HEADER_BYTES]
-        if told.tobytes() != self._frame[LENGTH_BYTES:] * len(told):
+        if self._room.calls.tobytes() != self._frame[LENGTH_BYTES:] * len(self._room.calls):
             self._error = self._exchanges.mismatch([call_in(frame) for frame in self._frames()])
 
     def _frames(self) -> list[bytes]:
         """Everybody's header, in rank order."""
-        frames = [row.tobytes() for row in self._room.numpy()[:, :HEADER_BYTES]]
+        frames = [row.tobytes() for row in self._room.rows[:, :HEADER_BYTES]]
         frames.insert(self._exchanges.rank, self._frame)
         return frames
 
@@ -150,11 +159,11 @@ class Exchange:
         """What everybody's header tells, in rank order."""
         return [length_in(frame) for frame in self._frames()]
 
-    def contents(self, lengths: Sequence[int]) -> list[Tensor]:
+    def contents(self, lengths: Sequence[int]) -> list[Bytes]:
         """What everybody has sent, in rank order, which is so long; a part of the memory."""
-        rows = [row[HEADER_BYTES:] for row in self._room.unbind()]
-        rows.insert(self._exchanges.rank, self._sent[HEADER_BYTES:])
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        rows = [*self._room.rows]
+        rows.insert(self._exchanges.rank, self._sent)
+        return [row[HEADER_BYTES : HEADER_BYTES + length] for row, length in zip(rows, lengths, strict=True)]
 
     def let_go(self) -> None:
         """The memory may be used again. To be called once, when it is complete."""
@@ -200,7 +209,7 @@ class DirectSum:
         exchange.wait()
         self._exchange = None
         lengths = [self._tensor.nbytes] * exchange.num_members
-        received = [part.view(self._tensor.dtype) for part in exchange.contents(lengths)]
+        received = [torch.from_numpy(part).view(self._tensor.dtype) for part in exchange.contents(lengths)]
         first, second, *others = received
         total = torch.add(first, second, out=self._tensor.view(-1))
         for other in others:

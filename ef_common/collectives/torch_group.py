@@ -27,6 +27,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -181,7 +182,7 @@ class TorchGroup(LinkedGroup):
         if not summed.numel():
             return Nothing()
         if self._is_direct(summed):
-            flat, what = summed.view(-1).view(torch.uint8), sum_of(call, [summed])
+            flat, what = summed.view(-1).view(torch.uint8).numpy(), sum_of(call, [summed])
             return self._queue.begin(None, lambda: DirectSum(summed, self._exchanges.begin(what, flat)))
         if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:
             return SumOnHost(summed, self, call, meeting)
@@ -205,12 +206,12 @@ class TorchGroup(LinkedGroup):
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
         self._queue.flush()
         is_small = 0 < len(payload) <= self._exchanges.most_bytes
-        content = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if is_small else None
+        content = np.frombuffer(payload, np.uint8) if is_small else None
         exchange = self._exchanges.begin(call or "a gather", content, length=len(payload))
         exchange.wait()
         lengths = exchange.lengths()
         if max(lengths) <= self._exchanges.most_bytes:
-            parts = [part.numpy().tobytes() for part in exchange.contents(lengths)]
+            parts = [part.tobytes() for part in exchange.contents(lengths)]
         else:
             parts = self._gather_large(payload, lengths)
         exchange.let_go()
