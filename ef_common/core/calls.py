@@ -71,9 +71,9 @@ def mismatch(calls: Sequence[str], members: Sequence[Member]) -> str:
         ranks.setdefault(call, []).append(rank)
     parts = [f"{_named(some, members)} in {call}" for call, some in ranks.items()]
     return (
-        "workers have made different calls that exchange values between them, so none of these can be completed. Make "
-        "such a call (to save a checkpoint, log a value of all workers, gather, reduce, broadcast or wait) in all "
-        f"workers or in none: not under `if trainer.is_global_zero:`, say. Received: {'; '.join(parts)}"
+        "workers have made different calls that exchange values, so none of them can be completed. Save a checkpoint, "
+        "log a value of all workers, gather, reduce, broadcast or wait in all workers or in none: not under "
+        f"`if trainer.is_global_zero:`, say. Received: {'; '.join(parts)}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import permutations
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -85,12 +85,13 @@ ALL = GATHERS | SUMS | GRADIENTS
 
 
 def meet(seat: RealSeat, names: Sequence[str]) -> list[list[Any]]:
-    """In each pair of these, rank 0 does the first, and the others the second. What each one finds."""
+    """In each pair of these, rank 0 does one, and the others do the other. What each one finds."""
     linked_group._LINGER_S = 0.1
-    return [[*pair, _meet(seat, pair)] for pair in permutations(names, 2)]
+    pairs = [pair[:: 1 - number % 2 * 2] for number, pair in enumerate(combinations(names, 2))]
+    return [[*pair, _meet(seat, pair)] for pair in pairs]
 
 
-def _meet(seat: RealSeat, pair: tuple[str, str]) -> str:
+def _meet(seat: RealSeat, pair: tuple[str, ...]) -> str:
     group = seat.build()
     group.all_gather(b"", "the same")  # what went well before changes nothing
     try:

@@ -12,7 +12,7 @@ from tests.collectives import meetings
 from tests.collectives.seats import run_in_processes
 from tests.horovod_built import needs_horovod
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 WITHOUT_TORCH = [*meetings.GATHERS, *meetings.SUMS]
 
@@ -31,7 +31,7 @@ def check(found: list[list[list[Any]]]) -> None:
 def test_members_in_different_calls_all_raise_the_same_error(tmp_path: Path, engine: str, names: list[str]) -> None:
     found = run_in_processes(partial(meetings.meet, names=names), 3, tmp_path / "run", engine=engine)
     check(found)
-    assert len(found[0]) == len(names) * (len(names) - 1)
+    assert len(found[0]) == len(names) * (len(names) - 1) // 2
     assert found[0] == found[1] == found[2]
 
 

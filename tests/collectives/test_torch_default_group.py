@@ -91,7 +91,7 @@ def test_gathers(others: Others) -> None:
     dist.gather(ones(), parts, dst=1)
     assert torch.stack(parts)[:, 0].tolist() == [-9.0, 1.0, 11.0]
     found: list[Any] = [None] * 3
-    others.gather = lambda value: [value] * 3  # type: ignore[method-assign]
+    others.gather = lambda value, call: [value] * 3  # type: ignore[method-assign]
     dist.all_gather_object(found, {"rank": 1})
     assert found == [{"rank": 1}] * 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,18 @@ def run(name: str, caller: int, width: int, directory: str) -> None:
 
     trainer = training.trainer(pl, default_root_dir=directory)
     trainer.fit(Net(), training.loader(64), training.loader(8))
+
+
+def run_to_boundary(directory: str) -> None:
+    """Train; rank 0 waits for the others when all are about to let a newcomer in."""
+    pl = training.use("lightning.pytorch")
+
+    class Net(training.regression(pl)):  # type: ignore[misc]
+        def on_train_batch_end(self, *args: Any) -> None:
+            time.sleep(0.02)
+            strategy = self.trainer.strategy
+            if strategy.session.change_agreed and self.global_rank == 0:
+                strategy.barrier("mine")
+
+    trainer = training.trainer(pl, default_root_dir=directory, max_epochs=1000)
+    trainer.fit(Net(), training.loader(64))

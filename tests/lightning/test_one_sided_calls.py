@@ -26,7 +26,14 @@ NAMES = {
 """How the error names each call."""
 
 
-@pytest.mark.parametrize(("caller", "width"), [(0, SMALL), (1, SMALL), (0, one_sided.WIDE)])
+@pytest.mark.parametrize(
+    ("caller", "width"),
+    [
+        (0, SMALL),
+        pytest.param(1, SMALL, marks=pytest.mark.thorough),
+        pytest.param(0, one_sided.WIDE, marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("name", one_sided.CALLS)
 def test_call_of_one_worker_ends_all_with_one_clear_error(
     job: Job, tmp_path: Path, name: str, caller: int, width: int
@@ -42,3 +49,16 @@ def test_call_of_one_worker_ends_all_with_one_clear_error(
         assert f"rank {1 - caller} (node founders) in reduction of the gradients, a sum of " in received
     assert not job.events("close")
     assert max(event["step"] for event in job.events("step")) <= one_sided.STEP
+
+
+def test_call_of_one_worker_while_the_others_wait_for_a_newcomer_ends_all(job: Job, tmp_path: Path) -> None:
+    workers = job.start_world(2, one_sided.run_to_boundary, str(tmp_path))
+    job.wait_for_step(2)
+    newcomer = job.start(one_sided.run_to_boundary, str(tmp_path))
+    assert [worker.wait() for worker in workers] == [1, 1], job.tails()
+    for worker in workers:
+        (fault,) = worker.events("fault")
+        assert fault["what"] == "CallMismatch"
+        assert "rank 0 (node founders) in barrier 'mine'" in fault["message"]
+        assert "rank 1 (node founders) in wait between two steps" in fault["message"]
+    assert newcomer.wait() == 1
