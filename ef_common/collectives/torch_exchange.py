@@ -34,14 +34,26 @@ class Flight(Protocol):
 
 
 class Room:
-    """Memory for any message of all others: a row for each, in rank order. What is never written to is not there."""
+    """Memory for any messages to and from all others. What is never written to is not there.
 
-    __slots__ = ("calls", "flat", "rows")
+    Attributes:
+        rows: For what each of them sends, in rank order.
+        flat: The same, as Gloo takes it.
+        calls: The calls in their headers.
+    """
+
+    __slots__ = ("_sent", "calls", "flat", "rows")
 
     def __init__(self, num_others: int, num_bytes: int) -> None:
         self.rows = np.empty((num_others, num_bytes), np.uint8)
         self.flat = torch.from_numpy(self.rows.reshape(-1))
         self.calls = self.rows[:, LENGTH_BYTES:HEADER_BYTES]
+        self._sent = np.empty(num_others * num_bytes, np.uint8)
+
+    def to_send(self, num_bytes: int) -> Bytes:
+        """A row for what is sent to each, which is so long."""
+        num_others = len(self.rows)
+        return self._sent[: num_others * num_bytes].reshape(num_others, num_bytes)
 
 
 class Exchanges:
@@ -82,11 +94,11 @@ class Exchanges:
         """
         size = 0 if content is None else content.size
         frame = header(call, size if length is None else length)
-        sent = np.empty((self._num_others, HEADER_BYTES + size), np.uint8)
+        room = self._rooms.pop() if self._rooms else Room(self._num_others, HEADER_BYTES + self.most_bytes)
+        sent = room.to_send(HEADER_BYTES + size)
         sent[:, :HEADER_BYTES] = np.frombuffer(frame, np.uint8)
         if content is not None:
             sent[:, HEADER_BYTES:] = content
-        room = self._rooms.pop() if self._rooms else Room(self._num_others, HEADER_BYTES + self.most_bytes)
         sizes, rooms = [sent.shape[1]] * self._num_others, [room.rows.shape[1]] * self._num_others
         sizes.insert(self.rank, 0)
         rooms.insert(self.rank, 0)
@@ -118,7 +130,7 @@ class Exchange:
         self._flight = flight
         self._is_over = False
         self._error: CallMismatch | None = None
-        self.num_members = len(room.rows) + 1
+        self.rank = exchanges.rank
 
     def wait(self) -> None:
         """Block until everybody's message is there.
@@ -152,7 +164,7 @@ class Exchange:
     def _frames(self) -> list[bytes]:
         """Everybody's header, in rank order."""
         frames = [row.tobytes() for row in self._room.rows[:, :HEADER_BYTES]]
-        frames.insert(self._exchanges.rank, self._frame)
+        frames.insert(self.rank, self._frame)
         return frames
 
     def lengths(self) -> list[int]:
@@ -162,8 +174,12 @@ class Exchange:
     def contents(self, lengths: Sequence[int]) -> list[Bytes]:
         """What everybody has sent, in rank order, which is so long; a part of the memory."""
         rows = [*self._room.rows]
-        rows.insert(self._exchanges.rank, self._sent)
+        rows.insert(self.rank, self._sent)
         return [row[HEADER_BYTES : HEADER_BYTES + length] for row, length in zip(rows, lengths, strict=True)]
+
+    def received(self, length: int) -> list[Bytes]:
+        """What all others have sent, in rank order, which is so long; a part of the memory."""
+        return [row[HEADER_BYTES : HEADER_BYTES + length] for row in self._room.rows]
 
     def let_go(self) -> None:
         """The memory may be used again. To be called once, when it is complete."""
@@ -208,10 +224,12 @@ class DirectSum:
             return
         exchange.wait()
         self._exchange = None
-        lengths = [self._tensor.nbytes] * exchange.num_members
-        received = [torch.from_numpy(part).view(self._tensor.dtype) for part in exchange.contents(lengths)]
+        own, rank = self._tensor.view(-1), exchange.rank
+        received = [torch.from_numpy(part).view(own.dtype) for part in exchange.received(own.nbytes)]
+        # The first two are read before anything is written, so one of them may be the tensor itself.
+        received.insert(rank, own if rank < 2 else own.clone())
         first, second, *others = received
-        total = torch.add(first, second, out=self._tensor.view(-1))
+        total = torch.add(first, second, out=own)
         for other in others:
             total.add_(other)
         exchange.let_go()
