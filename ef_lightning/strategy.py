@@ -30,7 +30,8 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
 from ef_common.data.checkpointer import Checkpointing
-from ef_common.data.claiming import Claiming, place_of
+from ef_common.data.claiming import Claiming
+from ef_common.data.settings import ElasticSettings
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -38,7 +39,6 @@ from ef_common.launch.failing import is_users
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, is_alone, this_worker
 from ef_common.session import Barrier, Session
-from ef_common.storage.claims import place_for
 from ef_lightning import hooks
 from ef_lightning.batch_norm import SyncedBatchNorm
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
@@ -135,13 +135,15 @@ class ElasticMixin(CollectivesMixin):
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
         super().__init__(**kwargs)
         self.backend = backend
-        self.compensation = Compensation.of(compensation)
         self.schedules = check_schedules(schedules)
-        self.global_batch_size = global_batch_size
-        self.deterministic = deterministic
-        self.checkpoint = Checkpointing.of(checkpoint)
-        self.claims = None if claims is None else place_for(claims)
-        self.evict_stragglers = evict_stragglers
+        self.settings = ElasticSettings.of(
+            compensation=compensation,
+            global_batch_size=global_batch_size,
+            deterministic=deterministic,
+            checkpoint=checkpoint,
+            claims=claims,
+            evict_stragglers=evict_stragglers,
+        )
         # Asked for with each batch.
         self._local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK", "0"))
         self._saved_compensation: dict[str, Any] | None = None
@@ -281,7 +283,7 @@ class ElasticMixin(CollectivesMixin):
         check_hooks(self.lightning_module.trainer, self.host)
         with leaving_cleanly():
             self._worker = this_worker(self.backend)
-            if self.evict_stragglers:
+            if self.settings.evict_stragglers:
                 self._worker.session.evict_stragglers()
         self._progress = Progress(self.lightning_module.trainer, self.session)
         self._follow_ranks(self.session.view)
@@ -317,10 +319,10 @@ class ElasticMixin(CollectivesMixin):
         here.begin_training()
         if trainer.fast_dev_run:
             return  # of a trial nothing is to be left
-        settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
+        settings = self.settings.checkpointing(here.checkpoint)
         if settings is not None:
             settings = settings.of_training(next(here.trainings))
-        place = place_of(self.claims, here.claims, checkpoints=settings, elastic=here.elastic)
+        place = self.settings.place(here.claims, checkpoints=settings, elastic=here.elastic)
         self._claiming = Claiming(place, here.session)
         if settings is not None:
             self._checkpoints = TrainerCheckpoints(
@@ -362,14 +364,14 @@ class ElasticMixin(CollectivesMixin):
         self._heed_notices(trainer, fitting)
         if not fitting:
             return
-        if self.global_batch_size is not None:
-            check_trainer_for_global_batch(trainer, self.global_batch_size, self.session.world_size)
-        if self.deterministic:
+        if self.settings.global_batch_size is not None:
+            check_trainer_for_global_batch(trainer, self.settings.global_batch_size, self.session.world_size)
+        if self.settings.deterministic:
             self._determinism = Determinism()
         if self._here.elastic:
             check_optimizers(self.optimizers)
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
-            if not self.deterministic:
+            if not self.settings.deterministic:
                 self._reducer.attach()
             self._requests = Requests(
                 trainer,
@@ -381,7 +383,7 @@ class ElasticMixin(CollectivesMixin):
             interval = hooks.validation_interval(trainer)
             if interval is not None:
                 self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
-            check_sync_batchnorm(trainer, global_batch_size=self.global_batch_size)
+            check_sync_batchnorm(trainer, global_batch_size=self.settings.global_batch_size)
             self._set_up_repetition(trainer)
         self._set_up_compensation(trainer)
         checkpoints = self._checkpoints
@@ -416,7 +418,7 @@ class ElasticMixin(CollectivesMixin):
 
     def _set_up_repetition(self, trainer: Any) -> None:
         """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
-        if self.global_batch_size is None and self.lightning_module.automatic_optimization:
+        if self.settings.global_batch_size is None and self.lightning_module.automatic_optimization:
             self._repetition = repetition = Repetition(trainer, self.session, on_repeat=self._go_back)
             repetition.attach()
             self._batch_norm = SyncedBatchNorm(
@@ -493,15 +495,15 @@ class ElasticMixin(CollectivesMixin):
             notices.save_on_last_leave(leave)
 
     def _set_up_compensation(self, trainer: Any) -> None:
-        changes = self._here.elastic and self.global_batch_size is None
-        if not changes and self.compensation.reference_batch_size is None:
+        changes = self._here.elastic and self.settings.global_batch_size is None
+        if not changes and self.settings.compensation.reference_batch_size is None:
             return  # the ratio is 1, for ever
         self._compensation = TrainerCompensation(
-            self.compensation,
+            self.settings.compensation,
             trainer,
             self.session,
             log=self._log,
-            global_batch_size=self.global_batch_size,
+            global_batch_size=self.settings.global_batch_size,
             world_size=self._first_world_size,
         )
         if self._saved_compensation is not None:
@@ -509,7 +511,7 @@ class ElasticMixin(CollectivesMixin):
         hooks.show_rates(trainer, self.host, self._compensated)
 
     def _set_up_schedules(self, trainer: Any) -> None:
-        if self.schedules != "samples" or self.global_batch_size is not None:
+        if self.schedules != "samples" or self.settings.global_batch_size is not None:
             return  # an update is one update in each world
         self._schedules = Schedules(
             trainer, self.session, world_size=self._first_world_size, loader=lambda: self._train_loader
@@ -716,7 +718,7 @@ class ElasticMixin(CollectivesMixin):
             return self._wrap_train_loader(dataloader, JointReading(dataloader))
         loader = self._checked(dataloader, stage)
         if stage == "train":
-            return self._wrap_train_loader(loader, SampleReading(loader, seeded=self.deterministic))
+            return self._wrap_train_loader(loader, SampleReading(loader, seeded=self.settings.deterministic))
         return self._wrap_evaluation_loader(loader, stage)
 
     def _checked(self, dataloader: object, stage: str) -> DataLoader[Any]:
@@ -744,10 +746,10 @@ class ElasticMixin(CollectivesMixin):
             log=self._log,
             min_share=min_share,
             global_batch=global_batch,
-            seeded=self.deterministic,
+            seeded=self.settings.deterministic,
         )
         if global_batch is not None:
-            if self.deterministic and self._deterministic_reducer is None:
+            if self.settings.deterministic and self._deterministic_reducer is None:
                 self._deterministic_reducer = DeterministicReducer(self.session, self.lightning_module)
             self._global_step = GlobalStep(
                 self._trainer,
@@ -781,7 +783,7 @@ class ElasticMixin(CollectivesMixin):
             self._checkpoints.boundary()
 
     def _global_batch(self, dataloader: DataLoader[Any] | JointLoader) -> GlobalBatch | None:
-        if self.global_batch_size is None:
+        if self.settings.global_batch_size is None:
             return None
         if isinstance(dataloader, JointLoader):
             raise UnsupportedError(
@@ -790,8 +792,10 @@ class ElasticMixin(CollectivesMixin):
                 f"Received: {len(dataloader.loaders)} training DataLoaders"
             )
         # A loader without a batch size is refused where it is wrapped.
-        batch_size = dataloader.batch_size or self.global_batch_size
-        return global_batches.global_batch(self.global_batch_size, batch_size, deterministic=self.deterministic)
+        batch_size = dataloader.batch_size or self.settings.global_batch_size
+        return global_batches.global_batch(
+            self.settings.global_batch_size, batch_size, deterministic=self.settings.deterministic
+        )
 
     def _wrap_evaluation_loader(self, dataloader: DataLoader[Any], stage: str) -> EvaluationLoader:
         loader = EvaluationLoader(
