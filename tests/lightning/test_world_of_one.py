@@ -146,7 +146,7 @@ class Diary:
 
         class Notes(pl.Callback):  # type: ignore[misc, name-defined]
             def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-                loader = trainer.strategy._train_loader
+                loader = trainer.strategy._fit.train_loader
                 diary.states.append({k: v for k, v in loader.state_dict().items() if k not in ("order", "returned")})
                 diary.batches.append(batch[0].tolist())
                 if len(diary.batches) == save_at:
@@ -163,7 +163,7 @@ def test_lone_loader_keeps_the_same_account_as_one_whose_world_may_change(
     pl = importlib.import_module(HOSTS[0])
     diaries = []
     for kind in (LoneLoader, ElasticLoader):
-        monkeypatch.setattr("ef_lightning.strategy.LoneLoader", kind)
+        monkeypatch.setattr("ef_lightning.fit.LoneLoader", kind)
         diary = Diary(pl)
         fit = training.trainer(pl, callbacks=[diary.callback], accumulate_grad_batches=accumulate)
         fit.fit(training.regression(pl)(), training.loader(length, shuffle=True))
