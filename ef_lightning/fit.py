@@ -46,7 +46,7 @@ from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules
 from ef_lightning.state import TrainerState
 from ef_lightning.timed_validation import TimedValidation
-from ef_lightning.train_loader import ElasticLoader, LoneLoader
+from ef_lightning.train_loader import ElasticLoader
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -339,11 +339,7 @@ class Fit:
 
     def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
         worker, global_batch = self._worker, self._global_batch(dataloader)
-        is_plain = not (
-            global_batch or worker.elastic or worker.log.enabled or self.checkpoints or self.follows_samples
-        )
-        kind = LoneLoader if is_plain else ElasticLoader
-        loader = kind(
+        loader = ElasticLoader(
             dataloader,
             reading,
             self._session,

@@ -102,12 +102,15 @@ class Dealer:
 
     def _note(self) -> None:
         """Note down what this worker is about to work on; of a global batch, that is any of it."""
-        progress, worker = self.progress, self._session.worker.id
+        progress, worker, note = self.progress, self._session.worker.id, self._session.note
+        if not note.is_read:
+            note.at(progress.epoch, self.num_updates + 1)
+            return
         ranges: list[Range] = []
         for window in progress.uncommitted:
             places = (window.start, window.stop) if window.piece else window.slice_of(worker)
             ranges += progress.ranges(places)
-        self._session.note.begin(progress.epoch, self.num_updates + 1, ranges)
+        note.begin(progress.epoch, self.num_updates + 1, ranges)
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """What would be dealt next to these members."""
@@ -160,7 +163,8 @@ class Dealer:
         before = self.progress
         self.progress, done = sharding.commit(before, contributors.ids)
         self.num_updates += 1
-        self._session.note.end()
+        if self._session.note.is_read:
+            self._session.note.end()
         if done.returned:
             self.on_returned()
         if not self._log.enabled:

@@ -10,7 +10,6 @@ import pytest
 
 from ef_common.audit import audit
 from ef_lightning import strategy_for
-from ef_lightning.train_loader import ElasticLoader, LoneLoader
 from tests.lightning import battery, training
 from tests.lightning.conftest import HOSTS
 
@@ -153,24 +152,6 @@ class Diary:
                     trainer.save_checkpoint(path)
 
         self.callback = Notes()
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("length", [3, 13, 16, 17])
-def test_lone_loader_keeps_the_same_account_as_one_whose_world_may_change(
-    length: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pl = importlib.import_module(HOSTS[0])
-    diaries = []
-    for kind in (LoneLoader, ElasticLoader):
-        monkeypatch.setattr("ef_lightning.fit.LoneLoader", kind)
-        diary = Diary(pl)
-        fit = training.trainer(pl, callbacks=[diary.callback], accumulate_grad_batches=accumulate)
-        fit.fit(training.regression(pl)(), training.loader(length, shuffle=True))
-        diaries.append(diary)
-    lone, elastic = diaries
-    assert lone.batches == elastic.batches
-    assert lone.states == elastic.states
 
 
 @pytest.mark.parametrize("save_at", [2, 3])
