@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -361,15 +360,11 @@ class Fit:
     # ------------------------------------------------------------ audit
 
     def log_weights(self) -> None:
-        """In audit mode, note a hash of the weights after an update, once it is sure to be everybody's."""
-        dealer = self.data.dealer
-        if not self._worker.audit or not dealer.num_updates or dealer.progress.uncommitted:
-            return
-        digest = hashlib.blake2b(digest_size=16)
-        for variable in hooks.shared_variables(self._model):
-            digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
-        record = {"step": dealer.num_updates, "hash": digest.hexdigest()}
-        self._session.when_confirmed(lambda: self._worker.log.write("weights", **record))
+        """In audit mode, note a hash of the weights after an update."""
+        if self._worker.audit:
+            variables = hooks.shared_variables(self._model)
+            arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables)
+            self.data.dealer.log_weights(array.tobytes() for array in arrays)
 
 
 def _is_number(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -485,16 +484,11 @@ class Fit:
     # ------------------------------------------------------------ audit
 
     def _log_weights(self) -> None:
-        """In audit mode, note a hash of the weights after each update, once it is sure to be everybody's."""
+        """In audit mode, note a hash of the weights after each update."""
         loader = self.train_loader
-        # Between accumulated batches, buffers differ until the next reduction, as they do under DDP.
-        if self._worker.audit and loader is not None and loader.dealer.num_updates and not loader.progress.uncommitted:
-            digest = hashlib.blake2b(digest_size=16)
-            for tensor in self._trainer.lightning_module.state_dict().values():
-                if isinstance(tensor, Tensor):
-                    digest.update(as_bytes(tensor).numpy().tobytes())
-            record = {"step": loader.dealer.num_updates, "hash": digest.hexdigest()}
-            self._session.when_confirmed(lambda: self._worker.log.write("weights", **record))
+        if self._worker.audit and loader is not None:
+            state = self._trainer.lightning_module.state_dict().values()
+            loader.dealer.log_weights(as_bytes(value).numpy() for value in state if isinstance(value, Tensor))
 
 
 def nothing(device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ A *position* is a place in the order of the epoch: of a sample, or of a batch wh
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -237,6 +238,19 @@ class Dealer:
             epoch=self.progress.epoch if epoch is None else epoch,
             **positions,
         )
+
+    def log_weights(self, parts: Iterable[Any]) -> None:
+        """Note down a hash of the weights, given as bytes in parts, once the newest update is sure to be everybody's.
+
+        There is none before the first update, and none while an accumulation goes on: buffers may differ then.
+        """
+        if not self.num_updates or self.progress.uncommitted:
+            return
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(part)
+        record = {"step": self.num_updates, "hash": digest.hexdigest()}
+        self._session.when_confirmed(lambda: self._log.write("weights", **record))
 
     def log_admission(self) -> None:
         """Note down that this worker goes on where the others are."""
