@@ -296,8 +296,26 @@ class ElasticMixin(CollectivesMixin):
         hooks.keep_samplers(trainer)
         if self._fits(trainer):
             self._set_up_schedules(trainer)
+            self._set_up_requests(trainer)
+        hooks.surround_stage(trainer, leaving_cleanly)
         hooks.combine_loaders(trainer, self._combine)
         hooks.surround_evaluation_steps(trainer, lambda: self._leaving_no_trace(self.padding))
+
+    def _set_up_requests(self, trainer: Any) -> None:
+        if self._here.elastic:
+            self._requests = Requests(
+                trainer,
+                self.host,
+                self.session,
+                gather=self._gather,
+                max_steps=lambda: self.max_steps,
+                set_max_steps=self._set_max_steps,
+                on_skip=self._skip_epoch,
+            )
+
+    def _skip_epoch(self) -> None:
+        if self._train_loader is not None:
+            self._train_loader.skip()
 
     def _fits(self, trainer: Any) -> bool:
         return bool(trainer.state.fn == self.host.get("trainer.states", "TrainerFn").FITTING)
@@ -371,13 +389,6 @@ class ElasticMixin(CollectivesMixin):
             self._reducer = GradientReducer(self.session, self.lightning_module, weights=self._weights)
             if not self.deterministic:
                 self._reducer.attach()
-            self._requests = Requests(
-                trainer,
-                self.session,
-                gather=self._gather,
-                max_steps=lambda: self.max_steps,
-                set_max_steps=self._set_max_steps,
-            )
             interval = hooks.validation_interval(trainer)
             if interval is not None:
                 self._timed_validation = TimedValidation(trainer, self.session, interval_s=interval)
@@ -465,6 +476,8 @@ class ElasticMixin(CollectivesMixin):
         if name == "run-stage":  # Lightning's first one after the set-up and the callbacks' trials
             self._end_trial()
         super().barrier(name)
+        if name == "run-stage" and self._requests is not None:
+            self._requests.attach()
         if name == "pre_setup":  # Lightning's first one of all: who has passed it together is known to all
             self._take_loaders(self._trainer)
 
@@ -551,11 +564,11 @@ class ElasticMixin(CollectivesMixin):
         """Rank 0's weights and loggers are everybody's."""
         module = self.lightning_module
         first = operations.FirstRankValues([*module.parameters(), *module.buffers()], self.session)
-        with torch.no_grad():
+        with leaving_cleanly(), torch.no_grad():
             self.session.run(first)
             if self.session.completed_in.world_size > 1:
                 first.apply()
-        versions, _ = operations.gather(self.session, hooks.logger_versions(trainer), what="a logger's version")
+            versions, _ = operations.gather(self.session, hooks.logger_versions(trainer), what="a logger's version")
         hooks.set_logger_versions(trainer, versions[0])
 
     def teardown(self) -> None:
@@ -602,6 +615,7 @@ class ElasticMixin(CollectivesMixin):
             hooks.release_loaders(self._trainer)
             hooks.leave_evaluation_steps(self._trainer)
             hooks.leave_sigterm(self._trainer)
+            hooks.leave_stage(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
@@ -617,7 +631,7 @@ class ElasticMixin(CollectivesMixin):
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self._requests is not None:
-            self._requests.attach()
+            self._requests.settle()
         if self._schedules is not None and self._train_loader is not None:
             self._train_loader.begin_training()
             if self._follows_samples:

@@ -271,6 +271,10 @@ class ElasticLoader(WrappedLoader):
 
     # ------------------------------------------------------------ commit
 
+    def skip(self) -> None:
+        """The rest of the epoch is left out, from the batch on that was dealt last."""
+        self.dealer.take_back()
+
     def weights(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""
         return self.dealer.weights(view)
