@@ -815,20 +815,22 @@ def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     return wrapped
 
 
-def surround_passes(trainer: Any, surround: Callable[[Callable[..., Any], bool], Callable[..., Any]]) -> None:
+def surround_passes(
+    trainer: Any, surround: Callable[[Callable[..., Any], bool, dict[str, Any]], Callable[..., Any]]
+) -> None:
     """Have what Lightning does with a batch (forward, zero_grad, backward) done by another function.
 
     Args:
         trainer: The Trainer.
-        surround: Called with Lightning's own function and whether the batch is the first one of an accumulation; the
-            function that is called instead.
+        surround: Called with Lightning's own function, whether the batch is the first one of an accumulation, and the
+            arguments of the training step; the function that is called instead.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def make_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
             inner = original(kwargs, optimizer, batch_idx)
             outer = copy(inner)  # an object that holds a method of its own would live until the garbage is collected
-            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0)
+            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0, kwargs)
             return outer
 
         return make_closure
@@ -851,6 +853,19 @@ def set_step_fields(trainer: Any, fields: tuple[Any, ...]) -> None:
     """Go back to it."""
     module, results = trainer.lightning_module, trainer._results
     module._current_fx_name, results.batch, results.batch_size = fields
+
+
+def set_batch(trainer: Any, arguments: dict[str, Any], batch: Any) -> None:
+    """Go on with another batch: in the training step, and, where a batch can be changed, in the hooks after it."""
+    old = arguments["batch"]
+    if type(old) is type(batch) is list:
+        old[:], batch = batch, old
+    elif type(old) is type(batch) is dict:
+        old.update(batch)
+        batch = old
+    arguments["batch"] = batch
+    results = trainer._results
+    results.batch, results.batch_size = batch, None
 
 
 def in_train_batch(trainer: Any) -> bool:

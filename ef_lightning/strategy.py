@@ -428,7 +428,9 @@ class ElasticMixin(CollectivesMixin):
     def _set_up_repetition(self, trainer: Any) -> None:
         """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
         if self.global_batch_size is None and self.lightning_module.automatic_optimization:
-            self._repetition = repetition = Repetition(trainer, self.session, on_repeat=self._go_back)
+            self._repetition = repetition = Repetition(
+                trainer, self.session, on_repeat=self._go_back, fill=self._filled
+            )
             repetition.attach()
             self._batch_norm = SyncedBatchNorm(
                 self.lightning_module,
@@ -439,13 +441,16 @@ class ElasticMixin(CollectivesMixin):
             )
             self._batch_norm.attach()
 
-    def _go_back(self) -> None:
+    def _filled(self) -> Any:
+        return None if self._train_loader is None else self._train_loader.filled()
+
+    def _go_back(self, why: str) -> None:
         """A step is about to be made again."""
         if self._reducer is not None:
             self._reducer.cancel()
         loader, session = self._train_loader, self.session
         if loader is not None:
-            logger.info("a worker was lost in a step that had its values: making the step again")
+            logger.info("%s: making the step again", why)
             self._log.write(
                 "repeated",
                 step=loader.dealer.num_updates + 1,
@@ -876,9 +881,8 @@ class ElasticMixin(CollectivesMixin):
     def _leaving_no_trace(self, padding: bool) -> AbstractContextManager[None]:
         return leaving_no_trace(self._trainer) if padding else nullcontext()
 
-    def _want_even_shares(self) -> None:
-        if self._train_loader is not None:
-            self._train_loader.even_shares()
+    def _want_even_shares(self) -> bool:
+        return self._train_loader is None or self._train_loader.even_shares()
 
     def _weights(self, view: View) -> Sequence[float]:
         if self._train_loader is None:

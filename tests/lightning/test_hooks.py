@@ -285,7 +285,7 @@ def test_values_are_settled_before_anybody_reads_them(host: str) -> None:
     assert "on_epoch_end" not in vars(trainer._logger_connector)
 
 
-@pytest.mark.parametrize("interval, before, own, after", [(0.5, 4, 3, 2), (3, 3, 5, 3), (1.0, 8, 2, 4)])
+@pytest.mark.parametrize(("interval", "before", "own", "after"), [(0.5, 4, 3, 2), (3, 3, 5, 3), (1.0, 8, 2, 4)])
 def test_validations_follow_the_length_of_an_epoch_unless_user_code_says_when(
     interval: float, before: int, own: int, after: int
 ) -> None:
@@ -296,6 +296,18 @@ def test_validations_follow_the_length_of_an_epoch_unless_user_code_says_when(
     trainer.val_check_batch = own
     hooks.set_num_batches(trainer, 8)
     assert (fit_loop.max_batches, trainer.val_check_batch) == (8, own)
+
+
+def test_batch_that_is_replaced_is_seen_by_the_hooks_after_the_step_where_it_can_be_changed() -> None:
+    results = SimpleNamespace(batch=None, batch_size=3)
+    trainer = SimpleNamespace(_results=results)
+    for old, new in (([1, 2], [1, 2, 3]), ({"a": 1}, {"a": 2}), ((1,), (1, 2))):
+        arguments = {"batch": old}
+        hooks.set_batch(trainer, arguments, new)
+        assert arguments["batch"] == new
+        assert results.batch is arguments["batch"]
+        assert results.batch_size is None
+        assert (arguments["batch"] is old) == isinstance(old, (list, dict))
 
 
 class Owner:
