@@ -193,9 +193,7 @@ def test_step_in_which_a_module_begins_to_gather_is_made_again_with_batches_of_o
 
 @pytest.mark.parametrize(("place", "index"), [("before_gather", 0), ("after_gather", 1)])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_worker_is_lost_in_a_step_whose_batches_are_filled_up(
-    job: Job, place: str, index: int, rank: int
-) -> None:
+def test_worker_is_lost_in_a_step_whose_batches_are_filled_up(job: Job, place: str, index: int, rank: int) -> None:
     options = {"length": 11}
     *others, _ = start(job, options, {"where": place, "step": 0, "index": index}, rank=rank)
     check(job, others, length=11)
