@@ -843,6 +843,28 @@ def leave_passes(trainer: Any) -> None:
     put_back(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure")
 
 
+def finish_before_hooks(trainer: Any, finish: Callable[[Tensor], bool]) -> None:
+    """Have a function called at the end of each backward pass, before the hooks `on_after_backward`.
+
+    Args:
+        trainer: The Trainer.
+        finish: Given the loss; whether the hooks are to be called.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def post_backward(loss: Tensor, module: Any) -> Any:
+            return original(loss, module) if finish(loss) else loss.detach()
+
+        return post_backward
+
+    replace(trainer.precision_plugin, "post_backward", make)
+
+
+def leave_backward(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.precision_plugin, "post_backward")
+
+
 def step_fields(trainer: Any) -> tuple[Any, ...]:
     """What Lightning notes down of the batch at hand."""
     results = trainer._results

@@ -164,6 +164,7 @@ HOOKS = (
     Hook("trainer._results", "batch", "training_step"),
     Hook("result", "_forward_cache", "training_step", torch.Tensor),
     Hook("connector", "should_update_logs", "step_to_log", bool),
+    Hook("trainer.precision_plugin", "post_backward", "finish_before_hooks", calls=2),
     Hook("fit_loop.epoch_loop.automatic_optimization", "_make_closure", "surround_passes", calls=3),
     Hook("fit_loop.epoch_loop", "_broadcast_sigterm_tensor", "exchange_no_sigterm", since=(2, 6), calls=0),
     Hook("trainer._signal_connector", "received_sigterm", "yield_sigterm", bool),

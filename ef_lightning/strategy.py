@@ -380,6 +380,7 @@ class ElasticMixin(CollectivesMixin):
         self._heed_notices(trainer, fitting)
         if not fitting:
             return
+        hooks.finish_before_hooks(trainer, self._finish_backward)
         if self.global_batch_size is not None:
             check_trainer_for_global_batch(trainer, self.global_batch_size, self.session.world_size)
         if self.deterministic:
@@ -621,6 +622,7 @@ class ElasticMixin(CollectivesMixin):
             hooks.leave_evaluation_steps(self._trainer)
             hooks.leave_sigterm(self._trainer)
             hooks.leave_stage(self._trainer)
+            hooks.leave_backward(self._trainer)
         self._trainer = None
         if self._worker is not None:
             self.session.state = None
@@ -917,15 +919,19 @@ class ElasticMixin(CollectivesMixin):
             repetition = self._repetition
             self._reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
+    def _finish_backward(self, closure_loss: Tensor) -> bool:
+        """Finish the reduction: the gradients are everybody's, and so are the samples in them.
+
+        Returns:
+            Whether this was a backward pass that Lightning's hooks are to know of.
+        """
         step = self._global_step
         if step is not None:
             step.end_pass(closure_loss)
             if step.in_extra_pass:
-                return
+                return False
         if not self._sync_gradients:
-            return
+            return True
         worker, loader = self._here, self._train_loader
         contributors = worker.session.completed_in
         if step is not None:
@@ -937,6 +943,7 @@ class ElasticMixin(CollectivesMixin):
             if self._compensation is not None:
                 self._compensation.commit(contributors, loader)
             loader.commit(contributors, float(closure_loss.detach()) if worker.log.enabled else None)
+        return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:
         """Finish a reduction, and hear in its flags what others have to tell."""
