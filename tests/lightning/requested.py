@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +76,10 @@ def interrupt(trainer: Any) -> None:
     raise KeyboardInterrupt
 
 
+def die(trainer: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 ASKED: dict[str, Callable[[Any], None]] = {
     act.__name__: act
     for act in (
@@ -92,6 +98,7 @@ ASKED: dict[str, Callable[[Any], None]] = {
         clip_values,
         log_often,
         interrupt,
+        die,
     )
 }
 

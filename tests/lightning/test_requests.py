@@ -115,6 +115,16 @@ def test_all_workers_leave_out_the_rest_of_an_epoch_from_the_same_batch_on(
 
 
 @pytest.mark.processes
+def test_worker_is_lost_while_the_others_hear_whether_a_batch_is_left_out(job: Job) -> None:
+    workers = job.start_world(3, requested.run, HOSTS[0], "die", "on_train_batch_start", 1, (1,), {})
+    statuses = [worker.wait() for worker in workers]
+    assert sorted(statuses) == [-9, 0, 0]
+    first, second = (worker.result() for worker, status in zip(workers, statuses, strict=True) if not status)
+    assert first == second
+    job.audit()
+
+
+@pytest.mark.processes
 def test_worker_that_is_alone_leaves_out_the_rest_of_an_epoch_as_without_elasticflow(job: Job) -> None:
     worker = job.start(requested.run, HOSTS[0], "skip", "", 3, (0,), {})
     expected = requested.run(HOSTS[0], "skip", "", 3, (0,), {"strategy": "auto"})
