@@ -45,7 +45,7 @@ class Replacement:
         """Call the function."""
         return self.function(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str, Any]]:
         """Found again in the copy, which has no attributes of its own at that moment."""
         return _method, (self.owner, self.name, self.own)
 

@@ -107,8 +107,7 @@ class JointReading:
             turn, batch = divmod(position, max(1, _num_batches(loader)))
             start, end = begin + turn * drawn, begin + turn * drawn + num_samples(loader)
             indices = order[start + batch * size : min(start + (batch + 1) * size, end)].tolist()
-            there = [other for other in beside if other < passes * _num_batches(loader)]
-            largest = max((_size_at(loader, other) for other in there), default=0)
+            largest = _largest(loader, [other for other in beside if other < passes * _num_batches(loader)])
             indices += [indices[i % len(indices)] for i in range(largest - len(indices)) if indices]
             found.append(indices or None if turn < passes else None)
             begin += passes * drawn
@@ -170,10 +169,10 @@ def _part(plan: Plan, number: int, start: int) -> Iterator[list[Any]]:
     return islice((item[number] for item in plan(0) if item[number] is not None), start, None)
 
 
-def _size_at(loader: DataLoader[Any], position: int) -> int:
-    """Samples in the batch of a loader that is read at a position."""
-    size = batch_size_of(loader)
-    return min(size, num_samples(loader) - position % _num_batches(loader) * size)
+def _largest(loader: DataLoader[Any], positions: Sequence[int]) -> int:
+    """Samples in the largest batch of a loader that is read at one of these positions."""
+    size, total, batches = batch_size_of(loader), num_samples(loader), _num_batches(loader)
+    return max((min(size, total - position % batches * size) for position in positions), default=0)
 
 
 def _num_batches(loader: DataLoader[Any]) -> int:

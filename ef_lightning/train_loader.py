@@ -262,8 +262,8 @@ class ElasticLoader(WrappedLoader):
         rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         for start in starts[skip:]:
-            window = range(start, start + len(members) * size)
-            yield self._at(slice(start + rank * size, start + (rank + 1) * size), window)
+            whole = range(start, start + len(members) * size)
+            yield self._at(slice(start + rank * size, start + (rank + 1) * size), whole)
         skip -= min(skip, len(starts))
         while progress.remaining > 0:
             progress, window = self.dealer.next_window(progress, members)
@@ -280,7 +280,7 @@ class ElasticLoader(WrappedLoader):
         positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
         if self.is_even:
             positions += positions[: size - len(positions)]
-        return self._at(positions, progress.positions((window.start, window.stop)))
+        return self._at(positions, progress.positions((window.start, window.stop)) if self.is_even else ())
 
     def _at(self, places: Places, window: Sequence[int]) -> list[Any]:
         beside = window if self.is_even else ()

@@ -169,6 +169,19 @@ def test_newcomer_has_the_limits_that_the_others_have_agreed_on(job: Job) -> Non
     job.audit()
 
 
+@pytest.mark.processes
+def test_newcomer_that_asks_to_stop_before_it_is_admitted_stops_all(job: Job) -> None:
+    options = {"limit_val_batches": 0, "sleep_s": 0.05, "max_epochs": 50}
+    workers = job.start_world(2, requested.run, HOSTS[0], "stop", "on_train_start", None, (), options)
+    job.wait_for_step(3)
+    newcomer = job.start(requested.run, HOSTS[0], "stop", "on_train_start", None, (1, 2), options, 0)
+    results = [worker.result() for worker in (*workers, newcomer)]
+    assert len({result["step"] for result in results}) == 1
+    assert results[0]["step"] < 50 * 4
+    assert {event["world_size"] for event in job.events("step")} == {2, 3}
+    job.audit()
+
+
 class Loops:
     """A Trainer of which only the limits are looked at."""
 
