@@ -155,7 +155,7 @@ class CollectivesMixin:
         if _differ(values):
             raise UsageError(
                 "all_gather needs tensors of the same shape in all workers. Gather a sum or a mean, or pad the tensor. "
-                "Batches have the same size in all workers in a step that gathers, but with manual optimization. "
+                "Batches have the same size in all workers in a step that gathers, except with manual optimization. "
                 f"Received: shapes={[tuple(value.shape) for value in values]}"
             )
         return [value.to(tensor.device) for value in values], view
