@@ -27,6 +27,7 @@
     JobFinished                     internal: the job has ended; a late joiner exits with status 0
     Left                            internal: this worker asked to leave and is out of the view
     MembersChanged                  internal: a worker was lost in a step that had its values; the step is made again
+    SharesUneven                    internal: a step has gathered from batches of several sizes; it is made again
 """
 
 from __future__ import annotations
@@ -136,6 +137,13 @@ class Left(Exception):
     def __init__(self, reason: str, *, last: bool = False) -> None:
         super().__init__(reason)
         self.last = last
+
+
+class SharesUneven(BaseException):
+    """The batches from which a step has gathered are not of one size, so all workers make it again with filled-up ones.
+
+    All members raise it at the same collective, as each sees the shapes of all.
+    """
 
 
 class MembersChanged(BaseException):

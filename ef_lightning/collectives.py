@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core.view import View
-from ef_common.errors import UnsupportedError, UsageError
+from ef_common.errors import SharesUneven, UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier, Session
@@ -158,11 +158,11 @@ class CollectivesMixin:
         values, view = self._exchanged(tensor, in_backward=in_backward)
         if follows_batch:
             self._note_rows(values)
-        if len({value.shape for value in values}) > 1:
+        if _differ(values):
             raise UsageError(
                 "all_gather needs tensors of the same shape in all workers. Gather a sum or a mean, or pad the tensor. "
-                "Batches have the same size in all workers from the step on that follows the first gather of a "
-                f"training step. Received: shapes={[tuple(value.shape) for value in values]}"
+                "Batches have the same size in all workers in a step that gathers, except with manual optimization. "
+                f"Received: shapes={[tuple(value.shape) for value in values]}"
             )
         return [value.to(tensor.device) for value in values], view
 
@@ -183,10 +183,16 @@ class CollectivesMixin:
         return values
 
     def _note_rows(self, values: Sequence[Any]) -> None:
-        """A training step has gathered these, which are the same in all workers; mostly, a row is one of a sample."""
+        """A training step has gathered these, which are the same in all workers; mostly, a row is one of a sample.
+
+        Raises:
+            SharesUneven: Batches are of several sizes, and need not be.
+        """
         in_pass = self._repetition is not None and self._repetition.in_pass
         if in_pass and any(isinstance(value, Tensor) and value.dim() and len(value) > 1 for value in values):
-            self._want_even_shares()
+            is_even = self._want_even_shares()
+            if not is_even and _differ(values):
+                raise SharesUneven
 
     def add(self, tensor: Tensor) -> Tensor:
         """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""
@@ -209,5 +215,11 @@ class CollectivesMixin:
         """Weight of each member's gradient."""
         return [1.0 / view.world_size] * view.world_size
 
-    def _want_even_shares(self) -> None:
-        """Batches of one step must have the same size in all workers."""
+    def _want_even_shares(self) -> bool:
+        """Batches of one step must have the same size in all workers. Whether those at hand are made so already."""
+        return True
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    """Whether there are tensors of several shapes among these."""
+    return len({value.shape for value in values if isinstance(value, Tensor)}) > 1

@@ -125,6 +125,23 @@ class Fit:
                 self._trainer, self._session, world_size=self._first_world_size, loader=lambda: self.train_loader
             )
 
+    def set_up_requests(self) -> None:
+        """The user's code may ask something of all from here on."""
+        if self._worker.elastic:
+            self.requests = Requests(
+                self._trainer,
+                self._strategy.host,
+                self._session,
+                gather=self._strategy.gather,
+                max_steps=lambda: self.max_steps,
+                set_max_steps=self._set_max_steps,
+                on_skip=self._skip_epoch,
+            )
+
+    def _skip_epoch(self) -> None:
+        if self.train_loader is not None:
+            self.train_loader.skip()
+
     def load_schedules(self, saved: dict[str, Any] | None) -> None:
         """Go on with those of a checkpoint."""
         if self.schedules is not None and saved is not None:
@@ -142,6 +159,7 @@ class Fit:
     def set_up(self, saved_compensation: dict[str, Any] | None) -> None:
         """Model and optimizers are there, and equal in all workers."""
         trainer, size = self._trainer, self._settings.global_batch_size
+        hooks.finish_before_hooks(trainer, self._finish_backward)
         if size is not None:
             check_trainer_for_global_batch(trainer, size, self._session.world_size)
         if self._settings.deterministic:
@@ -164,13 +182,6 @@ class Fit:
         self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
         if not self._settings.deterministic:
             self.reducer.attach()
-        self.requests = Requests(
-            trainer,
-            session,
-            gather=strategy.gather,
-            max_steps=lambda: strategy.max_steps,
-            set_max_steps=self._set_max_steps,
-        )
         interval = hooks.validation_interval(trainer)
         if interval is not None:
             self._timed_validation = TimedValidation(trainer, session, interval_s=interval)
@@ -179,7 +190,9 @@ class Fit:
         """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
         trainer, strategy = self._trainer, self._strategy
         if self._settings.global_batch_size is None and trainer.lightning_module.automatic_optimization:
-            self.repetition = repetition = Repetition(trainer, self._session, on_repeat=self._go_back)
+            self.repetition = repetition = Repetition(
+                trainer, self._session, on_repeat=self._go_back, fill=self._filled
+            )
             repetition.attach()
             self._batch_norm = SyncedBatchNorm(
                 trainer.lightning_module,
@@ -258,7 +271,7 @@ class Fit:
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self.requests is not None:
-            self.requests.attach()
+            self.requests.settle()
         if self.schedules is not None and self.train_loader is not None:
             self.train_loader.begin_training()
             if self.follows_samples:
@@ -300,6 +313,7 @@ class Fit:
             self.checkpoints.stop()
         if self.train_loader is not None:
             self.train_loader.close()
+        hooks.leave_backward(self._trainer)
         self._session.state = None
 
     def saved(self) -> dict[str, dict[str, Any] | None]:
@@ -420,23 +434,27 @@ class Fit:
         if reducer is not None and loader is not None and loader.progress.uncommitted:
             loader.commit(self._reduced(reducer.skip) or self._session.completed_in)
 
-    def before_backward(self, *, reduces: bool) -> None:
+    def before_backward(self) -> None:
         """Begin to reduce gradients as they become ready, if this is the last pass of an update."""
         if self.global_step is not None:
             self.global_step.before_backward()
-        elif reduces and self.reducer is not None:
+        elif self._strategy.syncs_gradients and self.reducer is not None:
             repetition = self.repetition
             self.reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
-    def after_backward(self, loss: Tensor, *, reduces: bool) -> None:
-        """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
+    def _finish_backward(self, loss: Tensor) -> bool:
+        """Finish the reduction: the gradients are everybody's, and so are the samples in them.
+
+        Returns:
+            Whether this was a backward pass that Lightning's hooks are to know of.
+        """
         step, loader = self.global_step, self.train_loader
         if step is not None:
             step.end_pass(loss)
             if step.in_extra_pass:
-                return
-        if not reduces:
-            return
+                return False
+        if not self._strategy.syncs_gradients:
+            return True
         contributors = self._session.completed_in
         if step is not None:
             contributors = self._reduced(step.finish) or contributors
@@ -447,6 +465,7 @@ class Fit:
             if self.compensation is not None:
                 self.compensation.commit(contributors, loader)
             loader.commit(contributors, float(loss.detach()) if self._worker.log.enabled else None)
+        return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:
         """Finish a reduction, and hear in its flags what others have to tell."""
@@ -467,13 +486,16 @@ class Fit:
             timed.settle(due=reducer.num_stops % 1 > 0)
         return contributors
 
-    def _go_back(self) -> None:
+    def _filled(self) -> Any:
+        return None if self.train_loader is None else self.train_loader.filled()
+
+    def _go_back(self, why: str) -> None:
         """A step is about to be made again."""
         if self.reducer is not None:
             self.reducer.cancel()
         loader = self.train_loader
         if loader is not None:
-            logger.info("a worker was lost in a step that had its values: making the step again")
+            logger.info("%s: making the step again", why)
             self._worker.log.write(
                 "repeated",
                 step=loader.dealer.num_updates + 1,

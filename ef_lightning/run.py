@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from ef_common.collectives import torch_operations as operations
 from ef_common.collectives.torch_default_group import DefaultGroup, install, remove
 from ef_common.errors import UnsupportedError
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_lightning import hooks
 from ef_lightning.checks import callbacks_of_one
@@ -82,6 +83,8 @@ class Run:
         hooks.keep_samplers(self._trainer)
         if self.fit is not None:
             self.fit.set_up_schedules()
+            self.fit.set_up_requests()
+        hooks.surround_stage(self._trainer, leaving_cleanly)
         hooks.combine_loaders(self._trainer, self._combine)
         hooks.surround_evaluation_steps(self._trainer, lambda: self.leaving_no_trace(self.padding))
 
@@ -111,11 +114,11 @@ class Run:
         """Rank 0's weights and loggers are everybody's."""
         module, session = self._trainer.lightning_module, self._session
         first = operations.FirstRankValues([*module.parameters(), *module.buffers()], session)
-        with torch.no_grad():
+        with leaving_cleanly(), torch.no_grad():
             session.run(first)
             if session.completed_in.world_size > 1:
                 first.apply()
-        versions, _ = operations.gather(session, hooks.logger_versions(self._trainer), what="a logger's version")
+            versions, _ = operations.gather(session, hooks.logger_versions(self._trainer), what="a logger's version")
         hooks.set_logger_versions(self._trainer, versions[0])
 
     def end(self) -> None:
@@ -135,6 +138,7 @@ class Run:
         hooks.release_loaders(self._trainer)
         hooks.leave_evaluation_steps(self._trainer)
         hooks.leave_sigterm(self._trainer)
+        hooks.leave_stage(self._trainer)
 
     # ------------------------------------------------------------ while it runs
 

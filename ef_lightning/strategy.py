@@ -121,7 +121,7 @@ class ElasticMixin(CollectivesMixin):
         self._worker: Worker | None = None
         self._trainer: Any = None
         self._run: Run | None = None
-        self._sync_gradients = True
+        self.syncs_gradients = True
         self.is_last = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -279,6 +279,8 @@ class ElasticMixin(CollectivesMixin):
         if run is not None and run.fit is not None and name == "run-stage":
             run.fit.end_trial()  # Lightning's first one after the set-up and the callbacks' trials
         super().barrier(name)
+        if self._fit is not None and self._fit.requests is not None and name == "run-stage":
+            self._fit.requests.attach()
         if run is not None and name == "pre_setup":  # the first one of all: who has passed it together is known to all
             run.take_loaders()
 
@@ -404,9 +406,9 @@ class ElasticMixin(CollectivesMixin):
         step = None if self._fit is None else self._fit.global_step
         return step is not None and step.in_extra_pass
 
-    def _want_even_shares(self) -> None:
-        if self._fit is not None and self._fit.train_loader is not None:
-            self._fit.train_loader.even_shares()
+    def _want_even_shares(self) -> bool:
+        loader = None if self._fit is None else self._fit.train_loader
+        return loader is None or loader.even_shares()
 
     def weights_in(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""
@@ -420,11 +422,11 @@ class ElasticMixin(CollectivesMixin):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Accumulate locally: Lightning calls this around all backward passes but the last of an accumulation."""
-        before, self._sync_gradients = self._sync_gradients, False
+        before, self.syncs_gradients = self.syncs_gradients, False
         try:
             yield
         finally:
-            self._sync_gradients = before
+            self.syncs_gradients = before
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """A backward pass, maybe of a part of the batch."""
@@ -437,12 +439,7 @@ class ElasticMixin(CollectivesMixin):
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Begin to reduce gradients as they become ready."""
         if self._fit is not None:
-            self._fit.before_backward(reduces=self._sync_gradients)
-
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """Finish the reduction: the gradients are everybody's, and so are the samples in them."""
-        if self._fit is not None:
-            self._fit.after_backward(closure_loss, reduces=self._sync_gradients)
+            self._fit.before_backward()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""

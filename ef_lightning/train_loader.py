@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress, GlobalBatch, Range
+from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UsageError
@@ -77,7 +77,7 @@ class ElasticLoader(WrappedLoader):
         self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
-        self.is_even = False
+        self.is_even = self._is_filled = False
         self.planned_world_size: int | None = (
             None  # until the training begins: of the world that schedules are made for
         )
@@ -150,14 +150,24 @@ class ElasticLoader(WrappedLoader):
         if self._resumed:
             hooks.set_train_limit(self._trainer, self._num_steps(progress))
 
-    def even_shares(self) -> None:
+    def even_shares(self) -> bool:
         """From the next step on, batches of one step have the same size in all workers.
 
         A share that is smaller than another (they differ by one sample, in the last steps of an epoch) is filled up
         with samples of its own, and the batch of a worker without a share is as large as the others'.
+
+        Returns:
+            Whether the batch at hand is of that size; else `filled` reads it so.
         """
         if not self.is_even:
             self.is_even, self._plan_of = True, None
+        return self._is_filled
+
+    def filled(self) -> Any:
+        """The batch at hand once more, of the size of the largest one in its step."""
+        self._is_filled = True
+        progress = self.progress
+        return hooks.prepare_batch(self._trainer, self._planned.fetch(self._of(progress, progress.uncommitted[-1])))
 
     # ------------------------------------------------------------ dealing
 
@@ -199,6 +209,7 @@ class ElasticLoader(WrappedLoader):
         if is_new:
             self.on_members()
         window = self.dealer.deal()
+        self._is_filled = self.is_even
         if is_new:
             self._plan_of = plan_of
             if not before.steps and not self._reading.keeps_workers:  # to begin to read draws a number, too
@@ -251,25 +262,35 @@ class ElasticLoader(WrappedLoader):
         rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         for start in starts[skip:]:
-            yield self._at(slice(start + rank * size, start + (rank + 1) * size))
+            whole = range(start, start + len(members) * size)
+            yield self._at(slice(start + rank * size, start + (rank + 1) * size), whole)
         skip -= min(skip, len(starts))
         while progress.remaining > 0:
             progress, window = self.dealer.next_window(progress, members)
             if skip > 0:
                 skip -= 1
                 continue
-            positions = progress.positions(window.slice_of(self._session.worker.id))
-            # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
-            size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
-            positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
-            if self.is_even:
-                positions += positions[: size - len(positions)]
-            yield self._at(positions)
+            yield self._of(progress, window)
 
-    def _at(self, places: Places) -> list[Any]:
-        return self._reading.at(self._order, places, length=self.progress.length)
+    def _of(self, progress: EpochProgress, window: Window) -> list[Any]:
+        """What is to be read for this worker's batch of a step."""
+        positions = progress.positions(window.slice_of(self._session.worker.id))
+        # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
+        size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
+        positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
+        if self.is_even:
+            positions += positions[: size - len(positions)]
+        return self._at(positions, progress.positions((window.start, window.stop)) if self.is_even else ())
+
+    def _at(self, places: Places, window: Sequence[int]) -> list[Any]:
+        beside = window if self.is_even else ()
+        return self._reading.at(self._order, places, length=self.progress.length, beside=beside)
 
     # ------------------------------------------------------------ commit
+
+    def skip(self) -> None:
+        """The rest of the epoch is left out, from the batch on that was dealt last."""
+        self.dealer.take_back()
 
     def weights(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""

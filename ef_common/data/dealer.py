@@ -113,6 +113,13 @@ class Dealer:
             ranges += progress.ranges(places)
         note.begin(progress.epoch, self.num_updates + 1, ranges)
 
+    def take_back(self) -> None:
+        """What was dealt last is not trained, and was not dealt."""
+        progress = self.progress
+        *before, window = progress.uncommitted
+        self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
+        self._session.note.end()
+
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """What would be dealt next to these members."""
         return sharding.deal(
