@@ -72,8 +72,10 @@ class Requests:
         """All workers are here: do what any of them asks for."""
         if self._session.newcomer:
             return  # it is not one of them yet
-        self._heard = False
         self._keep()
+        if self._session.entering:
+            return  # they have been here before it came: it tells them at the end of a batch
+        self._heard = False
         wanted = [self._kept] if self._is_alone else self._gather(self._kept)
         self._kept = {}
         for of_worker in reversed(wanted):

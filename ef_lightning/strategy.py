@@ -58,6 +58,7 @@ from ef_lightning.default_group import Workers
 from ef_lightning.evaluation_loader import EvaluationLoader
 from ef_lightning.global_batch import GlobalStep
 from ef_lightning.host import Host
+from ef_lightning.joining import Joining
 from ef_lightning.joint_reading import JointLoader, JointReading
 from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
@@ -163,6 +164,7 @@ class ElasticMixin(CollectivesMixin):
         self._metrics: MetricSync | None = None
         self._logged: Logged | None = None
         self._progress: Progress | None = None
+        self._joining: Joining | None = None
         self._train_loader: ElasticLoader | None = None
         self._evaluation_loaders: list[EvaluationLoader] = []
         self._to_wrap: list[str] = []
@@ -406,6 +408,15 @@ class ElasticMixin(CollectivesMixin):
         self.session.state = state
         if self.session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+            self._joining = Joining(
+                trainer,
+                self.session,
+                state,
+                loader=lambda: self._train_loader,
+                prepare=self._prepare_boundary,
+                requests=self._requests,
+            )
+            self._joining.attach()
         if self._stays_one and callbacks_of_one(trainer) & FINDERS:
             self._begin_trial(trainer)
 
@@ -570,6 +581,9 @@ class ElasticMixin(CollectivesMixin):
                 part.detach()
         self._deterministic_reducer = self._reducer = None
         self._requests = self._repetition = self._batch_norm = self._logged = self._logs = None
+        if self._joining is not None:
+            self._joining.detach()
+            self._joining = None
         if self._compensation is not None:
             hooks.hide_rates(self._trainer, self.host)
             self._saved_compensation = self._compensation.compensator.state()  # for `save_checkpoint`, and another fit
@@ -608,11 +622,16 @@ class ElasticMixin(CollectivesMixin):
         super().teardown()  # type: ignore[misc]
 
     def on_train_start(self) -> None:
-        """Have everything set up before the first boundary, where newcomers meet the others."""
+        """A training begins; its hooks have been called."""
         self._begin_progress()
         self._connect_metrics()
-        if self._in_trial:
-            return
+        if self._joining is not None:  # has prepared before it was admitted
+            self._joining.end_start()
+        elif not self._in_trial:
+            self._prepare_boundary()
+
+    def _prepare_boundary(self) -> None:
+        """Have everything set up before the first boundary, where newcomers meet the others."""
         if self.session.newcomer:
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
