@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ef_common.data.checkpointer import Checkpointing
 from ef_lightning import strategy_for
 from tests.lightning import training
 
@@ -31,19 +33,35 @@ def program(make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, 
     return make
 
 
-def train(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Train a program; `changes` are attributes of its module, for one worker."""
+def train(
+    name: str, changes: dict[str, Any] | None = None, store: str | None = None, gate: str | None = None
+) -> dict[str, Any]:
+    """Train a program.
+
+    Args:
+        name: Of the program.
+        changes: Attributes of its module, for one worker.
+        store: Where checkpoints are taken after each step.
+        gate: A file without which this worker does not begin to train.
+    """
     pl = importlib.import_module(HOST)
     parts = PROGRAMS[name](pl)
     module, options = parts["module"], parts.get("options", {})
     for key, value in (changes or {}).items():
         setattr(module, key, value)
-    trainer = training.trainer(
-        pl, strategy_for(HOST)(), callbacks=parts.get("callbacks", []), **{"max_epochs": 4, **options}
-    )
+    callbacks = [*parts.get("callbacks", [])]
+    if gate is not None:
+        callbacks.append(pl.callbacks.LambdaCallback(on_fit_start=lambda *args: wait_for(Path(gate))))
+    strategy = strategy_for(HOST)(checkpoint=None if store is None else Checkpointing(store, every_steps=1))
+    trainer = training.trainer(pl, strategy, callbacks=callbacks, **{"max_epochs": 4, **options})
     loader = parts.get("loader") or training.loader(LENGTH)
     trainer.fit(module, loader)
     return {"notes": module.notes, "weights": training.weights(module), "step": trainer.global_step}
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
 
 
 def base(pl: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ef_common.core.membership import Settings
 from ef_common.testing.harness import Job, WorkerProcess
+from tests import warm
 from tests.lightning import newcomers
 from tests.lightning.newcomers import JOINS
 
@@ -87,6 +90,37 @@ def test_parameters_that_user_code_has_added_are_added_by_a_newcomer(job: Job) -
 
 def test_parameters_that_were_frozen_again_keep_no_newcomer_out(job: Job) -> None:
     results(job, "frozen_again")
+
+
+@pytest.mark.parametrize("name", ["looking", "curriculum"])
+@pytest.mark.parametrize("is_saved", [False, True], ids=["from the start", "from a checkpoint"])
+def test_newcomers_that_begin_anew_begin_together(tmp_path: Path, name: str, is_saved: bool) -> None:
+    store, gate = str(tmp_path / "store") if is_saved else None, tmp_path / "gate"
+    settings = Settings(start_nodes=2, last_call_s=60.0)
+    with Job(tmp_path / "run", preload=warm.TORCH, settings=settings) as job:
+        founders = [job.start(newcomers.train, name, None, store) for _ in range(2)]
+        job.wait_for("epoch", epoch=1)
+        others = [job.start(newcomers.train, name, None, store, str(gate)) for _ in range(2)]
+        job.wait_for("epoch", epoch=2)
+        for worker in founders:
+            worker.kill()
+        gate.touch()
+        first, second = (worker.result() for worker in others)
+        (rollback,) = job.events("rollback")
+        assert (rollback["epoch"] >= 1) == is_saved
+        assert first["weights"] == second["weights"]
+        assert first["step"] == second["step"]
+        if name == "looking":
+            check_they_begin_at(rollback, first, second, gathered=1 if is_saved else 2)
+        job.audit()
+
+
+def check_they_begin_at(rollback: Any, *results: dict[str, Any], gathered: int) -> None:
+    for result in results:
+        notes = dict(result["notes"])
+        assert notes["start"][:2] == notes["epoch"][:2] == notes["batch"][:2] == [rollback["epoch"], rollback["step"]]
+        assert notes["gathered"] == gathered
+        assert notes["at the end"] == 4
 
 
 WRONG = {
