@@ -256,6 +256,19 @@ def set_module_modes(trainer: Any, modes: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- loaders and their lengths
 
 
+def reload_epoch(trainer: Any) -> float | None:
+    """The epoch in which the user was asked for the training loader, if that is done in later epochs again."""
+    return trainer.fit_loop._last_train_dl_reload_epoch if trainer.reload_dataloaders_every_n_epochs else None
+
+
+def reload_training(trainer: Any) -> None:
+    """Ask for the training loader again, as Lightning does in the epochs in which that is due."""
+    fit_loop, epoch = trainer.fit_loop, trainer.fit_loop._last_train_dl_reload_epoch
+    fit_loop._last_train_dl_reload_epoch = -math.inf
+    fit_loop.setup_data()
+    fit_loop._last_train_dl_reload_epoch = epoch
+
+
 def train_loaders(trainer: Any) -> list[Any]:
     """The training loaders that are set up."""
     combined = trainer.fit_loop._combined_loader

@@ -72,13 +72,15 @@ class Joining:
 
     def _join(self) -> None:
         self._prepare()
-        loader = self._training_loader()
-        loader.join(starts_workers=not has_entry_hooks(self._trainer))
+        trainer, reload_epoch = self._trainer, hooks.reload_epoch(self._trainer)
+        self._training_loader().join(starts_workers=reload_epoch is None and not has_entry_hooks(trainer))
         if self._state.in_epoch:
             self._session.entering = True
-            hooks.forget_restart(self._trainer)
-            parameter_groups.add_nothing_twice(self._trainer.optimizers)
-            loader.show_plan()
+            hooks.forget_restart(trainer)
+            parameter_groups.add_nothing_twice(trainer.optimizers)
+            if hooks.reload_epoch(trainer) != reload_epoch:  # the others have asked the user again
+                hooks.reload_training(trainer)
+            self._training_loader().show_plan()
 
     def _begin(self) -> None:
         self.detach()

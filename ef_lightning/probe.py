@@ -169,6 +169,7 @@ HOOKS = (
     Hook("fit_loop", "advance", "surround_decisions", calls=0),
     Hook("fit_loop", "on_advance_end", "surround_decisions", calls=0),
     Hook("fit_loop.epoch_loop", "on_advance_end", "surround_decisions", calls=1),
+    Hook("fit_loop", "setup_data", "reload_training", calls=0),
     Hook("fit_loop", "on_run_start", "surround_entry", calls=0),
     Hook("fit_loop.epoch_loop", "on_run_start", "surround_entry", calls=1),
     Hook("fit_loop", "reset_restart_stage", "forget_restart", calls=0),

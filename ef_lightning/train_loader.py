@@ -371,10 +371,13 @@ class ElasticLoader(WrappedLoader):
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:
-        """Go on counting where a loader that Lightning has reloaded ended."""
-        previous.finish()
-        self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
-        self.is_even = previous.is_even
+        """Go on counting where a loader that Lightning has reloaded ended, or stands in the others' epoch."""
+        if self._session.entering:
+            self._set(previous.state())
+        else:
+            previous.finish()
+            self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
+            self.is_even = previous.is_even
         previous.close()
 
     def finish(self) -> None:

@@ -54,8 +54,8 @@ def train(
         callbacks.append(pl.callbacks.LambdaCallback(on_fit_start=lambda *args: wait_for(Path(gate))))
     strategy = strategy_for(HOST)(checkpoint=None if store is None else Checkpointing(store, every_steps=1))
     trainer = training.trainer(pl, strategy, callbacks=callbacks, **{"max_epochs": 4, **options})
-    loader = parts.get("loader") or training.loader(LENGTH)
-    trainer.fit(module, loader)
+    loaders = parts.get("loaders", [training.loader(LENGTH)])
+    trainer.fit(module, *loaders)
     return {"notes": module.notes, "weights": training.weights(module), "step": trainer.global_step}
 
 
@@ -156,7 +156,7 @@ def _dated(pl: Any, **options: Any) -> dict[str, Any]:
             self.notes += [[self.current_epoch, epoch] for epoch in set(batch[0].tolist())]
             return super().training_step(batch, batch_idx)
 
-    return {"module": Telling(), "loader": DataLoader(Dated(), training.BATCH_SIZE, **options)}
+    return {"module": Telling(), "loaders": [DataLoader(Dated(), training.BATCH_SIZE, **options)]}
 
 
 @program
@@ -167,6 +167,23 @@ def dated(pl: Any) -> dict[str, Any]:
 @program
 def dated_in_this_process(pl: Any) -> dict[str, Any]:
     return _dated(pl)
+
+
+@program
+def dated_by_a_loader(pl: Any) -> dict[str, Any]:
+    """Its loader is asked for in each epoch, and made for it."""
+
+    class Loading(base(pl)):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            data = Dated()
+            data.set_epoch(self.current_epoch)
+            return DataLoader(data, training.BATCH_SIZE)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.notes += [[self.current_epoch, epoch] for epoch in set(batch[0].tolist())]
+            return super().training_step(batch, batch_idx)
+
+    return {"module": Loading(), "loaders": [], "options": {"reload_dataloaders_every_n_epochs": 1}}
 
 
 @program

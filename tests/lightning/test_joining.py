@@ -51,7 +51,7 @@ def test_newcomers_hooks_see_epoch_step_optimizer_and_callbacks_of_the_others(jo
     assert notes["at the end"] == dict(first["notes"])["at the end"] == 4
 
 
-@pytest.mark.parametrize("name", ["dated", "dated_in_this_process"])
+@pytest.mark.parametrize("name", ["dated", "dated_in_this_process", "dated_by_a_loader"])
 def test_data_set_that_is_told_the_epoch_is_told_the_others_in_a_newcomer(job: Job, name: str) -> None:
     found = results(job, name)
     assert all(current == told for result in found for current, told in result["notes"])
