@@ -163,6 +163,11 @@ class Session:
         return self._group
 
     @property
+    def may_change(self) -> bool:
+        """A boundary may change the view, or end this worker. In a process alone that only a wish to leave does."""
+        return self._channel is not None or self.leaving
+
+    @property
     def change_pending(self) -> bool:
         """This worker knows of a change that waits for a boundary."""
         if self._channel is None:
@@ -342,7 +347,8 @@ class Session:
         Args:
             num_samples: Of this worker; 0 if that many do not tell how fast it is.
         """
-        self._pace.begin_step(num_samples)
+        if self._channel is not None:
+            self._pace.begin_step(num_samples)
 
     def evict_stragglers(self) -> None:
         """Have workers replaced that are slower than the others, once newcomers wait."""

@@ -31,8 +31,7 @@ class CollectivesMixin:
 
     _trainer: Any = None
     _worker: Worker | None = None
-    _repetition: Repetition | None = None
-    _is_last = False
+    is_last = False
     """All others have left, and so will this worker."""
 
     @property
@@ -42,18 +41,25 @@ class CollectivesMixin:
 
     @property
     def _alone(self) -> bool:
-        return self._worker is None or self._is_last or (self._trainer is not None and self._trainer.interrupted)
+        return self._worker is None or self.is_last or (self._trainer is not None and self._trainer.interrupted)
+
+    @property
+    def _repetition(self) -> Repetition | None:
+        """What makes steps again; None where none can be."""
+        return None
 
     @property
     def _in_part(self) -> bool:
         """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
         return False
 
-    def _gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value, in rank order."""
         self._refuse_in_part()
-        return [value] if self._alone else self._gather_in_view(value)[0]
+        return [value] if self._alone else self.gather_in_view(value)[0]
 
-    def _gather_in_view(self, value: Any) -> tuple[list[Any], View]:
+    def gather_in_view(self, value: Any) -> tuple[list[Any], View]:
+        """The same, and the members whose they are."""
         self._refuse_in_part()
         with leaving_cleanly():
             return operations.gather(self.session, value)
@@ -78,7 +84,7 @@ class CollectivesMixin:
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all (or any) of the workers say yes."""
-        decisions = self._gather(bool(decision))
+        decisions = self.gather(bool(decision))
         return bool(min(decisions)) if all else bool(max(decisions))
 
     def barrier(self, name: str | None = None) -> None:
@@ -94,7 +100,7 @@ class CollectivesMixin:
         """
         if self._alone or self.session.completed_in.world_size == 1:
             return obj
-        values = self._gather(obj)
+        values = self.gather(obj)
         return values[min(src, len(values) - 1)]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
@@ -128,7 +134,7 @@ class CollectivesMixin:
         return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False))
 
     def _gather_with_gradients(self, tensor: Tensor, gather: Callable[..., Any]) -> Tensor:
-        peers = Peers(partial(gather, in_backward=True), add=self.add, rank=self._rank_in, weights=self._weights)
+        peers = Peers(partial(gather, in_backward=True), add=self.add, rank=self._rank_in, weights=self.weights_in)
         gathered: Tensor = GatherWithGradients.apply(tensor, peers)  # type: ignore[no-untyped-call]
         return gathered
 
@@ -163,7 +169,7 @@ class CollectivesMixin:
     def _exchanged(self, value: Any, *, in_backward: bool) -> tuple[list[Any], View]:
         if self._repetition is not None:
             self._repetition.begin_collective(in_backward=in_backward)
-        values, view = self._gather_in_view(value)
+        values, view = self.gather_in_view(value)
         if self._repetition is not None:
             self._repetition.check(view)
         return values, view
@@ -199,7 +205,7 @@ class CollectivesMixin:
     def _rank_in(self, view: View) -> int:
         return view.rank_of(self.session.worker.id) or 0
 
-    def _weights(self, view: View) -> Sequence[float]:
+    def weights_in(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""
         return [1.0 / view.world_size] * view.world_size
 

@@ -954,7 +954,7 @@ def forget_restart(trainer: Any) -> None:
 
 
 def in_epoch(loops: dict[str, Any]) -> bool:
-    """Whether, by these counters, the hooks at the start of an epoch have been called, and those at its end have not."""
+    """Whether, by these counters, the hooks at the start of an epoch have been called, and not those at its end."""
     current = loops["epoch_progress"]["current"]
     return bool(current["started"] > current["processed"])
 

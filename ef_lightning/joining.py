@@ -1,7 +1,7 @@
 """How a newcomer joins a training: what it does before, at, and after its admission.
 
-It joins right before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the epoch,
-the step, and the state of optimizers and callbacks that the others have:
+It joins right before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the
+epoch, the step, and the state of optimizers and callbacks that the others have:
 
 1. While the others train, it does what is slow.
 2. It is admitted at a boundary, and receives the state. From here on the others wait for it, in their next reduction.

@@ -300,7 +300,7 @@ class TrainerState:
         own = [len(optimizer.param_groups) for optimizer in trainer.optimizers]
         if own != groups or len(strategy.lr_scheduler_configs) != len(checkpoint["lr_schedulers"]):
             raise ElasticFlowError(
-                "the others have other optimizers or schedulers than this worker, so it cannot catch up with them. Make "
+                "the others have other optimizers or schedulers, so this worker cannot catch up with them. Make "
                 "them in configure_optimizers. Expected parameter groups and number of schedulers: "
                 f"{groups}, {len(checkpoint['lr_schedulers'])}. Received: {own}, {len(strategy.lr_scheduler_configs)}"
             )

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
+from ef_common.core.sharding import EpochProgress, GlobalBatch, Range
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UsageError
@@ -130,7 +130,7 @@ class ElasticLoader(WrappedLoader):
         if self._wants_epoch or (self._resumed and not self._goes_on()):
             self._begin_epoch()
             self.on_begin()
-        if not self.progress.uncommitted and self.progress.remaining > 0:
+        if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
             with leaving_cleanly():
                 self._session.boundary()
         self._resumed = False
@@ -383,30 +383,6 @@ class ElasticLoader(WrappedLoader):
     def finish(self) -> None:
         """The training ends, or goes on with another loader."""
         self.dealer.begin(-1, self._length())
-
-
-class LoneLoader(ElasticLoader):
-    """Of a world of one that never changes, without an event log: deals the same, and notes down less.
-
-    A step of a small model takes a millisecond, so that microseconds can be seen.
-    """
-
-    def __next__(self) -> Any:
-        dealer = self.dealer
-        epoch, length, cursor, returned, uncommitted, steps = dealer.progress
-        stop = cursor + dealer.batch_size
-        if self._wants_epoch or self._resumed or stop >= length or self._session.leaving:
-            return super().__next__()
-        window = Window(cursor, stop, self._session.completed_in.ids, dealer.min_share)
-        dealer.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)
-        return self._planned.next()
-
-    def commit(self, contributors: View, loss: float | None = None) -> None:
-        """An update was made."""
-        dealer = self.dealer
-        epoch, length, cursor, returned, _, steps = dealer.progress
-        dealer.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
-        dealer.num_updates += 1
 
 
 def _is_empty(places: Range) -> bool:

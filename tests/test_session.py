@@ -272,7 +272,7 @@ def test_newcomer_that_cannot_take_in_the_state_says_goodbye_and_holds_up_nobody
     session = Session(Member("x", "n", ""), channel=cast(Any, channel), groups=groups)
     session.state = cast(Any, Picky(order, at=at))
     assert session.start()
-    with pytest.raises(CannotJoin, match="worker x .node n. cannot go on .* ValueError: of another") as raised:
+    with pytest.raises(CannotJoin, match=r"worker x .node n. cannot go on .* ValueError: of another") as raised:
         session.join()
     assert isinstance(raised.value.__cause__, ValueError)
     assert order[-2:] == ["bye", "stop"]

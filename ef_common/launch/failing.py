@@ -1,8 +1,9 @@
 """What a worker tells when an exception ends it.
 
 An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
-told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed for good in a peer, the network, a store or this machine (its GPU, its
-disks) is no fault of the code: that costs this worker alone, and its launcher may start it again.
+told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed
+for good in a peer, the network, a store or this machine (its GPU, its disks) is no fault of the code: that costs this
+worker alone, and its launcher may start it again.
 
 A KeyboardInterrupt that code raises ends the job, too, and is one in each worker. SIGINT from outside is a fault like
 any other: it costs this worker alone.

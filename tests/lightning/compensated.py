@@ -112,7 +112,7 @@ def fit(pl: Any, module: Any, trace: Sequence[int] = TRACE, **options: Any) -> A
 
     class Tell(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            compensation = trainer.strategy._compensation
+            compensation = trainer.strategy._fit.compensation
             commit, views = compensation.commit, {size: view_of(size) for size in trace}
             compensation.commit = lambda view, loader: commit(views[trace[loader.dealer.num_updates]], loader)
 

@@ -90,14 +90,15 @@ def by_hand(pl: Any, make: MakeScheduler, every: int) -> Any:
 def fit(pl: Any, module: Any, *, world_size: int = WORLD_SIZE, ckpt_path: Any = None, **options: Any) -> Any:
     """Train in one process, as if the training had begun with so many workers."""
     strategy = strategy_for(pl.__name__)(schedules=options.pop("schedules", "samples"))
-    set_up = strategy._set_up_schedules
+    pass_barrier = strategy.barrier
 
-    def set_up_for_more(trainer: Any) -> None:
-        set_up(trainer)
-        if strategy._schedules is not None and ckpt_path is None:
-            strategy._schedules.world_size = world_size
+    def barrier(name: str | None = None) -> None:
+        pass_barrier(name)
+        schedules = None if strategy._fit is None else strategy._fit.schedules
+        if name == "pre_setup" and schedules is not None and ckpt_path is None:
+            schedules.world_size = world_size
 
-    strategy._set_up_schedules = set_up_for_more
+    strategy.barrier = barrier
     trainer = training.trainer(pl, strategy, **options)
     trainer.fit(module, training.loader(LENGTH), ckpt_path=ckpt_path)
     return trainer

@@ -357,7 +357,7 @@ def test_monitor_shows_the_effective_rate_and_loggers_get_the_scale(host: str) -
 
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
             members = compensated.view_of(TRACE[trainer.global_step])
-            trainer.strategy._compensation.compensator._session = SimpleNamespace(completed_in=members)
+            trainer.strategy._fit.compensation.compensator._session = SimpleNamespace(completed_in=members)
 
     options = {"logger": logger, "log_every_n_steps": 1, "callbacks": [Upcoming(), monitor]}
     trainer = fit(tree, module_of(tree, make), **options)
@@ -457,7 +457,7 @@ def test_named_rule_scales_what_an_unknown_optimizer_has(rule: Any, expected: di
 
 def test_process_alone_has_nothing_to_compensate() -> None:
     trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_epochs=1)
-    there = noting(pl, "on_train_start", lambda trainer: trainer.strategy._compensation)
+    there = noting(pl, "on_train_start", lambda trainer: trainer.strategy._fit.compensation)
     trainer.callbacks.append(there)
     trainer.fit(module_of(pl, lambda m: optim.Adagrad(m.parameters())), training.loader())
     assert there.notes == [None]

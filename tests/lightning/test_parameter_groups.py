@@ -44,7 +44,11 @@ def test_optimizer_with_other_groups_gets_those_of_another_worker(own: list[list
     follow(optimizer, mine, wanted, other.state_dict()["param_groups"])
     optimizer.load_state_dict(other.state_dict())
     assert groups_of(optimizer, mine) == wanted == [[f"{n}.{p}" for p in ("weight", "bias")] for n in (0, 2, 1)]
-    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [(0.1, 0.5), (0.2, 0.5), (0.3, 0.9)]
+    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
+        (0.1, 0.5),
+        (0.2, 0.5),
+        (0.3, 0.9),
+    ]
     assert optimizer.state_dict() == other.state_dict()
 
 
