@@ -55,6 +55,7 @@ class Joining:
         self._loader = loader
         self._prepare = prepare
         self._requests = requests
+        self._has_hooks = True
 
     def attach(self) -> None:
         """Join when the training begins."""
@@ -73,7 +74,8 @@ class Joining:
     def _join(self) -> None:
         self._prepare()
         trainer, reload_epoch = self._trainer, hooks.reload_epoch(self._trainer)
-        self._training_loader().join(starts_workers=reload_epoch is None and not has_entry_hooks(trainer))
+        self._has_hooks = has_entry_hooks(trainer)
+        self._training_loader().join(starts_workers=reload_epoch is None and not self._has_hooks)
         if self._state.in_epoch:
             self._session.entering = True
             hooks.forget_restart(trainer)
@@ -85,7 +87,7 @@ class Joining:
     def _begin(self) -> None:
         self.detach()
         if self._session.entering:
-            self._state.adopt_again()
+            self._state.adopt_again(whole=self._has_hooks)
             self._training_loader().show_plan()
 
     def _training_loader(self) -> ElasticLoader:
@@ -99,7 +101,10 @@ _ENTRY_HOOKS = ("on_train_start", "on_train_epoch_start", "on_load_checkpoint", 
 
 
 def has_entry_hooks(trainer: Any) -> bool:
-    """Whether code of the user's runs between the admission and the first batch: it may do anything to the data set."""
+    """Whether code of the user's runs between the admission and the first batch.
+
+    It may do anything to the data set, and to all that has been received.
+    """
     owners = [trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
     return any(_is_users(owner, name) for owner in owners for name in _ENTRY_HOOKS)
 
@@ -107,5 +112,13 @@ def has_entry_hooks(trainer: Any) -> bool:
 def _is_users(owner: Any, name: str) -> bool:
     if name in getattr(owner, "__dict__", ()):
         return True
-    definer = next((cls for cls in type(owner).__mro__ if name in vars(cls)), object)
-    return definer is not object and not is_of_lightning(definer) and not definer.__module__.startswith("torch.")
+    cls = type(owner)
+    definer = next((base for base in cls.__mro__ if name in vars(base)), object)
+    if definer is object or definer.__module__.startswith("torch."):
+        return False
+    if is_of_lightning(definer):  # a callback of its own, or the base class, whose hooks do nothing
+        return not is_of_lightning(cls) and definer.__name__ not in _BASES
+    return True
+
+
+_BASES = ("Callback", "ModelHooks", "CheckpointHooks", "DataHooks", "LightningDataModule")

@@ -137,11 +137,15 @@ class TrainerState:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
         self._adopt(state)
 
-    def adopt_again(self) -> None:
-        """In a newcomer, after its own hooks at the start: what is everybody's is again as it was received."""
+    def adopt_again(self, *, whole: bool) -> None:
+        """In a newcomer, after its own hooks at the start: what is everybody's is again as it was received.
+
+        Args:
+            whole: Code of the user's was called. Else weights and callbacks are as they were.
+        """
         state, self._received = self._received, None
         if state is not None:
-            self._take_over(state)
+            self._take_over(state, whole=whole)
 
     def restore(self) -> bool:
         """All who had a state are lost: take the one that was saved last, if any was."""
@@ -244,12 +248,11 @@ class TrainerState:
             self._checkpoints.job.load_state(state["checkpoints"])
         self._claiming.load_state(state["claims"])
 
-    def _take_over(self, state: dict[str, Any]) -> None:
-        """What user code can change in one worker, and must be equal in all."""
+    def _take_over(self, state: dict[str, Any], *, whole: bool = True) -> None:
+        """What code in one worker can change, and must be equal in all."""
         trainer = self._trainer
-        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
-            vars(callback).update(private)
-        hooks.load_checkpoint(trainer, state["checkpoint"])
+        if whole:
+            self._load_checkpoint(state)
         self._load_optimizers(state)
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
@@ -257,6 +260,11 @@ class TrainerState:
             hooks.set_logged_values(trainer, state["values"])
         if self._schedules is not None and state["schedules"] is not None:
             self._schedules.load_state(state["schedules"])
+
+    def _load_checkpoint(self, state: dict[str, Any]) -> None:
+        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
+            vars(callback).update(private)
+        hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
     def resume(self, running: Tensor) -> None:
         """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""
