@@ -12,6 +12,7 @@
     │   ├── CoordinatorLost         the coordinator is gone and a new view is needed
     │   ├── Evicted                 the others went on without this worker
     │   ├── JobFailed               another worker's own code has raised an exception, which ends the job
+    │   ├── CannotJoin              this newcomer cannot go on from the others' state; they go on without it
     │   └── AuthenticationError     the token is missing or differs
     ├── StorageError                the store of the checkpoints, or what lies in it
     │   ├── StorageFailed           the store refused, hung, is full or out of reach; trying again may help
@@ -63,6 +64,10 @@ class Evicted(MembershipError):
 
 class JobFailed(MembershipError):
     """The code of the user has raised an exception in some worker; the message names worker, node and exception."""
+
+
+class CannotJoin(MembershipError):
+    """A newcomer cannot go on from the state of the others, who go on without it; its cause says why."""
 
 
 class AuthenticationError(MembershipError):

@@ -27,18 +27,20 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ef_common.core.place import Place
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
-from ef_common.errors import CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
+from ef_common.errors import CannotJoin, CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
 from ef_common.note import Note
 from ef_common.pace import Pace
 from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Operation, State
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Barrier:
@@ -93,6 +95,8 @@ class Session:
     Attributes:
         state: What newcomers receive.
         newcomer: It has not been admitted yet.
+        entering: It has been admitted, and prepares its first step by itself: nobody else answers its collectives, and
+            what it raises costs the others nothing.
         leaving: It wants to leave.
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         note: Where the steps are noted down for the launcher.
@@ -117,6 +121,7 @@ class Session:
         self.completed_in = self.view
         self.state: State | None = None
         self.newcomer = False
+        self.entering = False
         self.leaving = False
         self.wish = False
         self.note = Note()
@@ -202,6 +207,7 @@ class Session:
         """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done.
 
         Raises:
+            CannotJoin: The state cannot be taken in here. The others go on without this worker.
             Left: It wants to leave.
         """
         if self._channel is None or not self.newcomer:
@@ -285,9 +291,10 @@ class Session:
                 f"{self._alone_for} exchanges values with the other workers, but is called in one of them alone, for a "
                 "checkpoint. Exchange them in the training step, or at the end of an epoch"
             )
-        if self.newcomer:
-            operation.run(LoneGroup(), View(0, (self.worker,)))
-            return self.view
+        if self.newcomer or self.entering:
+            alone = View(0, (self.worker,))
+            operation.run(LoneGroup(), alone)
+            return alone
         self._pace.wait(self.view.generation, self.completed)
         while True:
             number = self.completed
@@ -549,10 +556,22 @@ class Session:
         group.send(self.state.tensors(None), target)
 
     def _receive_state(self, group: Group, source: int) -> None:
-        header = self._receive_bytes(group, source)
-        if self.state is not None and header:
-            group.receive(self.state.tensors(header), source)
-            self.state.adopt(header)
+        header, state = self._receive_bytes(group, source), self.state
+        if state is not None and header:
+            group.receive(self._take_in(lambda: state.tensors(header)), source)
+            self._take_in(lambda: state.adopt(header))
+
+    def _take_in(self, take: Callable[[], T]) -> T:
+        """Take in the state of others. If that fails, they must not wait for this worker, nor fail with it."""
+        try:
+            return take()
+        except Exception as error:
+            self.stop()
+            raise CannotJoin(
+                f"worker {self.worker.id} (node {self.worker.node}) cannot go on from the state of the others, so it "
+                "ends, and they go on without it. Start it with the program, the settings and the data that they have. "
+                f"The reason: {type(error).__name__}: {error}"
+            ) from error
 
     def _send_bytes(self, group: Group, payload: bytes, target: int) -> None:
         group.send([self._groups.from_bytes(len(payload).to_bytes(8, "big"))], target)

@@ -38,6 +38,7 @@ from ef_lightning.checks import (
 from ef_lightning.combined_loader import check_joint
 from ef_lightning.compensation import TrainerCompensation
 from ef_lightning.global_batch import GlobalStep
+from ef_lightning.joining import Joining
 from ef_lightning.joint_reading import JointLoader, JointReading
 from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.repetition import Repetition
@@ -95,6 +96,7 @@ class Fit:
         self._determinism: Determinism | None = None
         self._batch_norm: SyncedBatchNorm | None = None
         self._timed_validation: TimedValidation | None = None
+        self._joining: Joining | None = None
         worker.begin_training()
         checkpointing = self._checkpointing()
         self._claiming = Claiming(self._place(checkpointing), self._session)
@@ -169,9 +171,18 @@ class Fit:
             check_sync_batchnorm(trainer, global_batch_size=size)
             self._set_up_repetition()
         self._set_up_compensation(saved_compensation)
-        self._set_up_state()
+        state = self._set_up_state()
         if self._session.newcomer:
             trainer.num_sanity_val_steps = 0  # the others have done it
+            self._joining = Joining(
+                trainer,
+                self._session,
+                state,
+                loader=lambda: self.train_loader,
+                prepare=self._prepare_boundary,
+                requests=self.requests,
+            )
+            self._joining.attach()
         if self._stays_one and callbacks_of_one(trainer) & FINDERS:
             self.in_trial = True
             self._forget_train_loader()
@@ -224,7 +235,7 @@ class Fit:
         compensation, loader = self.compensation, self.train_loader
         return nullcontext() if compensation is None or loader is None else compensation.shown(loader)
 
-    def _set_up_state(self) -> None:
+    def _set_up_state(self) -> TrainerState:
         strategy, checkpoints = self._strategy, self.checkpoints
         if not self._session.newcomer:
             self._claiming.begin()
@@ -244,6 +255,7 @@ class Fit:
             checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self.train_loader)
         self._prepare_last_leave()
         self._session.state = state
+        return state
 
     def _prepare_last_leave(self) -> None:
         """Have the state saved when all leave; if Slurm has told them to, have it start the job again."""
@@ -264,9 +276,14 @@ class Fit:
     # ------------------------------------------------------------ begin and end
 
     def begin(self) -> None:
+        """The hooks at the start of the training have been called."""
+        if self._joining is not None:  # has prepared before it was admitted
+            self._joining.end_start()
+        elif not self.in_trial:
+            self._prepare_boundary()
+
+    def _prepare_boundary(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
-        if self.in_trial:
-            return
         if self._session.newcomer:
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
@@ -304,7 +321,7 @@ class Fit:
         if self._determinism is not None:
             self._determinism.undo()
         reducers = (self._deterministic_reducer, self.reducer)
-        for part in (*reducers, self.requests, self.repetition, self._batch_norm, self.schedules):
+        for part in (*reducers, self._joining, self.requests, self.repetition, self._batch_norm, self.schedules):
             if part is not None:
                 part.detach()
         if self.compensation is not None:

@@ -242,7 +242,42 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
     }
 
 
+def module_modes(trainer: Any) -> dict[str, Any]:
+    """What `train` and `eval`, and a callback that freezes layers of BatchNorm, have set in each module."""
+    modules = dict(trainer.lightning_module.named_modules())
+    return {
+        "evaluating": [name for name, module in modules.items() if not module.training],
+        "tracking": {
+            name: bool(module.track_running_stats)
+            for name, module in modules.items()
+            if hasattr(module, "track_running_stats")
+        },
+    }
+
+
+def set_module_modes(trainer: Any, modes: dict[str, Any]) -> None:
+    """Set what :func:`module_modes` returned in another worker."""
+    evaluating, tracking = set(modes["evaluating"]), modes["tracking"]
+    for name, module in trainer.lightning_module.named_modules():
+        module.training = name not in evaluating
+        if name in tracking:
+            module.track_running_stats = tracking[name]
+
+
 # ---------------------------------------------------------------- loaders and their lengths
+
+
+def reload_epoch(trainer: Any) -> float | None:
+    """The epoch in which the user was asked for the training loader, if that is done in later epochs again."""
+    return trainer.fit_loop._last_train_dl_reload_epoch if trainer.reload_dataloaders_every_n_epochs else None
+
+
+def reload_training(trainer: Any) -> None:
+    """Ask for the training loader again, as Lightning does in the epochs in which that is due."""
+    fit_loop, epoch = trainer.fit_loop, trainer.fit_loop._last_train_dl_reload_epoch
+    fit_loop._last_train_dl_reload_epoch = -math.inf
+    fit_loop.setup_data()
+    fit_loop._last_train_dl_reload_epoch = epoch
 
 
 def train_loaders(trainer: Any) -> list[Any]:
@@ -986,6 +1021,46 @@ def _before(first: Callable[[], None], original: Callable[..., None]) -> Callabl
         original(*args)
 
     return both
+
+
+def surround_entry(trainer: Any, *, training: Callable[[], None], batches: Callable[[], None]) -> None:
+    """Have functions called on the way to the first batch of a training.
+
+    Args:
+        trainer: The Trainer.
+        training: Called before the hooks at the start of the training.
+        batches: Called after those at the start of an epoch, when its counters of batches have been reset.
+    """
+
+    def after(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def on_run_start(data_fetcher: Any) -> None:
+            original(data_fetcher)
+            batches()
+
+        return on_run_start
+
+    replace(trainer.fit_loop, "on_run_start", partial(_before, training))
+    replace(trainer.fit_loop.epoch_loop, "on_run_start", after)
+
+
+def leave_entry(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop, "on_run_start")
+    put_back(trainer.fit_loop.epoch_loop, "on_run_start")
+
+
+def forget_restart(trainer: Any) -> None:
+    """What was loaded from a file has been replaced: the loops do not begin where it ended."""
+    fit_loop = trainer.fit_loop
+    fit_loop._restarting = fit_loop.epoch_loop.restarting = False
+    for loop in (fit_loop, fit_loop.epoch_loop):
+        loop.reset_restart_stage()
+
+
+def in_epoch(loops: dict[str, Any]) -> bool:
+    """Whether, by these counters, the hooks at the start of an epoch have been called, and not those at its end."""
+    current = loops["epoch_progress"]["current"]
+    return bool(current["started"] > current["processed"])
 
 
 HYPER_PARAMETERS = tuple(

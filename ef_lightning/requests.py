@@ -89,8 +89,10 @@ class Requests:
         if self._session.newcomer:
             self._keep("should_stop")
             return
-        self._heard = False
         self._keep()
+        if self._session.entering:
+            return  # they have been here before it came: it tells them at the end of a batch
+        self._heard = False
         wanted = [self._kept] if self._is_alone else self._gather(self._kept)
         self._kept = {}
         for of_worker in reversed(wanted):

@@ -1,7 +1,8 @@
 """The training loader: the step boundary, and the dealing of samples.
 
 Its `__next__` runs before Lightning moves any counter, so it is the place where a worker lets a change of
-membership happen, and where a newcomer is admitted.
+membership happen, and where newcomers are admitted. A newcomer joins before its own loops begin
+(:mod:`ef_lightning.joining`), and stands there from then on.
 """
 
 from __future__ import annotations
@@ -117,28 +118,46 @@ class ElasticLoader(WrappedLoader):
         return before_limit(self._num_steps(progress), self._trainer.limit_train_batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._wants_epoch = not self._resumed
+        self._wants_epoch = not (self._resumed or self._session.entering)
         return self
 
     def __next__(self) -> Any:
+        if self._session.entering:  # it stands at the boundary at which it has joined
+            batch = self._deal()
+            self._session.entering = False
+            return batch
         self.on_boundary()
-        if self._session.newcomer:
-            # Should nobody hold a state any more, then rank 0's start is everybody's.
+        if self._wants_epoch or (self._resumed and not self._goes_on()):
             self._begin_epoch()
-            self._planned.warm_up()
+            self.on_begin()
+        if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
             with leaving_cleanly():
-                self._session.join()
-            # Else the state brought the progress, the loops' counters, and the order of the epoch.
-            logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
-        else:
-            if self._wants_epoch or (self._resumed and not self._goes_on()):
-                self._begin_epoch()
-                self.on_begin()
-            if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
-                with leaving_cleanly():
-                    self._session.boundary()
+                self._session.boundary()
         self._resumed = False
         return self._deal()
+
+    def join(self, *, starts_workers: bool) -> None:
+        """In a newcomer: be admitted at a boundary, and go on where the others are.
+
+        Args:
+            starts_workers: Start the data workers before. They keep the data set as it is then.
+        """
+        self.on_boundary()
+        # Should nobody hold a state any more, then rank 0's start is everybody's.
+        self._begin_epoch()
+        if starts_workers:
+            self._planned.warm_up()
+        with leaving_cleanly():
+            self._session.join()
+        # Else the state brought the progress, the loops' counters, and the order of the epoch.
+        self._resumed = False
+        logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
+
+    def show_plan(self) -> None:
+        """In a newcomer: have Lightning and the schedules know what is left of the epoch."""
+        self._wants_epoch = False
+        self.on_members()
+        hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=False)
 
     def begin_training(self) -> None:
         """From here on, an epoch has the batches of the world as it is."""
@@ -373,10 +392,13 @@ class ElasticLoader(WrappedLoader):
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:
-        """Go on counting where a loader that Lightning has reloaded ended."""
-        previous.finish()
-        self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
-        self.is_even = previous.is_even
+        """Go on counting where a loader that Lightning has reloaded ended, or stands in the others' epoch."""
+        if self._session.entering:
+            self._set(previous.state())
+        else:
+            previous.finish()
+            self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
+            self.is_even = previous.is_even
         previous.close()
 
     def finish(self) -> None:

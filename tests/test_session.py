@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ef_common.core.place import Place
 from ef_common.core.view import Member, View
-from ef_common.errors import CoordinatorLost, JobFinished, Left, UnsupportedError
+from ef_common.errors import CannotJoin, CoordinatorLost, JobFinished, Left, UnsupportedError
 from ef_common.session import Barrier, Session
 
 
@@ -212,3 +213,75 @@ def test_session_that_is_no_member_leaves_before_it_asks_for_anything(call: Any)
     with pytest.raises(Left):
         call(session)
     assert (order, saved) == (["leave"], [])
+
+
+class Picky(State):
+    def __init__(self, order: list[str], *, at: str) -> None:
+        super().__init__(order)
+        self._at = at
+
+    def tensors(self, header: bytes | None) -> list[Any]:
+        if self._at == "tensors":
+            raise ValueError("of another shape")
+        return []
+
+    def adopt(self, header: bytes) -> None:
+        raise ValueError("of another model")
+
+
+class Sending(Group):
+    """A member that sends a state."""
+
+    aborted = False
+
+    def receive(self, tensors: list[Any], source: int) -> None:
+        for tensor in tensors:
+            tensor[:] = (1).to_bytes(len(tensor), "big")
+
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        return [b"7", b"-1"]
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Admitting(Founding):
+    """A line to a coordinator that admits a newcomer as the second of two."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__(2)
+        self._order = order
+
+    def start(self, on_view: Any) -> bool:
+        return True
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        self._order.append(kind)
+
+    def stop(self) -> None:
+        self._order.append("stop")
+
+
+@pytest.mark.parametrize("at", ["tensors", "adopt"])
+def test_newcomer_that_cannot_take_in_the_state_says_goodbye_and_holds_up_nobody(at: str) -> None:
+    order: list[str] = []
+    group, channel = Sending(2), Admitting(order)
+    groups: Any = SimpleNamespace(
+        build=lambda view, rank, bootstrap: group, empty_bytes=bytearray, to_bytes=bytes, from_bytes=bytearray
+    )
+    session = Session(Member("x", "n", ""), channel=cast(Any, channel), groups=groups)
+    session.state = cast(Any, Picky(order, at=at))
+    assert session.start()
+    with pytest.raises(CannotJoin, match=r"worker x .node n. cannot go on .* ValueError: of another") as raised:
+        session.join()
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert order[-2:] == ["bye", "stop"]
+    assert group.aborted
+    assert session.newcomer
+
+
+def test_newcomer_answers_its_own_collectives_until_its_first_step() -> None:
+    session = Session(Member("w", "n", ""), channel=cast(Any, Founding(2)), groups=cast(Any, None))
+    session.completed, session.view, session.entering = 7, View(3, (Member("v", "n", ""), Member("w", "n", ""))), True
+    assert session.run(Barrier()).ids == ("w",)
+    assert session.completed == 7

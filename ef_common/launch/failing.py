@@ -1,8 +1,9 @@
 """What a worker tells when an exception ends it.
 
 An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
-told, by way of the coordinator. What has failed for good in a peer, the network, a store or this machine (its GPU, its
-disks) is no fault of the code: that costs this worker alone, and its launcher may start it again.
+told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed
+for good in a peer, the network, a store or this machine (its GPU, its disks) is no fault of the code: that costs this
+worker alone, and its launcher may start it again.
 
 A KeyboardInterrupt that code raises ends the job, too, and is one in each worker. SIGINT from outside is a fault like
 any other: it costs this worker alone.
@@ -90,6 +91,9 @@ class Failing:
             error = error.__cause__
         if self._told:
             return
+        if self._session.entering:
+            self._leave()
+            return
         if is_users(error) or self._raises_interrupt(error):
             self._tell(self._why(error))
             return
@@ -101,6 +105,13 @@ class Failing:
             note.fail(str(error))
         else:
             note.excuse()
+
+    def _leave(self) -> None:
+        """An exception before the first step, which the others wait for. It may be that of this machine."""
+        self._told = True
+        logger.warning("this worker has joined, but fails before its first step: the others go on without it")
+        self._session.stop()
+        self._session.note.excuse()
 
     def postpone(self, error: BaseException) -> None:
         """Tell of an exception of the user's code at the end of the program, unless it begins another training.

@@ -198,7 +198,7 @@ class Loops:
 
 
 def requests_of(trainer: Any, others: list[dict[str, Any]], *, world_size: int = 2) -> Requests:
-    session: Any = SimpleNamespace(completed_in=SimpleNamespace(world_size=world_size), newcomer=False)
+    session: Any = SimpleNamespace(completed_in=SimpleNamespace(world_size=world_size), newcomer=False, entering=False)
     kept: dict[str, int] = {"max_steps": -1}
     return Requests(
         trainer,
@@ -235,6 +235,17 @@ def test_what_is_asked_is_taken_back_until_all_know_of_it() -> None:
     requests._end_batch()
     assert trainer.should_stop
     assert not requests.pending
+
+
+def test_newcomer_in_its_first_hooks_keeps_what_it_asks_for_without_an_exchange() -> None:
+    trainer = Loops()
+    requests = requests_of(trainer, [])
+    requests._gather = None  # type: ignore[assignment]
+    requests._session.entering = True
+    trainer.should_stop = True
+    requests.settle()
+    assert not trainer.should_stop
+    assert requests.pending
 
 
 def test_worker_that_is_alone_asks_nobody() -> None:
