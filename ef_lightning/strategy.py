@@ -609,7 +609,6 @@ class ElasticMixin(CollectivesMixin):
 
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
-        self._begin_progress()
         self._connect_metrics()
         if self._in_trial:
             return
@@ -627,8 +626,6 @@ class ElasticMixin(CollectivesMixin):
 
     def on_validation_start(self) -> None:
         """Metrics may have been made since the set-up."""
-        if not self._trainer.sanity_checking:
-            self._begin_progress()
         self._connect_metrics()
         if self._logged is not None:
             self._logged.begin_evaluation()
@@ -646,14 +643,6 @@ class ElasticMixin(CollectivesMixin):
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
-
-    def on_predict_start(self) -> None:
-        """A prediction begins."""
-        self._begin_progress()
-
-    def _begin_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.begin()
 
     def _connect_metrics(self) -> None:
         if self._metrics is not None:
