@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from ef_common.session import Session
-from ef_lightning import host as hosts
 from ef_lightning import hooks
+from ef_lightning import host as hosts
 
 logger = logging.getLogger(__name__)
 
