@@ -23,7 +23,7 @@ LOST_IN = {"sanity": 0, "start": 1, "training": 2, "validation": 2, "test": 4, "
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", LOST_IN)
-@pytest.mark.parametrize("kind", ["tqdm", "rich"])
+@pytest.mark.parametrize("kind", ["rich", "tqdm"])
 def test_progress_bar_comes_back_when_rank_0_is_lost(job: Job, kind: str, where: str) -> None:
     survivor, lost = survivor_and_lost(job, kind, where)
     assert survivor.result()["enabled"]
