@@ -146,6 +146,7 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
 ANNOUNCED = Path(__file__).parents[1] / "lightning" / "announced.py"
 
 
+@pytest.mark.thorough
 def test_lightning_announces_itself_once_in_a_job(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", str(ANNOUNCED), ENOUGH)
     run.wait_for_world(2)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 from collections.abc import Iterator
 
 import pytest
+from lightning_utilities.core.rank_zero import rank_zero_only
 
-from ef_lightning import announcements
+from ef_lightning import announcements, registry
 from ef_lightning.announcements import Announcements
+from ef_lightning.host import HOSTS as HOSTS_BY_NAME
+from tests.lightning.conftest import HOSTS
 
-PACKAGES = ("lightning.pytorch", "lightning.fabric")
+PACKAGES = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 NAMES = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 
 
@@ -66,6 +70,23 @@ def test_announcements_of_other_ranks_are_never_told_but_those_of_a_later_rank_0
     assert caplog.messages == []
     announce("a third Trainer", "Seed set to 7")
     assert caplog.messages == ["a third Trainer", "Seed set to 7"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_lightning_announces_before_it_knows_its_rank_waits(
+    host: str, in_a_job: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl = importlib.import_module(host)
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")  # which is undone
+    registry.register()
+    pl.seed_everything(5)
+    pl.Trainer(accelerator="cpu", devices=1, logger=False)
+    assert caplog.messages == []
+    HOSTS_BY_NAME[host].set_rank(0)
+    assert "Seed set to 5" in caplog.text
+    assert "GPU available: " in caplog.text
 
 
 @pytest.mark.parametrize("rank", [None, 1])
