@@ -1138,8 +1138,9 @@ def move_loader_state_in(checkpoint: dict[str, Any], state: dict[str, Any]) -> N
 
 
 def logger_versions(trainer: Any) -> list[Any]:
-    """Version of each logger."""
-    return [getattr(logger, "version", None) for logger in trainer.loggers]
+    """Version of each logger, None if it has none that a folder or a run could be named by."""
+    versions = [getattr(logger, "version", None) for logger in trainer.loggers]
+    return [version if isinstance(version, (int, str)) else None for version in versions]
 
 
 def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:

@@ -148,16 +148,14 @@ class Run:
             self._logs.follow_ranks()
         self._progress.follow_ranks()
 
-    def begin_loops(self) -> None:
-        """A loop is about to begin; metrics may have been made since the set-up."""
-        if not self._trainer.sanity_checking:
-            self._progress.begin()
+    def connect_metrics(self) -> None:
+        """Metrics may have been made since the set-up."""
         if self._metrics is not None:
             self._metrics.connect(self._trainer.lightning_module)
 
     def begin_evaluation(self) -> None:
         """A validation or a test begins."""
-        self.begin_loops()
+        self.connect_metrics()
         if self.logged is not None:
             self.logged.begin_evaluation()
 

@@ -305,7 +305,7 @@ class ElasticMixin(CollectivesMixin):
 
     def on_train_start(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
-        self._running.begin_loops()
+        self._running.connect_metrics()
         if self._fit is not None:
             self._fit.begin()
 
@@ -321,10 +321,6 @@ class ElasticMixin(CollectivesMixin):
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
-
-    def on_predict_start(self) -> None:
-        """A prediction begins."""
-        self._running.begin_loops()
 
     def on_train_end(self) -> None:
         """Everybody has come to the end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -371,6 +371,15 @@ def test_monitor_shows_the_effective_rate_and_loggers_get_the_scale(host: str) -
     assert "_extract_stats" not in vars(monitor)  # it is given back
 
 
+@pytest.mark.parametrize(("trace", "steps"), [([4] * 5, []), ([4, 4, 2, 2, 2, 4, 4, 4, 4], range(2, 9))])
+def test_scale_is_logged_from_the_first_change_of_the_world_on(trace: list[int], steps: Sequence[int]) -> None:
+    logger = recorder(pl)
+    options = {"compensation": {"reference_batch_size": 4 * BATCH_SIZE}, "log_every_n_steps": 1}
+    fit(pl, module_of(pl, sgd), trace, logger=logger, max_steps=len(trace), **options)
+    for name in ("lr_scale", "global_batch_size"):
+        assert list(logger.column(name)) == list(steps)
+
+
 def test_scale_is_logged_when_lightning_logs() -> None:
     logger = recorder(pl)
     fit(pl, module_of(pl, sgd), logger=logger, log_every_n_steps=5)
@@ -569,13 +578,15 @@ def test_workers_agree_on_the_scale_through_a_join_and_a_loss(job: Job) -> None:
     assert [worlds[n] for n in range(1, len(worlds)) if worlds[n] != worlds[n - 1]] == [3, 2]
     ratios = closed_forms.ramped([size / 2 for size in worlds], 8)
     by_step = [dict(result["lr_scale"]) for result in results]
-    assert len(by_step[0]) > 20
+    changed = worlds.index(3)
+    assert sorted(by_step[0]) == list(range(changed, len(worlds)))  # before, there is nothing to tell
+    assert len(by_step[0]) > 15
     assert [by_step[0][n] for n in sorted(by_step[1])] == [by_step[1][n] for n in sorted(by_step[1])]
     assert by_step[0] == pytest.approx({n: ratios[n] for n in by_step[0]})
     shown = dict(results[0]["lr-SGD"])  # asked for before the reduction, so it cannot know of a loss in it
     assert sum(shown[n] != pytest.approx(0.02 * scale) for n, scale in by_step[0].items()) <= 1
     batches = {n: size / BATCH_SIZE for n, size in results[0]["global_batch_size"]}
-    assert batches == dict(enumerate(worlds))
+    assert batches == {n: size for n, size in enumerate(worlds) if n >= changed}
     changes = {worker.id: job.events("compensation", worker=worker.id) for worker in (second, third)}
     assert [event["global_batch_size"] for event in changes[second.id]] == [size * BATCH_SIZE for size in (2, 3, 2)]
     assert {event["reference_batch_size"] for events in changes.values() for event in events} == {2 * BATCH_SIZE}
@@ -593,7 +604,7 @@ def test_reference_batch_survives_a_restart_with_another_world_and_batch(
     saved = tmp_path / "checkpoints"
     options = {"max_steps": 5, "checkpoints": str(saved), "sleep_s": 0.0}
     (first, _) = run(2, compensated.run, options)
-    assert dict(first["lr_scale"]) == dict.fromkeys(range(5), 1.0)
+    assert first["lr_scale"] == []
     assert dict(first["lr-SGD"]) == dict.fromkeys(range(5), 0.02)
     path = str(max(saved.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1])))
     with Job(tmp_path / "again", preload=warm.TORCH) as again:

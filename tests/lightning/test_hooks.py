@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -181,6 +182,20 @@ def test_versions_of_loggers_are_taken_if_they_name_no_other_folder(host: str, t
     for version in (None, "../../x", "..", "/etc", "a/b", "", 1.5, ["x"]):
         hooks.set_logger_versions(trainer, [version])
         assert hooks.logger_versions(trainer) == ["a.b=c"]
+
+
+@pytest.mark.parametrize("version", [mock.Mock(), object(), 1.5, ["x"], Path("x")])
+def test_version_of_a_logger_that_is_no_name_is_not_sent(version: Any, world_of_one: Path) -> None:
+    pl = importlib.import_module("lightning.pytorch")
+
+    class Odd(pl.loggers.CSVLogger):  # type: ignore[misc, name-defined]
+        version = None
+
+    log = Odd(world_of_one / "logs")
+    Odd.version = version
+    trainer = training.trainer(pl, logger=log, max_epochs=1)
+    trainer.fit(training.regression(pl)(), training.loader(8))
+    assert hooks.logger_versions(trainer) == [None]
 
 
 RUN_FIELDS = {
