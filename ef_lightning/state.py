@@ -134,6 +134,7 @@ class TrainerState:
         self._claiming.begin_again()
         checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
         if checkpoint is None:
+            self._begin_again()
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
@@ -151,6 +152,19 @@ class TrainerState:
         if loader is not None:
             loader.go_back(saved)
         return True
+
+    def _begin_again(self) -> None:
+        """Nothing was saved, so this is the start, and the workers of this view are those that the training begins with.
+
+        The others take it from this one's state.
+        """
+        world_size, loader = self._trainer.strategy.session.view.world_size, self._loader()
+        if self._compensator is not None:
+            self._compensator.begin_again(world_size)
+        if self._schedules is not None:
+            self._schedules.begin_again(world_size)
+        if loader is not None and self._num_batches_at_start is not None:
+            self._set_up_optimizers(loader.steps_in_world(world_size))
 
     # ------------------------------------------------------------ collect
 
@@ -255,13 +269,8 @@ class TrainerState:
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy
-        checkpoint, num_batches = state["checkpoint"], state["num_batches_at_start"]
-        if num_batches not in (None, self._num_batches_at_start):
-            hooks.set_num_batches(trainer, num_batches)
-            strategy.setup_optimizers(trainer)
-        self._num_batches_at_start = num_batches
-        for callback in self._callbacks("BaseFinetuning"):
-            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
+        checkpoint = state["checkpoint"]
+        self._set_up_optimizers(state["num_batches_at_start"])
         # Lightning's stand-in for no optimizer saves nothing.
         groups = [len(saved.get("param_groups", ())) for saved in checkpoint["optimizer_states"]]
         own = [len(optimizer.param_groups) for optimizer in trainer.optimizers]
@@ -275,6 +284,17 @@ class TrainerState:
         strategy.load_optimizer_state_dict(checkpoint)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
+
+
+    def _set_up_optimizers(self, num_batches: int | None) -> None:
+        """Have the optimizers and schedulers of workers in whose world an epoch has so many batches."""
+        trainer = self._trainer
+        if num_batches not in (None, self._num_batches_at_start):
+            hooks.set_num_batches(trainer, num_batches)
+            trainer.strategy.setup_optimizers(trainer)
+        self._num_batches_at_start = num_batches
+        for callback in self._callbacks("BaseFinetuning"):
+            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
 
 
 def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:

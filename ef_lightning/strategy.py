@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -313,7 +314,7 @@ class ElasticMixin(CollectivesMixin):
         here = self._here
         if not self._fits(trainer):
             return
-        self._saved_schedules = None  # of another training
+        self._saved_schedules = self._saved_compensation = None  # of another training
         here.begin_training()
         if trainer.fast_dev_run:
             return  # of a trial nothing is to be left
@@ -345,6 +346,8 @@ class ElasticMixin(CollectivesMixin):
         self._logs = Logs(trainer, self.session, self.host)
         self._logs.attach()
         super().setup(trainer)  # type: ignore[misc]
+        if self._schedules is not None and self._follows_samples:
+            self._schedules.resume()
         self._metrics = MetricSync(self.session)
         self._metrics.connect(self.lightning_module)
         if self._here.elastic:
@@ -764,8 +767,10 @@ class ElasticMixin(CollectivesMixin):
             loader.on_plan = self._checkpoints.restore_random_state
         if self._train_loader is not None:  # Lightning reloads
             loader.succeed(self._train_loader)
-        elif self._schedules is not None:
-            loader.planned_world_size = self._schedules.world_size
+        if self._schedules is not None and self._follows_samples:
+            loader.is_limited = partial(self._schedules.is_limited, loader)
+            if self._train_loader is None:
+                loader.planned_steps = partial(self._schedules.planned_steps, loader)
         self._train_loader = loader
         return loader
 
@@ -775,6 +780,8 @@ class ElasticMixin(CollectivesMixin):
 
     def _between_steps(self) -> None:
         self._log_weights()
+        if self._schedules is not None:
+            self._schedules.between_batches()
         if self._timed_validation is not None:
             self._timed_validation.begin_batch()
         if self._checkpoints is not None:

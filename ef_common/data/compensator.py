@@ -131,6 +131,10 @@ class Compensator:
         self._world_size = state.get("world_size")
         self._ramp = None if state["ramp"] is None else Ramp(*state["ramp"])
 
+    def begin_again(self, world_size: int) -> None:
+        """Nobody has a state, and none was saved: the training begins with so many workers."""
+        self.reference_batch_size, self._world_size, self._ramp = self.settings.reference_batch_size, world_size, None
+
     def resume(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint says, unless the user has chosen another reference batch meanwhile."""
         if self.settings.reference_batch_size in (None, state["reference_batch_size"]):
