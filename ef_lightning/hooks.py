@@ -773,7 +773,6 @@ def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
 
 def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     """The same scheduler, of a class of its own, whose fields are those of the original."""
-
     shown = isinstance(scheduler, ReduceLROnPlateau)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> None:

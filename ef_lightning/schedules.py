@@ -46,7 +46,8 @@ class Schedules:
 
     Attributes:
         world_size: As above, or as a checkpoint says.
-        batch_size: Positions of one worker in a step of the reference world; None for those of now.
+        batch_size: Positions of one worker in a step of the reference world; None for those of now. A user who changes
+            the loader's in a training changes this one as much, so it may be a fraction.
         accumulate: `accumulate_grad_batches` there, as the Trainer's argument.
     """
 
@@ -55,7 +56,7 @@ class Schedules:
     ) -> None:
         self._argument = int(trainer.accumulate_grad_batches)
         self.world_size = world_size
-        self.batch_size: int | None = None
+        self.batch_size: Fraction | None = None
         self.accumulate = self._argument
         self._own_batch_size: int | None = None  # that of the loader, when `batch_size` was looked at last
         self._max_steps = self._shown_max_steps = int(trainer.max_steps)
@@ -121,12 +122,12 @@ class Schedules:
         )
 
     def _batch_size(self, loader: ElasticLoader) -> int:
-        """That of the reference world, of which a user who changes the loader's in a training changes as much."""
-        now, before = loader.dealer.batch_size, self._own_batch_size
-        if before not in (None, now) and self.batch_size is not None:
-            self.batch_size = max(1, self.batch_size * now // before)
+        """That of the reference world, while the loader has this one."""
+        now = loader.dealer.batch_size
+        if self.batch_size is not None and self._own_batch_size is not None:
+            self.batch_size *= Fraction(now, self._own_batch_size)
         self._own_batch_size = now
-        return self.batch_size or now
+        return now if self.batch_size is None else max(1, round(self.batch_size))
 
     # ------------------------------------------------------------ the epoch
 
@@ -143,11 +144,10 @@ class Schedules:
 
     def _begin_epoch(self, loader: ElasticLoader) -> None:
         progress, loaded, first = loader.progress, self._loaded or {}, self._reference is None
-        if self._whole is not None:  # user code may have cut it short
-            reached = self._whole.length if self._reached is None else self._reached
-            self._passed += self._whole.calls(self._whole.steps_at(reached))
+        self._passed += self._passed_in_epoch(progress)
         self._epoch, self._loaded, self._reached = progress.epoch, None, None
-        self.batch_size = self._batch_size(loader)
+        if self.batch_size is None:
+            self.batch_size = Fraction(self._batch_size(loader))
         self._whole, self._by_steps = reference, _ = self._reference_epoch(loader)
         self._reference = reference
         steps = reference.steps_at(self._position(progress))
@@ -155,8 +155,9 @@ class Schedules:
         if first:
             passed = loaded.get("passed")
             if passed is None:  # it is a start, or was no world that changes
-                self._note_steps()
                 passed = hooks.num_batches(self._trainer) if self._by_hand else self._trainer.global_step
+                if self._by_hand:
+                    self._note_steps()
             self._passed = passed - (reference.calls(steps) if in_epoch or progress.steps else 0)
         configs = self._trainer.lr_scheduler_configs
         self._made = list(loaded.get("made", ())) if in_epoch else []
@@ -176,8 +177,24 @@ class Schedules:
         batch = self._batch_size(loader) * self.world_size
         return ReferenceEpoch(length, batch, self._num_steps(loader, length), accumulate), False
 
+    def _passed_in_epoch(self, progress: EpochProgress) -> int:
+        """Updates of the reference world in the epoch that was planned last; another one may have begun since."""
+        whole = self._whole
+        if whole is None:
+            return 0
+        if progress.epoch == self._epoch:
+            return whole.calls(whole.steps_at(self._trained(progress)))
+        return whole.calls(whole.num_steps if self._reached is None else whole.steps_at(self._reached))
+
     def _position(self, progress: EpochProgress) -> int:
         return progress.steps if self._by_steps else progress.length - progress.remaining
+
+    def _trained(self, progress: EpochProgress) -> int:
+        """The same without what has been dealt only."""
+        uncommitted = progress.uncommitted
+        if self._by_steps:
+            return progress.steps - len(uncommitted)
+        return self._position(progress) - sum(window.stop - window.start for window in uncommitted)
 
     def _update(self, loader: ElasticLoader) -> int:
         """Positions of an update in the world of now."""
@@ -190,7 +207,7 @@ class Schedules:
         if loader is None or self._reference is None:
             return
         progress = loader.progress
-        self._reached = self._position(progress) if progress.epoch == self._epoch else None  # another loader has begun
+        self._reached = self._trained(progress) if progress.epoch == self._epoch else None  # another loader has begun
         if self._by_hand and self._note_steps() and progress.remaining > 0:
             self._limit(loader)
 
@@ -301,25 +318,27 @@ class Schedules:
         if reference is None or loader is None:
             loaded = self._loaded or {}
             return loaded if loaded.get("step") == step else self._world(loader)
-        done = reference.calls(reference.steps_at(self._position(loader.progress)))
         return {
             **self._world(loader),
             "step": step,
             "epoch": self._epoch,
-            "passed": self._passed + done,
+            "passed": self._passed + self._passed_in_epoch(loader.progress),
             "made": list(self._made),
             "manual": [counts.state() for counts in self._manual],
             "stepped": list(self._stepped),
         }
 
     def _world(self, loader: ElasticLoader | None) -> dict[str, Any]:
-        batch_size = self.batch_size if loader is None else self._batch_size(loader)
-        return {"world_size": self.world_size, "batch_size": batch_size, "accumulate": self.accumulate}
+        now = None if loader is None else self._batch_size(loader)
+        batch_size = self.batch_size or now
+        ratio = None if batch_size is None else list(batch_size.as_integer_ratio())
+        return {"world_size": self.world_size, "batch_size": ratio, "accumulate": self.accumulate}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are, or where a checkpoint says."""
         self.world_size = int(state["world_size"])
-        self.batch_size = state.get("batch_size")
+        batch_size = state.get("batch_size")
+        self.batch_size = None if batch_size is None else Fraction(*batch_size)
         self.accumulate = int(state.get("accumulate", self._argument))
         self._own_batch_size = None
         self._reference = self._whole = None

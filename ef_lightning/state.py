@@ -154,7 +154,7 @@ class TrainerState:
         return True
 
     def _begin_again(self) -> None:
-        """Nothing was saved, so this is the start, and the workers of this view are those that the training begins with.
+        """Nothing was saved, so this is the start: the training begins with the workers of this view.
 
         The others take it from this one's state.
         """
@@ -284,7 +284,6 @@ class TrainerState:
         strategy.load_optimizer_state_dict(checkpoint)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
-
 
     def _set_up_optimizers(self, num_batches: int | None) -> None:
         """Have the optimizers and schedulers of workers in whose world an epoch has so many batches."""

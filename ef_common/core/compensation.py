@@ -157,7 +157,7 @@ class Compensation:
 
 
 class Affine(NamedTuple):
-    """x → scale · x + shift, but not below `least` and not above `most`, unless x itself is. What is 0 is off, and stays.
+    """x → scale · x + shift, but not below `least` or above `most`, unless x itself is. What is 0 is off, and stays 0.
 
     >>> Affine(2.0, -1.0)(0.75), Affine(2.0, -1.0, least=0.5)(0.7), Affine(2.0, -1.0, least=0.5)(0.4)
     (0.5, 0.5, 0.4)

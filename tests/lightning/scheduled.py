@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -213,7 +214,7 @@ def fit(
         set_up(trainer)
         if strategy._schedules is not None and ckpt_path is None and world_size is not None:
             strategy._schedules.world_size = world_size
-            strategy._schedules.batch_size = batch_size
+            strategy._schedules.batch_size = None if batch_size is None else Fraction(batch_size)
 
     strategy._set_up_schedules = set_up_for_more
     trainer = training.trainer(pl, strategy, **options)
@@ -244,8 +245,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     """Train in a worker of a job, with one cycle.
 
     Args:
-        options: `length`; `sleep_s` of a step; `batch_size`; `compensation`; `ckpt_path`; `save`: a step, after which the training
-            ends, and the path of a checkpoint; the rest is the Trainer's.
+        options: `length`; `sleep_s` of a step; `batch_size`; `compensation`; `ckpt_path`; `save`: a step, after which
+            the training ends, and the path of a checkpoint; the rest is the Trainer's.
     """
     pl = importlib.import_module("lightning.pytorch")
     options = dict(options)

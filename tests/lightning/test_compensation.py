@@ -25,7 +25,18 @@ from ef_lightning.compensation import ScaledSettings, kind_of
 from tests import closed_forms, warm
 from tests.gpu import on_gpu
 from tests.lightning import compensated, training
-from tests.lightning.compensated import TRACE, fit, module_of, noting, problem, rates, recorder, sgd, view_of, weights_of
+from tests.lightning.compensated import (
+    TRACE,
+    fit,
+    module_of,
+    noting,
+    problem,
+    rates,
+    recorder,
+    sgd,
+    view_of,
+    weights_of,
+)
 from tests.lightning.conftest import HOSTS
 from tests.lightning.training import BATCH_SIZE
 

@@ -1,4 +1,4 @@
-"""Schedules and limits in manual optimization, where a batch may have several backward passes, or a step several batches."""
+"""Schedules and limits in manual optimization: a batch may have several backward passes, or a step several batches."""
 
 from __future__ import annotations
 
@@ -158,4 +158,3 @@ def test_two_optimizers_in_a_batch_follow_the_samples_while_workers_come_and_go(
     assert all(result["rates"] == pytest.approx([0, 0]) for result in results)
     assert results[0]["step"] > 2 * num_epochs * num_steps
     assert results[0]["step"] == results[1]["step"]
-

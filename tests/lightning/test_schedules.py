@@ -8,6 +8,7 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -22,7 +23,17 @@ from tests import warm
 from tests.lightning import scheduled, training
 from tests.lightning.compensated import noting
 from tests.lightning.conftest import HOSTS
-from tests.lightning.scheduled import GLOBAL_BATCH, LENGTH, NUM_STEPS, by_hand, fit, fit_plain, module_of, one_cycle
+from tests.lightning.scheduled import (
+    GLOBAL_BATCH,
+    LENGTH,
+    NUM_STEPS,
+    WORLD_SIZE,
+    by_hand,
+    fit,
+    fit_plain,
+    module_of,
+    one_cycle,
+)
 from tests.lightning.training import BATCH_SIZE
 
 pl = importlib.import_module(HOSTS[0])
@@ -243,7 +254,8 @@ def test_epoch_that_user_code_cuts_short_does_not_count_as_a_whole_one() -> None
             return -1 if self.current_epoch == 0 and batch_idx == 6 else None
 
     trainer = fit(pl, Cutting(), max_epochs=-1, max_steps=NUM_STEPS)
-    assert trainer.global_step == 6 + (LENGTH - 6 * BATCH_SIZE) // BATCH_SIZE + 1
+    passed = 6 * BATCH_SIZE // GLOBAL_BATCH
+    assert trainer.global_step == 6 + (NUM_STEPS - passed) * WORLD_SIZE
 
 
 RESTARTS: dict[str, tuple[int, int]] = {  # batch size, and batches whose gradients are accumulated
@@ -293,11 +305,46 @@ def test_process_alone_hands_the_reference_world_on(tmp_path: Path) -> None:
         return module_of(pl, SCHEDULERS["ExponentialLR"])
 
     first = fit(pl, module(), world_size=1, max_epochs=1)
-    there = {"world_size": 1, "batch_size": BATCH_SIZE, "accumulate": 1}
+    there = {"world_size": 1, "batch_size": [BATCH_SIZE, 1], "accumulate": 1}
     assert saved(first, "first.ckpt").items() >= there.items()
     larger = training.loader(LENGTH, 2 * BATCH_SIZE)
     second = fit(pl, module(), loader=larger, ckpt_path=tmp_path / "first.ckpt", max_epochs=2)
     assert saved(second, "second.ckpt").items() >= there.items()
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_loader_that_grows_in_a_training_has_a_step_of_the_schedule_for_each_update() -> None:
+    class Growing(type(module_of(pl, one_cycle))):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return training.loader(48, 4 + 2 * self.trainer.current_epoch)
+
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    plain, module = (Growing() for _ in range(2))
+    for one in (plain, module):
+        one.configure_optimizers = MethodType(by_exponent, one)
+    training.trainer(pl, "auto", **options).fit(plain)
+    training.trainer(pl, strategy_for(HOSTS[0])(compensation="none"), **options).fit(module)
+    assert module.rates == plain.rates
+
+
+def by_exponent(module: Any) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    return [optimizer], [{"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+
+
+@pytest.mark.processes
+def test_newcomer_that_comes_when_an_epoch_begins_ends_with_the_others(tmp_path: Path) -> None:
+    """Each epoch has one update of two workers, so nobody can come at another time."""
+    options = {"length": 2 * BATCH_SIZE, "sleep_s": 0.02, "max_epochs": -1, "max_steps": 150}
+    with Job(tmp_path, preload=warm.TORCH) as job:
+        founders = job.start_world(2, scheduled.run, options)
+        job.wait_for_step(3)
+        workers = [*founders, job.start(scheduled.run, options)]
+        job.view(3)
+        results = [worker.result() for worker in workers]
+        job.audit()
+    assert len({result["step"] for result in results}) == 1
+    assert {result["rates"][-1] for result in results} == {rates_of_one_cycle(150)[-1]}
 
 
 @pytest.mark.processes
