@@ -260,4 +260,7 @@ class ScaledSettings:
             before = tensor.clone()
             self._tensors.append((tensor, before))
             tensor.mul_(change.scale).add_(change.shift)
-            torch.maximum(tensor, before.clamp(max=change.least), out=tensor)
+            if change.shift:
+                torch.maximum(tensor, before.clamp(max=change.least), out=tensor)
+                torch.minimum(tensor, before.clamp(min=change.most), out=tensor)
+                tensor.mul_(before != 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,6 +150,11 @@ class Fit:
         if self.schedules is not None and saved is not None:
             self.schedules.load_state(saved)
             self._forget_train_loader()  # a hook `setup` of the user's may have asked for it
+
+    def resume_schedules(self) -> None:
+        """The optimizers are there."""
+        if self.schedules is not None and self.follows_samples:
+            self.schedules.resume()
 
     @property
     def follows_samples(self) -> bool:
@@ -390,8 +396,10 @@ class Fit:
             loader.on_plan = self.checkpoints.restore_random_state
         if self.train_loader is not None:  # Lightning reloads
             loader.succeed(self.train_loader)
-        elif self.schedules is not None:
-            loader.planned_world_size = self.schedules.world_size
+        if self.schedules is not None and self.follows_samples:
+            loader.is_limited = partial(self.schedules.is_limited, loader)
+            if self.train_loader is None:
+                loader.planned_steps = partial(self.schedules.planned_steps, loader)
         self.train_loader = loader
         return loader
 
@@ -432,6 +440,8 @@ class Fit:
 
     def _between_steps(self) -> None:
         self._log_weights()
+        if self.schedules is not None:
+            self.schedules.between_batches()
         if self._timed_validation is not None:
             self._timed_validation.begin_batch()
         if self.checkpoints is not None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_unflatten
 
 from ef_common.errors import ProtocolError
@@ -305,6 +306,11 @@ def recorded(recorder: Any) -> Any:
 def num_batches_started(trainer: Any) -> int:
     """Batches of this epoch that the training loop has fetched."""
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+def num_batches(trainer: Any) -> int:
+    """Batches of all epochs that the training loop has fetched, as Lightning's checkpoints count them as well."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
 
 
 def num_batches_running(trainer: Any) -> int:
@@ -816,8 +822,7 @@ def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = 
         times, frequency = due(number), config.frequency
         strategy.lr_scheduler_configs, config.frequency = [config], 1
         try:
-            for _ in range(times):
-                make(loop, "step", plateau)
+            make_steps(config.scheduler, times, partial(make, loop, "step", plateau), shown=plateau)
         finally:
             strategy.lr_scheduler_configs, config.frequency = configs, frequency
 
@@ -826,11 +831,19 @@ def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
     """Where the user's code calls `self.lr_schedulers()` and steps one of them, make as many steps as `due` says."""
 
     def wrap(find: Callable[[], Any]) -> Callable[[], Any]:
+        known: dict[int, tuple[Any, Any]] = {}
+
+        def stepped(number: int, scheduler: Any) -> Any:
+            """What is asked for in each batch: made once."""
+            if number not in known or known[number][0] is not scheduler:
+                known[number] = (scheduler, _stepped_by(partial(due, number), scheduler))
+            return known[number][1]
+
         def lr_schedulers() -> Any:
             found = find()
             if isinstance(found, list):
-                return [_stepped_by(partial(due, number), one) for number, one in enumerate(found)]
-            return None if found is None else _stepped_by(partial(due, 0), found)
+                return [stepped(number, one) for number, one in enumerate(found)]
+            return None if found is None else stepped(0, found)
 
         return lr_schedulers
 
@@ -839,15 +852,28 @@ def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
 
 def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     """The same scheduler, of a class of its own, whose fields are those of the original."""
+    shown = isinstance(scheduler, ReduceLROnPlateau)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> None:
-        for _ in range(due()):
-            scheduler.step(*args, **kwargs)
+        make_steps(scheduler, due(), partial(scheduler.step, *args, **kwargs), shown=shown)
 
     cls = type(scheduler)
     wrapped: Any = object.__new__(type(cls.__name__, (cls,), {"step": step}))
     wrapped.__dict__ = vars(scheduler)
     return wrapped
+
+
+def make_steps(scheduler: Any, times: int, step: Callable[[], None], *, shown: bool) -> None:
+    """Step a scheduler several times in one update.
+
+    One that is shown a value (`ReduceLROnPlateau`) is shown it again as long as that is right: a value that is no
+    better stands for all these updates without a better one, and a cooldown goes by with them. But a better value has
+    nothing worse after it, and what has reduced the rate once does not reduce it again.
+    """
+    for _ in range(times):
+        step()
+        if shown and not (getattr(scheduler, "num_bad_epochs", 0) or getattr(scheduler, "in_cooldown", False)):
+            return
 
 
 def surround_passes(

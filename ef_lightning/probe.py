@@ -125,7 +125,7 @@ HOOKS = (
     Hook("fit_loop.epoch_loop.batch_progress.current", "started", "step_back", int),
     Hook("fit_loop.epoch_loop.batch_progress.current", "processed", "step_back", int),
     Hook("fit_loop.epoch_loop.batch_progress.current", "completed", "step_back", int),
-    Hook("fit_loop.epoch_loop.batch_progress.total", "ready", "step_back", int),
+    Hook("fit_loop.epoch_loop.batch_progress.total", "ready", "step_back, num_batches", int),
     Hook("fit_loop.epoch_loop.batch_progress", "is_last_batch", "set_epoch_length", bool),
     Hook("fit_loop.epoch_loop", "_results", "log_state", dict),
     Hook("val_loop", "_results", "log_state", dict),

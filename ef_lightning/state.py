@@ -152,6 +152,7 @@ class TrainerState:
         self._claiming.begin_again()
         checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
         if checkpoint is None:
+            self._begin_again()
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
@@ -168,6 +169,19 @@ class TrainerState:
         if loader is not None:
             loader.go_back(saved)
         return True
+
+    def _begin_again(self) -> None:
+        """Nothing was saved, so this is the start: the training begins with the workers of this view.
+
+        The others take it from this one's state.
+        """
+        world_size, loader = self._trainer.strategy.session.view.world_size, self._loader()
+        if self._compensator is not None:
+            self._compensator.begin_again(world_size)
+        if self._schedules is not None:
+            self._schedules.begin_again(world_size)
+        if loader is not None and self._num_batches_at_start is not None:
+            self._set_up_optimizers(loader.steps_in_world(world_size))
 
     # ------------------------------------------------------------ collect
 
@@ -292,13 +306,8 @@ class TrainerState:
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy
-        checkpoint, num_batches = state["checkpoint"], state["num_batches_at_start"]
-        if num_batches not in (None, self._num_batches_at_start):
-            hooks.set_num_batches(trainer, num_batches)
-            strategy.setup_optimizers(trainer)
-        self._num_batches_at_start = num_batches
-        for callback in self._callbacks("BaseFinetuning"):
-            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
+        checkpoint = state["checkpoint"]
+        self._set_up_optimizers(state["num_batches_at_start"])
         # Lightning's stand-in for no optimizer saves nothing.
         saved_groups = [saved.get("param_groups", ()) for saved in checkpoint["optimizer_states"]]
         for optimizer, wanted, saved in zip(trainer.optimizers, state.get("groups", ()), saved_groups, strict=False):
@@ -315,6 +324,16 @@ class TrainerState:
         strategy.load_optimizer_state_dict(checkpoint)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
+
+    def _set_up_optimizers(self, num_batches: int | None) -> None:
+        """Have the optimizers and schedulers of workers in whose world an epoch has so many batches."""
+        trainer = self._trainer
+        if num_batches not in (None, self._num_batches_at_start):
+            hooks.set_num_batches(trainer, num_batches)
+            trainer.strategy.setup_optimizers(trainer)
+        self._num_batches_at_start = num_batches
+        for callback in self._callbacks("BaseFinetuning"):
+            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
 
 
 def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:

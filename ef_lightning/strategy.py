@@ -239,7 +239,7 @@ class ElasticMixin(CollectivesMixin):
         self.host.set_rank(self.session.rank)
         self._trainer, self._run = trainer, Run(self, worker, trainer)
         if self._fit is not None:
-            self._saved.pop("schedules", None)  # of another training
+            self._saved = {}  # of another training
         self.session.on_view = self._follow_ranks
 
     def _follow_ranks(self, view: View) -> None:
@@ -258,6 +258,8 @@ class ElasticMixin(CollectivesMixin):
             fit.load_schedules(self._saved.get("schedules"))
         run.attach_loggers()
         super().setup(trainer)  # type: ignore[misc]
+        if fit is not None:
+            fit.resume_schedules()
         run.set_up()
         self._heed_notices(trainer)
         if fit is not None:

@@ -79,9 +79,10 @@ class ElasticLoader(WrappedLoader):
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
         self.is_even = self._is_filled = False
-        self.planned_world_size: int | None = (
-            None  # until the training begins: of the world that schedules are made for
-        )
+        # Until the training begins: batches of an epoch of so many positions in the world that schedules are made for.
+        self.planned_steps: Callable[[int], int] | None = None
+        # Whether `limit_train_batches`, if it is a number, limits an epoch of so many positions.
+        self.is_limited: Callable[[int], bool] = lambda length: True
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_begin: Callable[[], None] = lambda: None
@@ -161,13 +162,20 @@ class ElasticLoader(WrappedLoader):
 
     def begin_training(self) -> None:
         """From here on, an epoch has the batches of the world as it is."""
-        planned, self.planned_world_size = self.planned_world_size, None
-        if planned in (None, self._session.completed_in.world_size):
+        planned, self.planned_steps = self.planned_steps, None
+        if planned is None:
             return
-        progress = EpochProgress(epoch=0, length=self._length()) if self._wants_epoch else self.progress
-        hooks.set_num_batches(self._trainer, self._num_steps(progress))
-        if self._resumed:
-            hooks.set_train_limit(self._trainer, self._num_steps(progress))
+        length = self._length()
+        num_steps = self._num_steps(EpochProgress(epoch=0, length=length) if self._wants_epoch else self.progress)
+        if num_steps != planned(length):
+            hooks.set_num_batches(self._trainer, num_steps)
+            if self._resumed:
+                hooks.set_train_limit(self._trainer, num_steps)
+
+    def steps_in_world(self, world_size: int) -> int:
+        """Batches of an epoch that so many workers begin with."""
+        progress = EpochProgress(epoch=0, length=self._length())
+        return int(min(self.dealer.num_steps(progress, world_size), self._max_steps()))
 
     def even_shares(self) -> bool:
         """From the next step on, batches of one step have the same size in all workers.
@@ -201,10 +209,12 @@ class ElasticLoader(WrappedLoader):
 
     def _max_steps(self) -> float:
         limit = self._trainer.limit_train_batches
-        return limit if isinstance(limit, int) else math.inf
+        return limit if isinstance(limit, int) and self.is_limited(self._length()) else math.inf
 
     def _num_steps(self, progress: EpochProgress) -> int:
-        return int(min(self.dealer.num_steps(progress, self.planned_world_size), self._max_steps()))
+        if self.planned_steps is not None and self._wants_epoch:
+            return self.planned_steps(self._length())
+        return int(min(self.dealer.num_steps(progress), self._max_steps()))
 
     def _batches_returned(self) -> None:
         hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)

@@ -16,15 +16,27 @@ import torch
 from torch import optim
 
 from ef_common.core.compensation import Compensation
+from ef_common.data.compensator import Compensator
 from ef_common.errors import UsageError
 from ef_common.events import expand
-from ef_common.testing.harness import Job
+from ef_common.testing.harness import Job, WorkerProcess
 from ef_lightning import strategy_for
 from ef_lightning.compensation import ScaledSettings, kind_of
 from tests import closed_forms, warm
 from tests.gpu import on_gpu
 from tests.lightning import compensated, training
-from tests.lightning.compensated import TRACE, fit, module_of, noting, problem, rates, recorder, sgd, weights_of
+from tests.lightning.compensated import (
+    TRACE,
+    fit,
+    module_of,
+    noting,
+    problem,
+    rates,
+    recorder,
+    sgd,
+    view_of,
+    weights_of,
+)
 from tests.lightning.conftest import HOSTS
 from tests.lightning.training import BATCH_SIZE
 
@@ -440,6 +452,18 @@ def test_weight_decay_is_scaled_if_it_is_decoupled(make: Any, decoupled: bool, d
     assert found["weight_decay"] == pytest.approx(decay)
 
 
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_momentum_that_is_switched_off_stays_off_in_a_smaller_world(number: Any) -> None:
+    betas = tuple(map(number, (0.0, 0.99)))
+    capturable = {"capturable": number is torch.tensor, "foreach": False}
+    optimizer = optim.Adam([torch.nn.Parameter(torch.zeros(2))], 0.01, betas=betas, **capturable)
+    scaled = ScaledSettings(optimizer, "sqrt")
+    scaled.apply(1 / 8)
+    assert list(map(float, optimizer.param_groups[0]["betas"])) == pytest.approx([0.0, 1 - 0.01 / 8])
+    scaled.restore()
+    assert list(map(float, optimizer.param_groups[0]["betas"])) == pytest.approx([0.0, 0.99])
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -504,6 +528,58 @@ def test_optimizer_without_a_rule_trains_unchanged_and_the_first_change_of_the_w
     assert "how the settings of Adagrad follow it: they stay as they are. Choose 'linear'" in message
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("name", compensated.WITHOUT_RULE)
+def test_optimizer_without_a_rule_trains_unchanged_with_others_and_the_first_resize_is_told_once(
+    job: Job, name: str
+) -> None:
+    options = {"length": 403, "max_epochs": 50, "stop": "enough", "optimizer": name}
+    first, lost = job.start_world(2, compensated.run, options)
+    job.wait_for_step(3)
+    assert warnings_of(first, lost) == [0, 0]
+    lost.kill()
+    job.view(1, after=1)
+    newest = max(event["step"] for event in job.events("step"))
+    job.wait_for_step(newest + 3)
+    other = job.start(compensated.run, options)
+    job.view(2, after=job.generation)
+    newest = max(event["step"] for event in job.events("step"))
+    job.wait_for_step(newest + 3)
+    (job.directory / "enough").touch()
+    results = [worker.result() for worker in (first, other)]
+    job.audit()
+    assert results[0]["weights"] == results[1]["weights"]
+    for result in results:
+        assert {rate for _, rate in result[f"lr-{name}"]} == {0.02}
+    assert warnings_of(first, other) == [1, 0]
+
+
+def warnings_of(*workers: WorkerProcess) -> list[int]:
+    return [worker.output.read_text().count("compensation='auto' does not know") for worker in workers]
+
+
+def test_newcomer_does_not_tell_again_what_has_been_told(caplog: pytest.LogCaptureFixture) -> None:
+    def compensator() -> Compensator:
+        session = SimpleNamespace(rank=0, completed_in=view_of(1))
+        found = Compensator(Compensation(reference_batch_size=4), session, log=SimpleNamespace(enabled=False))
+        found.without_rule.append("Lion")
+        return found
+
+    def told(one: Compensator, world_size: int) -> int:
+        caplog.clear()
+        one.commit(view_of(world_size), 4, step=1)
+        return len(caplog.records)
+
+    first, newcomer, resumed, other = (compensator() for _ in range(4))
+    assert [told(first, 1), told(first, 2), told(first, 3)] == [0, 1, 0]
+    newcomer.load_state(first.state())
+    assert told(newcomer, 3) == 0
+    resumed.resume(first.state())  # a start from a checkpoint has a log of its own
+    assert told(resumed, 3) == 1
+    other.load_state(compensator().state())
+    assert told(other, 2) == 1
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
@@ -537,15 +613,8 @@ def test_process_alone_hands_the_reference_batch_on(tmp_path: Path) -> None:
     alone.callbacks.append(saving)
     alone.fit(module_of(pl, sgd), training.loader(compensated.LENGTH), ckpt_path=paths[0])
     saved = [torch.load(path, weights_only=True)["elasticflow"]["compensation"] for path in paths]
-    assert (
-        saved[0]
-        == saved[1]
-        == {
-            "reference_batch_size": BATCH_SIZE,
-            "world_size": 1,
-            "ramp": [2.0, 4.0, 1],
-        }
-    )
+    expected = {"reference_batch_size": BATCH_SIZE, "world_size": 1, "ramp": [2.0, 4.0, 1], "told": True}
+    assert saved == [expected, expected]
 
 
 # ---------------------------------------------------------------- real workers
@@ -608,7 +677,7 @@ def test_reference_batch_survives_a_restart_with_another_world_and_batch(
     assert dict(first["lr-SGD"]) == dict.fromkeys(range(5), 0.02)
     path = str(max(saved.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1])))
     with Job(tmp_path / "again", preload=warm.TORCH) as again:
-        options = {"max_steps": 15, "ckpt_path": path, "batch_size": 2 * BATCH_SIZE, "sleep_s": 0.0, "max_epochs": 9}
+        options = {"max_steps": 27, "ckpt_path": path, "batch_size": 2 * BATCH_SIZE, "sleep_s": 0.0, "max_epochs": 9}
         workers = again.start_world(3, compensated.run, options)
         results = [worker.result() for worker in workers]
         again.audit()
