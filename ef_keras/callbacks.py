@@ -191,18 +191,18 @@ class Elastic(keras.callbacks.Callback):
         self._worker.notices.start()
         iterator = hooks.epoch_iterator(self.model)
         size = size_of(self._global_batch_size, global_batch_size_of(iterator), deterministic=self._deterministic)
-        self._fit = Fit(
-            self._worker,
-            self.model,
-            others,
-            iterator,
-            compensation=self._compensation,
-            global_batch_size=size,
-            deterministic=self._deterministic,
-            checkpointing=self._checkpointing,
-            claims=self._claims,
-        )
         with leaving_cleanly():
+            self._fit = Fit(
+                self._worker,
+                self.model,
+                others,
+                iterator,
+                compensation=self._compensation,
+                global_batch_size=size,
+                deterministic=self._deterministic,
+                checkpointing=self._checkpointing,
+                claims=self._claims,
+            )
             self._fit.begin()
         if self._guard is not None:
             self._guard.put_around_batches(iterator, self._fit.data.batches)

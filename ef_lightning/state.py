@@ -200,7 +200,7 @@ class TrainerState:
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
-            "checkpoint_callbacks": [_private(callback) for callback in self._callbacks("ModelCheckpoint")],
+            "checkpoint_callbacks": [private_fields(callback) for callback in self._callbacks("ModelCheckpoint")],
             "loggers": hooks.logger_versions(trainer),
         }
 
@@ -301,7 +301,7 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
     return kinds
 
 
-def _private(callback: Any) -> dict[str, Any]:
+def private_fields(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
     return {k: v for k, v in vars(callback).items() if TENSORS.knows(v) and k != "_last_time_checked"}
 

@@ -69,6 +69,7 @@ from ef_lightning.reading import Reading, SampleReading
 from ef_lightning.repetition import Repetition
 from ef_lightning.requests import Requests
 from ef_lightning.schedules import Schedules, check_schedules
+from ef_lightning.start import agree_on_trainer
 from ef_lightning.state import TrainerState
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader, LoneLoader
@@ -175,6 +176,8 @@ class ElasticMixin(CollectivesMixin):
         self._default_group: DefaultGroup | None = None
         self._batch_norm: SyncedBatchNorm | None = None
         self._is_last = False
+        self._skips = False
+        self._sanity_steps: float = 0
         self._stays_one = False
         self._in_trial = False
 
@@ -310,11 +313,13 @@ class ElasticMixin(CollectivesMixin):
             self._stays_one = True
 
     def _set_up_checkpoints(self, trainer: Any) -> None:
-        here = self._here
+        here, self._skips = self._here, False
         if not self._fits(trainer):
             return
         self._saved_schedules = None  # of another training
-        here.begin_training()
+        with leaving_cleanly():
+            self._skips = here.begin_training()
+        hooks.know_best(trainer)
         if trainer.fast_dev_run:
             return  # of a trial nothing is to be left
         settings = Checkpointing.of(self.checkpoint, default=here.checkpoint)
@@ -338,6 +343,8 @@ class ElasticMixin(CollectivesMixin):
 
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
+        if self._skips:
+            self._skip_training()
         changes = self._here.elastic and not self._stays_one
         check_trainer(trainer, self.host, elastic=changes, saved=self._checkpoints is not None)
         fitting = self._fits(trainer)
@@ -405,9 +412,20 @@ class ElasticMixin(CollectivesMixin):
         self._prepare_last_leave(trainer)
         self.session.state = state
         if self.session.newcomer:
+            self._sanity_steps = trainer.num_sanity_val_steps
             trainer.num_sanity_val_steps = 0  # the others have done it
         if self._stays_one and callbacks_of_one(trainer) & FINDERS:
             self._begin_trial(trainer)
+
+    def _skip_training(self) -> None:
+        """The others have ended this training: the `fit` ends, too, with the result of it if that was saved."""
+        has_result = self._checkpoints is not None and self._checkpoints.load_result()
+        self.session.skip_training(has_result=has_result)
+        if self._claiming is not None:
+            self._claiming.skip()
+        if not has_result:
+            hooks.do_without_best(self._trainer)
+        raise hooks.end_of_run(self.host)
 
     def _set_up_default_group(self) -> None:
         if self._here.elastic and self._default_group is None:
@@ -555,11 +573,15 @@ class ElasticMixin(CollectivesMixin):
             self.session.run(first)
             if self.session.completed_in.world_size > 1:
                 first.apply()
-        versions, _ = operations.gather(self.session, hooks.logger_versions(trainer), what="a logger's version")
-        hooks.set_logger_versions(trainer, versions[0])
+        self._saved_compensation = agree_on_trainer(
+            trainer, self.host, self.session, compensation=self._saved_compensation
+        )
 
     def teardown(self) -> None:
         """Let go of the Trainer; the membership lasts as long as the process."""
+        ended = self._trainer is not None and self._fits(self._trainer) and not self._trainer.interrupted
+        if self._worker is not None and ended:
+            self.session.end_training()
         if self._determinism is not None:
             self._determinism.undo()
             self._determinism = None
@@ -614,6 +636,7 @@ class ElasticMixin(CollectivesMixin):
         if self._in_trial:
             return
         if self.session.newcomer:
+            self._trainer.num_sanity_val_steps = self._sanity_steps  # in the next fit it is one of the others
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self._requests is not None:
@@ -660,7 +683,7 @@ class ElasticMixin(CollectivesMixin):
             self._metrics.connect(self.lightning_module)
 
     def on_train_end(self) -> None:
-        """Everybody has come to the end: from here on, nobody can join."""
+        """Everybody has come to the end of this training."""
         if self._in_trial:
             return
         with leaving_cleanly():
@@ -670,7 +693,6 @@ class ElasticMixin(CollectivesMixin):
             self.session.run(Barrier())
         if self._checkpoints is not None:
             self._checkpoints.finish()
-        self.session.close()
         self._here.notices.stop()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -758,6 +780,7 @@ class ElasticMixin(CollectivesMixin):
             )
         loader.on_boundary = self._between_steps
         loader.on_members = self._plan_schedules
+        loader.on_over = self._skip_training
         if self._checkpoints is not None:
             loader.on_resume = self._checkpoints.go_on
             loader.on_begin = self._checkpoints.boundary

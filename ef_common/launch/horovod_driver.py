@@ -246,6 +246,10 @@ class WatchedChannel:
         """In a newcomer: where the members are."""
         return self._channel.job_place()
 
+    def job_training(self) -> int:
+        """In a newcomer: the training that the members are in."""
+        return self._channel.job_training()
+
     def stop(self) -> None:
         """Close the line."""
         self._channel.stop()

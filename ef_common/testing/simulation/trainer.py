@@ -133,6 +133,7 @@ class Trainer:
             self.progress = EpochProgress(self.epoch, job.length)
         self._mark("closing")
         session.run(Gather("closing", None, mark=self._mark, note=self._note))
+        session.end_training()
         session.close()
         session.stop()
         self._invariants.finished(self._result())
