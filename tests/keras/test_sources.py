@@ -194,6 +194,7 @@ class Others:
     def __init__(self, source: StreamSource, *, ahead: int, speed: float, ends_after: int = 10**9) -> None:
         self.worker = Member("new", "n", "")
         self.newcomer = True
+        self.training = 1
         self._source, self._ahead, self._speed, self._ends_after = source, ahead, speed, ends_after
         self.num_asked = 0
 

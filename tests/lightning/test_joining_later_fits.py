@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ef_common.core.membership import Membership, Phase, Settings
+from ef_common.core.membership import Phase, Settings
 from ef_common.testing.harness import Job
 from tests import warm
 from tests.lightning import fits
 from tests.lightning.conftest import HOSTS
+from tests.waiting import is_ready, wait_until
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-GUARD_S = 90.0
 
 
 @pytest.fixture
@@ -35,23 +34,6 @@ def nodes(tmp_path: Path) -> Iterator[Job]:
     """A job that needs two nodes."""
     with Job(tmp_path / "run", preload=warm.TORCH, settings=Settings(min_nodes=2, last_call_s=0.0)) as job:
         yield job
-
-
-def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
-    """Wait for a state of the coordinator."""
-    deadline = time.monotonic() + GUARD_S
-    while not reached(job.coordinator._switchboard.state):
-        assert time.monotonic() < deadline, job.tails()
-        assert any(worker.alive for worker in job.workers), job.tails()
-        time.sleep(0.02)
-
-
-def is_ready(training: int) -> Callable[[Membership], bool]:
-    def reached(state: Membership) -> bool:
-        ready = [w for w, (_, phase) in state.workers.items() if phase is Phase.READY]
-        return any(state.ready_for.get(w, 1) == training for w in ready)
-
-    return reached
 
 
 def check(results: list[dict[str, Any]], *, skipped: int, trainers: int = 2) -> None:
