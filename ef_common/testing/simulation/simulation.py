@@ -11,7 +11,7 @@ from typing import Any
 from ef_common.core.membership import Arrived, Claimed, Event, Gone, Leaving, Membership, Outpaced, Phase, Settings
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
-from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
+from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, MembershipError
 from ef_common.pace import Pace
 from ef_common.session import Session
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
@@ -45,6 +45,7 @@ _ENDS = {
     Evicted: "evicted",
     CoordinatorLost: "lost the coordinator",
     JobFailed: "told the failure",
+    MembershipError: "cannot begin anew",
 }
 _TOLD_S = 10.0
 """Within this time after an exception has ended the job all have ended that run."""
@@ -143,7 +144,7 @@ class Worker:
         try:
             self.trainer.train()
             self.end = "finished"
-        except (JobFinished, Left, Evicted, CoordinatorLost, JobFailed) as end:
+        except (JobFinished, Left, MembershipError) as end:
             self.end = _ENDS[type(end)]
             self.session.stop()
         except UsersError:
