@@ -276,7 +276,9 @@ class Session:
             logging.INFO if has_result else logging.WARNING,
             "training %d of the program is over in the other workers: skipping it, %s",
             self.training,
-            "with its result from a checkpoint" if has_result else "without its result, as there is no checkpoint of it",
+            "with its result from a checkpoint"
+            if has_result
+            else "without its result, as there is no checkpoint of it",
         )
         self.has_skipped = True
         self.lacks_results |= not has_result

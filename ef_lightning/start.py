@@ -76,6 +76,7 @@ def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
     for callback in trainer.callbacks:
         if state := memory["callbacks"].get(callback.state_key):
             callback.load_state_dict(state)
+    hooks.know_best(trainer)
     hooks.load_loop_fields(trainer, memory["fields"])
     hooks.load_loop_progress(trainer, memory["loops"])
 

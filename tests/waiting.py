@@ -20,11 +20,12 @@ def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
         time.sleep(0.02)
 
 
-def is_ready(training: int) -> Callable[[Membership], bool]:
-    """A newcomer is ready for this training."""
+def is_ready(training: int, *, world_size: int = 3) -> Callable[[Membership], bool]:
+    """A newcomer is ready for this training, or has joined in it as the last one of so many."""
 
     def reached(state: Membership) -> bool:
         ready = [worker for worker, (_, phase) in state.workers.items() if phase is Phase.READY]
-        return any(state.ready_for.get(worker, 1) == training for worker in ready)
+        joined = state.view is not None and state.view.world_size == world_size and state.training == training
+        return joined or any(state.ready_for.get(worker, 1) == training for worker in ready)
 
     return reached

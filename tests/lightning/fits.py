@@ -53,25 +53,31 @@ def program(host: str, gates: str, trainers: int = 2, checkpoint: str = "", slow
 
     def new_trainer() -> Any:
         strategy = importlib.import_module("ef_lightning").strategy_for(host)(checkpoint=checkpoint or None)
-        return training.trainer(pl, strategy, max_epochs=1, callbacks=[gate])
+        best = pl.callbacks.ModelCheckpoint(str(Path(gates) / f"best-{len(trainers_made)}"), monitor="val")
+        trainers_made.append(
+            training.trainer(pl, strategy, max_epochs=1, callbacks=[gate, best], enable_checkpointing=True)
+        )
+        return trainers_made[-1]
 
+    trainers_made: list[Any] = []
     first = new_trainer()
     first.fit(module, training.loader(LENGTH), training.loader(9))
     found: dict[str, Any] = {"pretrained": training.weights(module), "joined_after": first.global_step}
-    first.validate(module, training.loader(9), verbose=False)
+    first.validate(module, training.loader(9), ckpt_path="best", verbose=False)
     if trainers == 1:
         second, tuned = first, module
         first.fit_loop.max_epochs = 2
     else:
         second, tuned = new_trainer(), make_module()
     second.fit(tuned, training.loader(LENGTH), training.loader(9))
-    found["tested"] = second.test(tuned, training.loader(9), verbose=False)
+    found["tested"] = second.test(dataloaders=training.loader(9), verbose=False)
     first.fit_loop.max_epochs = 3
     first.fit(module, training.loader(LENGTH), training.loader(9))
     found["epochs"] = [first.current_epoch, second.current_epoch]
     found["steps"] = [first.global_step, second.global_step]
     found["weights"] = [training.weights(module), training.weights(tuned)]
     found["num_fits"] = gate.num_fits
+    found["best"] = [trainer.checkpoint_callback.best_model_path for trainer in trainers_made]
     return found
 
 

@@ -39,7 +39,7 @@ def nodes(tmp_path: Path) -> Iterator[Job]:
 def check(results: list[dict[str, Any]], *, skipped: int, trainers: int = 2) -> None:
     """All have the same; the newcomer, which is the last one, lacks the first fit."""
     *members, newcomer = results
-    for name in ("epochs", "steps", "weights", "tested"):
+    for name in ("epochs", "steps", "weights", "tested", "best"):
         assert all(found[name] == members[0][name] for found in results), name
     assert members[0]["epochs"] == ([3, 3] if trainers == 1 else [3, 1])
     assert {found["num_fits"] for found in members} == {3}

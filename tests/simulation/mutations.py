@@ -566,7 +566,6 @@ _OF_THE_SESSION = {
 }
 
 
-
 def let_in_whoever_is_ready(patch: Patch) -> None:
     """A newcomer is admitted whatever training of the program it is ready for."""
 

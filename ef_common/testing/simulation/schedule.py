@@ -186,7 +186,10 @@ def trainings_of(seed: int) -> Schedule:
     if standbys:
         job = replace(job, min_nodes=1, max_nodes=1_000_000)
     job = replace(job, length=draw.choice((3, 7, 17, 29)), step_s=draw.choice((0.005, 0.02, 0.05)))
-    themes = [_join, *draw.choices((_crash_anywhere, _crash_at_place, _join, _leave, _slow), k=draw.choice((0, 1, 1, 2)))]
+    themes = [
+        _join,
+        *draw.choices((_crash_anywhere, _crash_at_place, _join, _leave, _slow), k=draw.choice((0, 1, 1, 2))),
+    ]
     if standbys:
         themes.append(draw.choice((_coordinator_lost, _coordinator_lost_at_place)))
     faults = [fault for theme in themes for fault in theme(draw, job)]
