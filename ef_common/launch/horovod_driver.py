@@ -100,7 +100,7 @@ class Driver:
         self._events.put(rounds.Viewed(members, planned, view.rank_of(worker) is not None))
 
     def finished(self) -> None:
-        """The training is complete; called in any thread."""
+        """The program ends, with its trainings complete; called in any thread."""
         self._published[FINISHED_KEY] = b"1"
         self._events.put(rounds.Closed())
 

@@ -128,3 +128,25 @@ def test_newcomer_after_the_only_fit_waits_and_ends_with_the_others(job: Job, ga
     assert newcomer.wait() == 0
     assert not newcomer.events("step")
     job.audit()
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["without_checkpoints", "with_checkpoints"])
+def test_newcomer_of_the_second_fit_that_is_left_alone_goes_on_if_it_has_the_result_of_the_first(
+    job: Job, gates: Path, tmp_path: Path, saved: bool
+) -> None:
+    (gates / "validation").touch()
+    args = (HOSTS[0], str(gates), 1, str(tmp_path / "checkpoints") if saved else "")
+    members = job.start_world(2, fits.program, *args)
+    job.wait_for("weights", 4, step=1)  # both trainings count from 1, and the second one waits in its third step
+    newcomer = job.start(fits.program, *args)
+    wait_until(job, is_ready(2))
+    for member in members:
+        member.kill()
+    (gates / "second").touch()
+    if saved:
+        found = newcomer.result()
+        assert found["epochs"] == [3, 3]
+        assert found["num_fits"] == 2
+    else:
+        assert newcomer.wait() == 1
+        assert "it begins with the first training" in newcomer.output.read_text()
