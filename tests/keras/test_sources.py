@@ -244,6 +244,14 @@ def test_newcomer_whose_members_told_nothing_joins_at_once() -> None:
     assert data.num_read == 1
 
 
+def test_newcomer_walks_to_no_place_of_another_training() -> None:
+    source, _ = stream(50)
+    place = Place(0, 20, training=2)
+    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, job_place=lambda: place)
+    catch_up(source, others)
+    assert source.cursor == 1  # the batch that its model was built with
+
+
 def test_newcomer_that_walks_learns_that_the_job_is_over() -> None:
     source, data = stream(10_000)
     with pytest.raises(JobFinished):
