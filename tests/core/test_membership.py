@@ -309,22 +309,29 @@ def test_rule_2_only_members_begin_trainings() -> None:
     assert job(Begun("c", 2)).reason == ""  # it has left, and does not know it yet
 
 
-def test_rule_4_only_those_of_one_training_begin_anew_and_others_hear_of_it() -> None:
-    job = in_training(2, "a").arrive("b", "c")(Ready("b", 2), Ready("c", 2))
-    job(Gone("a", "crash"))
-    assert job.arrive("d").actions == (Welcome("d", warm_up=True, training=1),)  # there are no members
+def test_rule_4_those_of_the_earliest_training_begin_anew_and_others_wait_for_them() -> None:
+    job = in_training(2, "a").arrive("b")(Ready("b", 2), Gone("a", "crash"))
+    assert job.arrive("c").actions == (Welcome("c", warm_up=True, training=1),)  # there are no members
 
-    job(Ready("d", 1))(Tick(), at=5.0)
-    assert job.view.ids == ("b", "c")
-    assert job.actions[-1] == Skip("d", 2)
-    assert phase_of(job.state, "d") is Phase.WARMING
+    job(Ready("c", 1))(Tick(), at=5.0)
+    assert (job.view.ids, job.state.training) == (("c",), 1)
+    assert job(Begun("c", 2)).actions == (Announce(job.view),)
+    assert job.at_boundary("c").view.ids == ("c", "b")
 
 
-def test_rule_4_without_anybody_of_the_members_training_the_first_ready_one_begins_with_its_own() -> None:
-    job = in_training(2, "a")(Gone("a", "crash")).arrive("b")(Ready("b", 1))(Tick(), at=5.0)
+def test_rule_4_those_of_a_later_training_begin_anew_if_there_are_no_others() -> None:
+    job = in_training(2, "a").arrive("b", "c")(Ready("b", 2), Gone("a", "crash"))(Tick(), at=5.0)
 
-    assert job.view.ids == ("b",)
-    assert job.state.training == 1
+    assert (job.view.ids, job.state.training) == (("b",), 2)
+    assert job.actions[-1] == Skip("c", 2)
+
+
+def test_rule_4_newcomers_that_are_enough_only_together_go_to_one_training() -> None:
+    settings = Settings(min_nodes=2)
+    job = in_training(2, "a", "b", settings=settings).arrive("c")(Ready("c", 2), Gone("a", "x"), Gone("b", "x"))
+    job.arrive("d")(Ready("d", 1))
+    assert job.actions == (Skip("d", 2),)
+    assert job(Ready("d", 2))(Tick(), at=5.0).view.ids == ("c", "d")
 
 
 # ---------------------------------------------------------------- rule 3

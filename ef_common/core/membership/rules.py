@@ -83,6 +83,10 @@ def _take_ready(state: Membership, event: Ready, now: float, settings: Settings)
     state = replace(state, workers=workers, ready_for=ready_for, last_arrival=now)
     if view is not None and training > state.training:
         return state, (), f"{worker} waits for training {training}"
+    if view is None and state.gathering_since is None:
+        state, skips = _gather_ready(state, settings)
+        if skips:
+            return state, skips, f"{worker} is ready for training {training}, others are for another one"
     room = view is None or admissible(state, remaining(state, view), settings)
     if view is not None and not room and not replacement.spares(state, view, settings):
         return state, (), f"{worker} is ready, and a spare"
@@ -226,7 +230,7 @@ def plan(state: Membership, settings: Settings) -> Decision:
 
 def _holds(state: Membership, members: Collection[Member], settings: Settings) -> bool:
     """Rule 5: too few for a view; but once nobody can join any more, nobody waits for more."""
-    return len({m.node for m in members}) < settings.min_nodes and not state.closed
+    return len(_nodes(members)) < settings.min_nodes and not state.closed
 
 
 def install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
@@ -337,7 +341,7 @@ def founders(state: Membership, settings: Settings) -> list[Member]:
     """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
     if state.closed or state.last or state.idle or state.gathering_since is not None:
         return []
-    members = _beginners(state)
+    members = _beginners(state, settings)
     nodes: dict[str, int] = {}
     for member in members:
         nodes[member.node] = nodes.get(member.node, 0) + 1
@@ -345,12 +349,33 @@ def founders(state: Membership, settings: Settings) -> list[Member]:
     return members if complete and len(nodes) >= settings.min_nodes else []
 
 
-def _beginners(state: Membership) -> list[Member]:
-    """Who may begin together: all whose programs are at one training, which is the newest that members have been in."""
+def _beginners(state: Membership, settings: Settings) -> list[Member]:
+    """Who may begin together: enough whose programs are at one training, the earliest one.
+
+    Who has skipped more waits for them: where there are checkpoints, they come to its training at once.
+    """
     if not state.generation:
         return [m for m, phase in state.workers.values() if phase is Phase.EARLY]
-    first = next((w for w, (_, phase) in state.workers.items() if phase is Phase.READY), "")
-    return roster.ready(state, state.training) or roster.ready(state, roster.readiness(state, first))
+    groups = [roster.ready(state, training) for training in _trainings(state)]
+    return next((group for group in groups if len(_nodes(group)) >= settings.min_nodes), [])
+
+
+def _trainings(state: Membership) -> list[int]:
+    ready = [worker for worker, (_, phase) in state.workers.items() if phase is Phase.READY]
+    return sorted({roster.readiness(state, worker) for worker in ready})
+
+
+def _nodes(members: Collection[Member]) -> set[str]:
+    return {member.node for member in members}
+
+
+def _gather_ready(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
+    """Without members, and with enough newcomers only if they are at one training: all go to the latest one."""
+    trainings = _trainings(state)
+    ready = [member for training in trainings for member in roster.ready(state, training)]
+    if len(_nodes(ready)) < settings.min_nodes or _beginners(state, settings):
+        return state, ()
+    return pass_over(replace(state, training=trainings[-1]))
 
 
 def is_at_work(state: Membership) -> bool:

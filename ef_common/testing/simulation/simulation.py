@@ -39,13 +39,15 @@ _SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
+CANNOT_BEGIN = "cannot begin anew"
+"""End of a newcomer that has skipped a training, when nobody is left who has its result."""
 _ENDS = {
     JobFinished: "told the end",
     Left: "left",
     Evicted: "evicted",
     CoordinatorLost: "lost the coordinator",
     JobFailed: "told the failure",
-    MembershipError: "cannot begin anew",
+    MembershipError: CANNOT_BEGIN,
 }
 _TOLD_S = 10.0
 """Within this time after an exception has ended the job all have ended that run."""
@@ -428,7 +430,7 @@ class Simulation:
         if isinstance(event, Claimed):
             self.count("claim won" if event.worker in event.named else "claim lost")
         members = [worker for worker in lost_in(event) if before.view is not None and worker in before.view.ids]
-        if members:
+        if members and any(self.workers[worker].end != CANNOT_BEGIN for worker in members):
             self.count("loss" if not after.closed else "goodbye")
             if len(members) > 1:
                 self.count("silent together")
