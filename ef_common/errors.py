@@ -27,6 +27,7 @@
     GroupBroken                     internal: the group of this view is dead; recovery handles it
     JobFinished                     internal: the job has ended; a late joiner exits with status 0
     Left                            internal: this worker asked to leave and is out of the view
+    TrainingOver                    internal: the others are in a later training, so a newcomer skips its own
     MembersChanged                  internal: a worker was lost in a step that had its values; the step is made again
     SharesUneven                    internal: a step has gathered from batches of several sizes; it is made again
 """
@@ -129,6 +130,10 @@ class GroupBroken(Exception):
 
 class JobFinished(Exception):
     """The job has ended, so there is nothing to join."""
+
+
+class TrainingOver(Exception):
+    """The members have gone on to a later training of the program than the one that this newcomer waits to join."""
 
 
 class Left(Exception):

@@ -167,8 +167,8 @@ class Elastic(keras.callbacks.Callback):
         given = self._settings
         size = size_of(given.global_batch_size, global_batch_size_of(iterator), deterministic=given.deterministic)
         settings = replace(given, global_batch_size=size)
-        self._fit = Fit(self._worker, self.model, others, iterator, settings=settings)
         with leaving_cleanly():
+            self._fit = Fit(self._worker, self.model, others, iterator, settings=settings)
             self._fit.begin()
         if self._guard is not None:
             self._guard.put_around_batches(iterator, self._fit.data.batches)

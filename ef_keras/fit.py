@@ -15,7 +15,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data.claiming import Claiming
 from ef_common.data.settings import ElasticSettings
-from ef_common.errors import UsageError
+from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
@@ -45,6 +45,7 @@ class Fit:
         settings: The user's, with the size of the global batch that the data may have brought.
 
     Raises:
+        JobFinished: The job is over.
         UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
     """
 
@@ -60,7 +61,7 @@ class Fit:
         compensation, deterministic = settings.compensation, settings.deterministic
         global_batch_size = settings.global_batch_size
         self._worker = worker
-        worker.begin_training()
+        self._skips = worker.begin_training()
         checkpointing = settings.checkpointing(worker.checkpoint)
         self._checkpointing = checkpointing and checkpointing.of_training(next(worker.trainings))
         place = settings.place(worker.claims, checkpoints=self._checkpointing, elastic=worker.elastic)
@@ -149,17 +150,34 @@ class Fit:
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
-            self._warm_up(batch)
-            self.data.catch_up()
-            session.state = self._state
-            session.join()
-            logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
-            hooks.start_at(model, self.data.epoch)
+            self._join(batch)
         else:
             self._claiming.begin()
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+
+    def _join(self, batch: Any) -> None:
+        try:
+            if not self._skips:
+                self._warm_up(batch)
+                self.data.catch_up()
+                self._session.state = self._state
+                self._session.join()
+        except TrainingOver:
+            self._skips = True
+        if self._skips:
+            self._skip()
+        else:
+            logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
+            hooks.start_at(self._model, self.data.epoch)
+
+    def _skip(self) -> None:
+        """The others have ended this training: `fit` ends at once, with the result of it if that was saved."""
+        has_result = self._checkpoints is not None and self._checkpoints.load_result()
+        self._session.skip_training(has_result=has_result)
+        self._claiming.skip()
+        hooks.start_at(self._model, self._callbacks.params["epochs"])
 
     def _set_up_checkpoints(self) -> None:
         if self._checkpointing is not None:
@@ -202,13 +220,21 @@ class Fit:
         return lambda batch: step(self._batches_for_step(batch))
 
     def end(self) -> None:
-        """Everybody has come to the end: from here on, nobody can join."""
+        """Everybody has come to the end of this training."""
+        if self._skips:
+            if self._checkpoints is not None:
+                self._state.remember(self._checkpoints.memories)
+            self._release()
+            return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
         self._session.run(Barrier())
         if self._checkpoints is not None:
             self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
-        self._session.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._session.end_training()
         self._session.state = self._session.on_last_leave = None
         self._reducer.detach()
         hooks.start_at(self._model, None)

@@ -77,6 +77,7 @@ class Fit:
         repetition: Makes steps again in which workers have gathered and one was lost.
         reducer: Sums gradients.
         global_step: A step on a batch of fixed size, if that is set.
+        is_over: The others have ended it already, so this newcomer is to skip it.
         in_trial: Until the training itself begins, a callback tries out others, which are none of the job's.
     """
 
@@ -98,7 +99,10 @@ class Fit:
         self._batch_norm: SyncedBatchNorm | None = None
         self._timed_validation: TimedValidation | None = None
         self._joining: Joining | None = None
-        worker.begin_training()
+        self._sanity_steps: float = 0
+        with leaving_cleanly():
+            self.is_over = worker.begin_training()
+        hooks.know_best(trainer)
         checkpointing = self._checkpointing()
         self._claiming = Claiming(self._place(checkpointing), self._session)
         self.checkpoints = None if checkpointing is None else self._checkpoints_at(checkpointing)
@@ -179,6 +183,7 @@ class Fit:
         self._set_up_compensation(saved_compensation)
         state = self._set_up_state()
         if self._session.newcomer:
+            self._sanity_steps = trainer.num_sanity_val_steps
             trainer.num_sanity_val_steps = 0  # the others have done it
             self._joining = Joining(
                 trainer,
@@ -291,6 +296,7 @@ class Fit:
     def _prepare_boundary(self) -> None:
         """Have everything set up before the first boundary, where newcomers meet the others."""
         if self._session.newcomer:
+            self._trainer.num_sanity_val_steps = self._sanity_steps  # in the next fit it is one of the others
             hooks.set_up_validation(self._trainer)
         hooks.load_loader_state(self._trainer)
         if self.requests is not None:
@@ -302,6 +308,15 @@ class Fit:
         if self.checkpoints is not None:
             self.checkpoints.begin_loops()
 
+    def skip(self) -> None:
+        """The others have ended this training: the `fit` ends, too, with the result of it if that was saved."""
+        has_result = self.checkpoints is not None and self.checkpoints.load_result()
+        self._session.skip_training(has_result=has_result)
+        self._claiming.skip()
+        if not has_result:
+            hooks.do_without_best(self._trainer)
+        raise hooks.end_of_run(self._strategy.host)
+
     def end_trial(self) -> None:
         """The training itself begins."""
         if self.in_trial:
@@ -309,7 +324,7 @@ class Fit:
             hooks.forget_loaders(self._trainer)
 
     def complete(self) -> None:
-        """Everybody has come to the end: from here on, nobody can join."""
+        """Everybody has come to the end of this training."""
         if self.in_trial:
             return
         with leaving_cleanly():
@@ -319,7 +334,6 @@ class Fit:
             self._session.run(Barrier())
         if self.checkpoints is not None:
             self.checkpoints.finish()
-        self._session.close()
         self._worker.notices.stop()
 
     def end(self) -> None:
@@ -390,6 +404,7 @@ class Fit:
             self._set_up_global_step(loader)
         loader.on_boundary = self._between_steps
         loader.on_members = self._plan_schedules
+        loader.on_over = self.skip
         if self.checkpoints is not None:
             loader.on_resume = self.checkpoints.go_on
             loader.on_begin = self.checkpoints.boundary

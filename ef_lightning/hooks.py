@@ -438,6 +438,34 @@ def mark_evaluation_done(loop: Any) -> None:
     loop.batch_progress.is_last_batch = True
 
 
+def end_of_run(host: Host) -> BaseException:
+    """To be raised: ends a run of the Trainer from anywhere in it, as one that has finished.
+
+    Of the hooks that come at the end, only `teardown` is called. Lightning has it for callbacks that try things out.
+    """
+    end: BaseException = host.get("utilities.exceptions", "_TunerExitException")()
+    return end
+
+
+def do_without_best(trainer: Any) -> None:
+    """Nobody has told this Trainer which of its checkpoints is the best, or the last: evaluate what there is."""
+
+    def replaced(select: Callable[..., Any]) -> Callable[..., Any]:
+        def selected(state_fn: Any, path: Any, **kwargs: Any) -> Any:
+            if path in (None, "best", "last"):
+                path, kwargs = None, {**kwargs, "model_provided": True}  # else the best one is meant, too
+            return select(state_fn, path, **kwargs)
+
+        return selected
+
+    replace(trainer._checkpoint_connector, "_select_ckpt_path", replaced)
+
+
+def know_best(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer._checkpoint_connector, "_select_ckpt_path")
+
+
 # ---------------------------------------------------------------- self.log
 
 

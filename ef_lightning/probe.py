@@ -154,6 +154,8 @@ HOOKS = (
     Hook("trainer._checkpoint_connector", "restore_callbacks", "load_checkpoint", calls=0),
     Hook("trainer._checkpoint_connector", "restore_precision_plugin_state", "load_checkpoint", calls=0),
     Hook("trainer._checkpoint_connector", "_restore_modules_and_callbacks", "before_restoring", calls=2),
+    Hook("trainer._checkpoint_connector", "_select_ckpt_path", "do_without_best", calls=4),
+    Hook("exceptions_module", "_TunerExitException", "end_of_run", type),
     Hook("fit_loop", "_combined_loader_states_to_load", "load_loader_state", list),
     Hook("fit_loop._combined_loader", "_load_state_dicts", "load_loader_state", calls=1),
     Hook("fit_loop", "_restarting", "go_on_between_steps", bool),
@@ -225,6 +227,7 @@ def parts_of(trainer: Any, host: Host) -> dict[str, Any]:
         "connector": getattr(trainer, "_logger_connector", None),
         "results_module": importlib.import_module(f"{connectors}.logger_connector.result"),
         "data_connector_module": importlib.import_module(f"{connectors}.data_connector"),
+        "exceptions_module": importlib.import_module(f"{host.name}.utilities.exceptions"),
         "overrides_module": importlib.import_module(f"{host.name}.overrides.distributed"),
         "torch": torch,
     }

@@ -24,6 +24,7 @@ from ef_lightning.logged import Logged
 from ef_lightning.logs import Logs
 from ef_lightning.metrics import MetricSync, leaving_no_trace
 from ef_lightning.progress import Progress
+from ef_lightning.start import agree_on_trainer
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -118,8 +119,7 @@ class Run:
             session.run(first)
             if session.completed_in.world_size > 1:
                 first.apply()
-            versions, _ = operations.gather(session, hooks.logger_versions(self._trainer), what="a logger's version")
-        hooks.set_logger_versions(self._trainer, versions[0])
+            agree_on_trainer(self._trainer, self._host, session)
 
     def end(self) -> None:
         """Let go of the Trainer."""

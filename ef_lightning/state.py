@@ -233,7 +233,7 @@ class TrainerState:
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
-            "checkpoint_callbacks": [_private(callback) for callback in self._callbacks("ModelCheckpoint")],
+            "checkpoint_callbacks": [private_fields(callback) for callback in self._callbacks("ModelCheckpoint")],
             "loggers": hooks.logger_versions(trainer),
         }
 
@@ -366,7 +366,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state, tensors)
 
 
-def _private(callback: Any) -> dict[str, Any]:
+def private_fields(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
     return {k: v for k, v in vars(callback).items() if TENSORS.knows(v) and k != "_last_time_checked"}
 

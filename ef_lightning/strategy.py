@@ -252,6 +252,8 @@ class ElasticMixin(CollectivesMixin):
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers, and make them equal in all workers."""
         run, fit = self._running, self._fit
+        if fit is not None and fit.is_over:
+            fit.skip()
         changes = self._here.elastic and not run.stays_one
         check_trainer(trainer, self.host, elastic=changes, saved=fit is not None and fit.checkpoints is not None)
         if fit is not None:
@@ -298,6 +300,8 @@ class ElasticMixin(CollectivesMixin):
     def teardown(self) -> None:
         """Let go of the Trainer; the membership lasts as long as the process."""
         run, fit = self._run, self._fit
+        if fit is not None and not self._trainer.interrupted:
+            self.session.end_training()
         if fit is not None:
             self._saved |= {name: state for name, state in fit.saved().items() if state is not None}
         if run is not None:
@@ -325,7 +329,7 @@ class ElasticMixin(CollectivesMixin):
     on_predict_end = on_validation_end
 
     def on_train_end(self) -> None:
-        """Everybody has come to the end."""
+        """Everybody has come to the end of this training."""
         if self._fit is not None:
             self._fit.complete()
 

@@ -22,7 +22,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.errors import UsageError
+from ef_common.errors import TrainingOver, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
@@ -88,6 +88,7 @@ class ElasticLoader(WrappedLoader):
         self.on_begin: Callable[[], None] = lambda: None
         self.on_plan: Callable[[], None] = lambda: None
         self.on_members: Callable[[], None] = lambda: None
+        self.on_over: Callable[[], None] = lambda: None
 
     @property
     def in_epoch(self) -> bool:
@@ -149,7 +150,7 @@ class ElasticLoader(WrappedLoader):
         if starts_workers:
             self._planned.warm_up()
         with leaving_cleanly():
-            self._session.join()
+            self._join()
         # Else the state brought the progress, the loops' counters, and the order of the epoch.
         self._resumed = False
         logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
@@ -159,6 +160,12 @@ class ElasticLoader(WrappedLoader):
         self._wants_epoch = False
         self.on_members()
         hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=False)
+
+    def _join(self) -> None:
+        try:
+            self._session.join()
+        except TrainingOver:
+            self.on_over()
 
     def begin_training(self) -> None:
         """From here on, an epoch has the batches of the world as it is."""

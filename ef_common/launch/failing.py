@@ -56,9 +56,13 @@ class Failing:
 
     Args:
         session: The worker's session.
+
+    Attributes:
+        has_failed: An exception ends this process.
     """
 
     def __init__(self, session: Session) -> None:
+        self.has_failed = False
         self._session = session
         self._told = False
         self._signalled = False
@@ -87,6 +91,7 @@ class Failing:
 
     def tell(self, error: BaseException) -> None:
         """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
+        self.has_failed = True
         if isinstance(error, KeyboardInterrupt) and isinstance(error.__cause__, JobFailed):
             error = error.__cause__
         if self._told:
@@ -122,7 +127,7 @@ class Failing:
 
     def forget(self) -> None:
         """The program goes on, so what was postponed is nothing to tell of."""
-        self._postponed = None
+        self._postponed, self.has_failed = None, False
 
     def tell_postponed(self) -> None:
         """Tell of what was postponed, if anything was: the program ends."""

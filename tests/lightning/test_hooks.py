@@ -90,6 +90,7 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
         "rate_monitor": pl.callbacks.LearningRateMonitor(),
         "timer": pl.callbacks.Timer(timedelta(seconds=1)),
         "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
+        "exceptions_module": importlib.import_module(f"{host}.utilities.exceptions"),
         "overrides_module": overrides,
         "data_connector_module": importlib.import_module(f"{host}.trainer.connectors.data_connector"),
         "recorder": recorder,
