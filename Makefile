@@ -14,6 +14,7 @@ DEMO := .venv/.installed-demo
 TEST := .venv/.installed-test
 DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
+LOGGERS := .venv/.installed-loggers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format bench clean
@@ -47,7 +48,7 @@ demo-keras: $(HOROVOD)
 test: $(HOROVOD)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(HOROVOD)
+test-all: $(HOROVOD) $(LOGGERS)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # PEERS names some of them, relative to the folder `tests` of that checkout: PEERS=tests_pytorch/callbacks
@@ -138,6 +139,11 @@ $(TEST): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): $(TEST)
 	$(call install,dev)
+	@touch $@
+
+# Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
+$(LOGGERS): $(TEST)
+	$(call install,loggers)
 	@touch $@
 
 # Compiled once for the frameworks in .venv. Where that cannot be done, its tests are skipped, and say so; where it

@@ -13,6 +13,7 @@
     │   ├── CoordinatorLost         the coordinator is gone and a new view is needed
     │   ├── Evicted                 the others went on without this worker
     │   ├── JobFailed               another worker's own code has raised an exception, which ends the job
+    │   ├── CannotJoin              this newcomer cannot go on from the others' state; they go on without it
     │   └── AuthenticationError     the token is missing or differs
     ├── StorageError                the store of the checkpoints, or what lies in it
     │   ├── StorageFailed           the store refused, hung, is full or out of reach; trying again may help
@@ -27,7 +28,9 @@
     GroupBroken                     internal: the group of this view is dead; recovery handles it
     JobFinished                     internal: the job has ended; a late joiner exits with status 0
     Left                            internal: this worker asked to leave and is out of the view
+    TrainingOver                    internal: the others are in a later training, so a newcomer skips its own
     MembersChanged                  internal: a worker was lost in a step that had its values; the step is made again
+    SharesUneven                    internal: a step has gathered from batches of several sizes; it is made again
 """
 
 from __future__ import annotations
@@ -67,6 +70,10 @@ class Evicted(MembershipError):
 
 class JobFailed(MembershipError):
     """The code of the user has raised an exception in some worker; the message names worker, node and exception."""
+
+
+class CannotJoin(MembershipError):
+    """A newcomer cannot go on from the state of the others, who go on without it; its cause says why."""
 
 
 class AuthenticationError(MembershipError):
@@ -130,6 +137,10 @@ class JobFinished(Exception):
     """The job has ended, so there is nothing to join."""
 
 
+class TrainingOver(Exception):
+    """The members have gone on to a later training of the program than the one that this newcomer waits to join."""
+
+
 class Left(Exception):
     """This worker asked to leave, and the new view is without it.
 
@@ -141,6 +152,13 @@ class Left(Exception):
     def __init__(self, reason: str, *, last: bool = False) -> None:
         super().__init__(reason)
         self.last = last
+
+
+class SharesUneven(BaseException):
+    """The batches from which a step has gathered are not of one size, so all workers make it again with filled-up ones.
+
+    All members raise it at the same collective, as each sees the shapes of all.
+    """
 
 
 class MembersChanged(BaseException):

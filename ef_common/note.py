@@ -98,6 +98,15 @@ class Note:
         self.begin(-1, 0, [])
         self._first = -1.0
 
+    @property
+    def is_read(self) -> bool:
+        """Somebody may read it."""
+        return self._directory is not None
+
+    def at(self, epoch: int, step: int) -> None:
+        """A step begins, of which nobody reads."""
+        self.epoch, self.step = epoch, step
+
     def begin(self, epoch: int, step: int, ranges: Sequence[tuple[int, int]]) -> None:
         """A step begins, on these positions."""
         now = self._clock()

@@ -21,6 +21,7 @@ class Pace:
 
     Attributes:
         evicts_stragglers: To be told: the user wants stragglers to be replaced.
+        rests: No training is running, so nobody is to conclude anything from its standing still.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Pace:
         "_step_waiting_s",
         "_sums",
         "evicts_stragglers",
+        "rests",
     )
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -50,6 +52,7 @@ class Pace:
         self._sums = (0, 0.0, 0.0)
         self._num_samples = 0
         self.evicts_stragglers = False
+        self.rests = False
 
     def wait(self, generation: int, number: int, *, at_boundary: bool = False) -> None:
         """It begins to wait for the others (`number` SETTLING: in a view that settles)."""

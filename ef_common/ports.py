@@ -141,13 +141,17 @@ class ControlChannel(Protocol):
         """
 
     def send(self, kind: str, generation: int = 0) -> None:
-        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `settled`, `leave`, `close`, `bye`."""
+        """Tell the coordinator: `ready`, `begin`, `at_boundary`, `suspect`, `settled`, `leave`, `close`, `bye`.
+
+        With `ready` and `begin`, the number is that of a training.
+        """
 
     def next_view(self, after: int) -> View:
         """Wait for the newest view with a generation above `after`.
 
         Raises:
             CoordinatorLost, Evicted, JobFailed, JobFinished, Left: As their names say.
+            TrainingOver: In a newcomer that is ready for a training: the members have come to a later one.
         """
 
     def fail(self, why: str) -> bool:
@@ -165,6 +169,13 @@ class ControlChannel(Protocol):
 
     def job_place(self) -> Place | None:
         """In a newcomer: where the members are; None if nobody has told. Never waits.
+
+        Raises:
+            CoordinatorLost, Evicted, JobFinished: As their names say.
+        """
+
+    def job_training(self) -> int:
+        """In a newcomer: the training that the members are in, as far as is known. Never waits.
 
         Raises:
             CoordinatorLost, Evicted, JobFinished: As their names say.

@@ -17,6 +17,8 @@ The rules that keep the promises:
   in which the newest collective completed. After a planned change a barrier moves it on.
 * A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every
   newcomer in it has.
+* A program may train several times. A newcomer comes in only where its own program is in the training that the members
+  are in: it passes over those that are over.
 * Whoever leaves together with all other members takes the state along. The first of them is told to save it.
 """
 
@@ -27,13 +29,23 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ef_common.core.place import Place
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
-from ef_common.errors import CallMismatch, CoordinatorLost, GroupBroken, Left, ProtocolError, UnsupportedError
+from ef_common.errors import (
+    CallMismatch,
+    CannotJoin,
+    CoordinatorLost,
+    GroupBroken,
+    Left,
+    MembershipError,
+    ProtocolError,
+    TrainingOver,
+    UnsupportedError,
+)
 from ef_common.note import Note
 from ef_common.pace import Pace
 from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Meeting, Operation, State
@@ -43,6 +55,7 @@ logger = logging.getLogger(__name__)
 _AT_BOUNDARY = "wait between two steps, for workers that come or go"
 _ENTERED = "barrier after a change of the workers"
 _SETTLING = "exchange of positions in a new view"
+T = TypeVar("T")
 
 
 class Barrier:
@@ -107,9 +120,14 @@ class Session:
     Attributes:
         state: What newcomers receive.
         newcomer: It has not been admitted yet.
+        entering: It has been admitted, and prepares its first step by itself: nobody else answers its collectives, and
+            what it raises costs the others nothing.
         leaving: It wants to leave.
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         note: Where the steps are noted down for the launcher.
+        training: Number of the training that this worker's program has come to, from 1 on.
+        has_skipped: It has passed over a training, as the others had ended it already.
+        lacks_results: It has, and has not even a checkpoint of what came of it.
         first_claiming: Of the first training of this process (`ef_common.data.claiming`), which counts for all.
         on_view: Called with each view that is entered.
         on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
@@ -131,9 +149,13 @@ class Session:
         self.completed_in = self.view
         self.state: State | None = None
         self.newcomer = False
+        self.entering = False
         self.leaving = False
         self.wish = False
         self.note = Note()
+        self.training = 1
+        self.has_skipped = False
+        self.lacks_results = False
         self.first_claiming: Any = None
         self._wished_in: int | None = None
         self._channel = channel
@@ -149,6 +171,7 @@ class Session:
         self._newest_known = 0
         self._unconfirmed: list[Callable[[], None]] = []
         self._alone_for: str | None = None
+        self._has_trained = False
         self.on_view: Callable[[View], None] = lambda view: None
         self.on_last_leave: Callable[[], None] | None = None
 
@@ -170,6 +193,11 @@ class Session:
     def group(self) -> Group:
         """The current group, for operations that start before :meth:`run` is called."""
         return self._group
+
+    @property
+    def may_change(self) -> bool:
+        """A boundary may change the view, or end this worker. In a process alone that only a wish to leave does."""
+        return self._channel is not None or self.leaving
 
     @property
     def change_pending(self) -> bool:
@@ -211,15 +239,21 @@ class Session:
         """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done.
 
         Raises:
+            CannotJoin: The state cannot be taken in here. The others go on without this worker.
             Left: It wants to leave.
+            TrainingOver: The others have gone on to a later training, so that this one is to be skipped.
         """
         if self._channel is None or not self.newcomer:
             return
         self._leave_if_nobody_waits()
         if self.state is not None:
             self.state.prepare()
-        self._channel.send("ready")
-        self._recover()
+        self._channel.send("ready", self.training)
+        try:
+            self._recover()
+        except TrainingOver:
+            self._troubled_since = None
+            raise
         self.newcomer = False
         self.run(Barrier(_ENTERED))
 
@@ -236,6 +270,46 @@ class Session:
     def _leave_if_nobody_waits(self) -> None:
         if self.leaving:
             raise Left("it was no member yet")
+
+    # ------------------------------------------------------------ trainings
+
+    def begin_training(self, number: int) -> None:
+        """The program has come to its n-th training, from 1 on."""
+        self.training, self._has_trained, self._pace.rests = number, False, False
+        if self._channel is not None and not self.newcomer and number > 1:
+            self._channel.send("begin", number)
+
+    def end_training(self) -> None:
+        """The training has ended as it should: what the program does until the next one may take any time."""
+        self._has_trained = self._pace.rests = True
+
+    @property
+    def is_behind(self) -> bool:
+        """In a newcomer: the others are in a later training than the one that its program has come to.
+
+        Raises:
+            CoordinatorLost, JobFinished: It cannot join any more.
+        """
+        return self._channel is not None and self.newcomer and self._channel.job_training() > self.training
+
+    def skip_training(self, *, has_result: bool) -> None:
+        """This training is over in the others.
+
+        Args:
+            has_result: The program goes on with what has come of it, out of a checkpoint.
+        """
+        logger.log(
+            logging.INFO if has_result else logging.WARNING,
+            "training %d of the program is over in the other workers: skipping it, %s",
+            self.training,
+            "with its result from a checkpoint"
+            if has_result
+            else "without its result, as there is no checkpoint of it",
+        )
+        self.has_skipped = True
+        self.lacks_results |= not has_result
+
+    # ------------------------------------------------------------ what is told
 
     def tell_place(self, place: Place) -> None:
         """Let newcomers know where this member is, once that is sure to survive any loss."""
@@ -257,8 +331,8 @@ class Session:
             self._channel.use_store(store, claim)
 
     def close(self) -> None:
-        """Tell that the training is complete: nobody can join any more."""
-        if self._channel is not None and not self.newcomer:
+        """The program ends as it should. If its trainings have, too, tell so: nobody can join any more."""
+        if self._channel is not None and not self.newcomer and self._has_trained:
             self._channel.send("close")
 
     def fail(self, why: str) -> bool:
@@ -297,9 +371,10 @@ class Session:
                 f"{self._alone_for} exchanges values with the other workers, but is called in one of them alone, for a "
                 "checkpoint. Exchange them in the training step, or at the end of an epoch"
             )
-        if self.newcomer:
-            operation.run(LoneGroup(), View(0, (self.worker,)))
-            return self.view
+        if self.newcomer or self.entering:
+            alone = View(0, (self.worker,))
+            operation.run(LoneGroup(), alone)
+            return alone
         self._pace.wait(self.view.generation, self.completed)
         while True:
             number = self.completed
@@ -355,7 +430,8 @@ class Session:
         Args:
             num_samples: Of this worker; 0 if that many do not tell how fast it is.
         """
-        self._pace.begin_step(num_samples)
+        if self._channel is not None:
+            self._pace.begin_step(num_samples)
 
     def evict_stragglers(self) -> None:
         """Have workers replaced that are slower than the others, once newcomers wait."""
@@ -503,7 +579,10 @@ class Session:
             replaced = self._newest_known > view.generation
         if replaced:  # the notice of the newer view came while the group was being built, and missed it
             raise GroupBroken("replaced while it was built")
-        numbers = [int(payload) for payload in group.all_gather(b"%d" % self.completed, _SETTLING)]
+        told = [payload.split() for payload in group.all_gather(b"%d %d" % (self.completed, self.training), _SETTLING)]
+        numbers = [int(number) for number, _ in told]
+        if self.completed == FRESH and (others := {int(training) for _, training in told} - {self.training}):
+            raise ProtocolError(f"admitted to training {self.training} while others are in {sorted(others)}")
         replay = plan_replay(numbers)
         if not replay.results:
             self._confirm()  # nobody is behind: so it is with what a newcomer is about to receive
@@ -545,6 +624,11 @@ class Session:
     def _restore(self) -> None:
         """Nobody has a state; the others will get this worker's."""
         if self.state is None or not self.state.restore():
+            if self.lacks_results:
+                raise MembershipError(
+                    "all workers are lost that have made the trainings of this program before this one, and there is "
+                    "no checkpoint of them. Start this worker again: it begins with the first training"
+                )
             self._on_event("rollback", generation=self.view.generation, step=0, epoch=0)
 
     def _send_result(self, group: Group, target: int) -> None:
@@ -575,10 +659,22 @@ class Session:
         group.send(self.state.tensors(None), target)
 
     def _receive_state(self, group: Group, source: int) -> None:
-        header = self._receive_bytes(group, source)
-        if self.state is not None and header:
-            group.receive(self.state.tensors(header), source)
-            self.state.adopt(header)
+        header, state = self._receive_bytes(group, source), self.state
+        if state is not None and header:
+            group.receive(self._take_in(lambda: state.tensors(header)), source)
+            self._take_in(lambda: state.adopt(header))
+
+    def _take_in(self, take: Callable[[], T]) -> T:
+        """Take in the state of others. If that fails, they must not wait for this worker, nor fail with it."""
+        try:
+            return take()
+        except Exception as error:
+            self.stop()
+            raise CannotJoin(
+                f"worker {self.worker.id} (node {self.worker.node}) cannot go on from the state of the others, so it "
+                "ends, and they go on without it. Start it with the program, the settings and the data that they have. "
+                f"The reason: {type(error).__name__}: {error}"
+            ) from error
 
     def _send_bytes(self, group: Group, payload: bytes, target: int) -> None:
         group.send([self._groups.from_bytes(len(payload).to_bytes(8, "big"))], target)

@@ -7,6 +7,7 @@ away again. The model is the user's, and so is `fit`.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ import keras
 
 from ef_common.core.compensation import Compensation, Rule
 from ef_common.data.checkpointer import Checkpointing
-from ef_common.data.global_batches import check_size
+from ef_common.data.settings import ElasticSettings
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
-from ef_common.storage.claims import Place, place_for
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
 from ef_keras.checks import size_of
@@ -79,20 +79,17 @@ def callbacks(
         UsageError: Unknown backend, or none can be had; a compensation that is none; or settings that contradict each
             other.
     """
-    check_size(global_batch_size)
+    settings = ElasticSettings.of(
+        compensation=compensation,
+        global_batch_size=global_batch_size,
+        deterministic=deterministic,
+        checkpoint=checkpoint,
+        claims=claims,
+        evict_stragglers=evict_stragglers,
+    )
     if deterministic:
         prepare_determinism()
-    return [
-        Elastic(
-            engine(backend),
-            Compensation.of(compensation),
-            global_batch_size=global_batch_size,
-            deterministic=deterministic,
-            checkpoint=Checkpointing.of(checkpoint),
-            claims=None if claims is None else place_for(claims),
-            evict_stragglers=evict_stragglers,
-        )
-    ]
+    return [Elastic(engine(backend), settings)]
 
 
 class Elastic(keras.callbacks.Callback):
@@ -102,33 +99,13 @@ class Elastic(keras.callbacks.Callback):
 
     Args:
         engine: Of the data plane; see `ef_common.collectives.engines`.
-        compensation: How the optimizers follow the global batch.
-        global_batch_size: See :func:`callbacks`.
-        deterministic: See :func:`callbacks`.
-        checkpoint: See :func:`callbacks`.
-        claims: Where they are kept, if the user has named a place.
-        evict_stragglers: See :func:`callbacks`.
+        settings: See :func:`callbacks`.
     """
 
-    def __init__(
-        self,
-        engine: str,
-        compensation: Compensation,
-        *,
-        global_batch_size: int | None = None,
-        deterministic: bool = False,
-        checkpoint: Checkpointing | None = None,
-        claims: Place | None = None,
-        evict_stragglers: bool = False,
-    ) -> None:
+    def __init__(self, engine: str, settings: ElasticSettings) -> None:
         super().__init__()
-        self._evict_stragglers = evict_stragglers
-        self._checkpoint = checkpoint
-        self._claims = claims
         self._engine = engine
-        self._compensation = compensation
-        self._global_batch_size = global_batch_size
-        self._deterministic = deterministic
+        self._settings = settings
         self._worker: Worker | None = None
         self._fit: Fit | None = None
         self._guard: Guard | None = None
@@ -139,11 +116,12 @@ class Elastic(keras.callbacks.Callback):
         if self._worker is None:
             with leaving_cleanly():
                 self._worker = this_worker(self._engine)
-            if self._evict_stragglers:
+            if self._settings.evict_stragglers:
                 self._worker.session.evict_stragglers()
         worker = self._worker
-        named = self._compensation.reference_batch_size is not None
-        if not (worker.elastic or worker.log.enabled or named or self._is_global or self._checkpointing):
+        named = self._settings.compensation.reference_batch_size is not None
+        saves = self._settings.checkpointing(worker.checkpoint) is not None
+        if not (worker.elastic or worker.log.enabled or named or self._is_global or saves):
             return
         others = hooks.callback_list(self)
         if worker.elastic:
@@ -169,12 +147,8 @@ class Elastic(keras.callbacks.Callback):
             self._guard.put_around(others, name, also_if_called_by_others=True)
 
     @property
-    def _checkpointing(self) -> Checkpointing | None:
-        return Checkpointing.of(self._checkpoint, default=None if self._worker is None else self._worker.checkpoint)
-
-    @property
     def _is_global(self) -> bool:
-        if self._global_batch_size is not None or self._deterministic:
+        if self._settings.global_batch_size is not None or self._settings.deterministic:
             return True
         with suppress(UnsupportedError):  # a list of callbacks that was made by hand
             return global_batch_size_of(hooks.epoch_iterator(self.model)) is not None
@@ -190,19 +164,11 @@ class Elastic(keras.callbacks.Callback):
             self._guard_fit(self._worker, others)  # of a list that was made by hand, before
         self._worker.notices.start()
         iterator = hooks.epoch_iterator(self.model)
-        size = size_of(self._global_batch_size, global_batch_size_of(iterator), deterministic=self._deterministic)
-        self._fit = Fit(
-            self._worker,
-            self.model,
-            others,
-            iterator,
-            compensation=self._compensation,
-            global_batch_size=size,
-            deterministic=self._deterministic,
-            checkpointing=self._checkpointing,
-            claims=self._claims,
-        )
+        given = self._settings
+        size = size_of(given.global_batch_size, global_batch_size_of(iterator), deterministic=given.deterministic)
+        settings = replace(given, global_batch_size=size)
         with leaving_cleanly():
+            self._fit = Fit(self._worker, self.model, others, iterator, settings=settings)
             self._fit.begin()
         if self._guard is not None:
             self._guard.put_around_batches(iterator, self._fit.data.batches)

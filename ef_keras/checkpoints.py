@@ -65,6 +65,7 @@ class FitCheckpoints:
         self._model_parts = ModelParts(model)
         self._arrays = HostArrays()
         self._found: dict[str, Any] | None = None
+        self.memories: list[tuple[str, dict[str, Any]]] = []
 
     # ------------------------------------------------------------ start
 
@@ -75,6 +76,13 @@ class FitCheckpoints:
     def find_again(self) -> dict[str, Any] | None:
         """The same, in one worker, when all who had a state are lost."""
         return self._load(self.job.begin_again(self._fingerprint()) is not None)
+
+    def load_result(self) -> bool:
+        """In a newcomer that skips this training: take in what has come of it. Returns whether that was saved."""
+        collected = self._load(self.job.look(self._fingerprint()) is not None)
+        if collected is not None:
+            self.memories = collected["callbacks"]
+        return collected is not None
 
     def is_complete(self, epochs: int) -> bool:
         """What was found is a training that has ended, whatever has ended it, and is not to last any longer now."""

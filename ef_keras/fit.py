@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -12,15 +11,13 @@ import keras
 import numpy as np
 
 from ef_common.collectives import operations
-from ef_common.core.compensation import Compensation
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
-from ef_common.data.checkpointer import Checkpointing
-from ef_common.data.claiming import Claiming, place_of
-from ef_common.errors import UsageError
+from ef_common.data.claiming import Claiming
+from ef_common.data.settings import ElasticSettings
+from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
-from ef_common.storage.claims import Place
 from ef_keras import hooks, metrics
 from ef_keras.backends import passes_for, prepare_determinism, reducer_for
 from ef_keras.checkpoints import FitCheckpoints
@@ -45,13 +42,10 @@ class Fit:
         model: The model.
         callbacks: Keras's list of callbacks.
         iterator: Keras's iterator over epochs.
-        compensation: How the optimizers follow the global batch, unless its size is fixed.
-        global_batch_size: Samples of an update, if that is fixed.
-        deterministic: The weights must not depend on the number of workers, bit for bit.
-        checkpointing: Where checkpoints go, if there are any.
-        claims: Where claims are kept, if the user has named a place.
+        settings: The user's, with the size of the global batch that the data may have brought.
 
     Raises:
+        JobFinished: The job is over.
         UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
     """
 
@@ -62,16 +56,15 @@ class Fit:
         callbacks: Any,
         iterator: Any,
         *,
-        compensation: Compensation,
-        global_batch_size: int | None = None,
-        deterministic: bool = False,
-        checkpointing: Checkpointing | None = None,
-        claims: Place | None = None,
+        settings: ElasticSettings,
     ) -> None:
+        compensation, deterministic = settings.compensation, settings.deterministic
+        global_batch_size = settings.global_batch_size
         self._worker = worker
-        worker.begin_training()
+        self._skips = worker.begin_training()
+        checkpointing = settings.checkpointing(worker.checkpoint)
         self._checkpointing = checkpointing and checkpointing.of_training(next(worker.trainings))
-        place = place_of(claims, worker.claims, checkpoints=self._checkpointing, elastic=worker.elastic)
+        place = settings.place(worker.claims, checkpoints=self._checkpointing, elastic=worker.elastic)
         self._claiming = Claiming(place, worker.session)
         self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
@@ -157,17 +150,34 @@ class Fit:
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
-            self._warm_up(batch)
-            self.data.catch_up()
-            session.state = self._state
-            session.join()
-            logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
-            hooks.start_at(model, self.data.epoch)
+            self._join(batch)
         else:
             self._claiming.begin()
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+
+    def _join(self, batch: Any) -> None:
+        try:
+            if not self._skips:
+                self._warm_up(batch)
+                self.data.catch_up()
+                self._session.state = self._state
+                self._session.join()
+        except TrainingOver:
+            self._skips = True
+        if self._skips:
+            self._skip()
+        else:
+            logger.info("joined at step %d of epoch %d", self.data.dealer.progress.steps, self.data.epoch)
+            hooks.start_at(self._model, self.data.epoch)
+
+    def _skip(self) -> None:
+        """The others have ended this training: `fit` ends at once, with the result of it if that was saved."""
+        has_result = self._checkpoints is not None and self._checkpoints.load_result()
+        self._session.skip_training(has_result=has_result)
+        self._claiming.skip()
+        hooks.start_at(self._model, self._callbacks.params["epochs"])
 
     def _set_up_checkpoints(self) -> None:
         if self._checkpointing is not None:
@@ -210,13 +220,21 @@ class Fit:
         return lambda batch: step(self._batches_for_step(batch))
 
     def end(self) -> None:
-        """Everybody has come to the end: from here on, nobody can join."""
+        """Everybody has come to the end of this training."""
+        if self._skips:
+            if self._checkpoints is not None:
+                self._state.remember(self._checkpoints.memories)
+            self._release()
+            return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
         self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
-        self._session.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._session.end_training()
         self._session.state = self._session.on_last_leave = None
         self._reducer.detach()
         hooks.start_at(self._model, None)
@@ -368,15 +386,11 @@ class Fit:
     # ------------------------------------------------------------ audit
 
     def log_weights(self) -> None:
-        """In audit mode, note a hash of the weights after an update, once it is sure to be everybody's."""
-        dealer = self.data.dealer
-        if not self._worker.audit or not dealer.num_updates or dealer.progress.uncommitted:
-            return
-        digest = hashlib.blake2b(digest_size=16)
-        for variable in hooks.shared_variables(self._model):
-            digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
-        record = {"step": dealer.num_updates, "hash": digest.hexdigest()}
-        self._session.when_confirmed(lambda: self._worker.log.write("weights", **record))
+        """In audit mode, note a hash of the weights after an update."""
+        if self._worker.audit:
+            variables = hooks.shared_variables(self._model)
+            arrays = (np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables)
+            self.data.dealer.log_weights(array.tobytes() for array in arrays)
 
 
 def _is_number(value: Any) -> bool:

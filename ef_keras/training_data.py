@@ -172,7 +172,7 @@ class TrainingData:
         """Newcomers walk a stream to where the members are. All other data they can have at any place."""
         if isinstance(self.source, StreamSource):
             progress = self.dealer.progress
-            self._session.tell_place(Place(progress.epoch, progress.cursor, progress.returned))
+            self._session.tell_place(Place(progress.epoch, progress.cursor, progress.returned, self._session.training))
 
     def catch_up(self) -> None:
         """In a newcomer, before the others wait for it: walk a stream to where they are.
@@ -187,7 +187,7 @@ class TrainingData:
         if not isinstance(source, StreamSource):
             return
         target, lag = None, math.inf
-        while (newest := self._session.job_place()) is not None:
+        while (newest := self._session.job_place()) is not None and newest.training == self._session.training:
             if target is None or not source.lag(target) or newest.epoch > target.epoch:
                 target, before, lag = newest, lag, source.lag(newest)
                 if not 0 < lag < before:

@@ -7,7 +7,6 @@ disk, and by several workers, each a part of it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from keras.src.saving import saving_lib
 
 from ef_common.errors import UnsupportedError
 from ef_common.storage.layout import Layout, Path, Recorder, Segment, Slice, Untouched, aligned
+from ef_common.storage.pool import Pool
 from ef_keras import hooks
 from ef_keras.backends import memory_of
 
@@ -104,22 +104,20 @@ class Weights:
 
 
 class HostArrays:
-    """Copies of arrays. A page of memory that is touched for the first time may cost more than the copy itself."""
+    """Copies of arrays."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[Any, list[np.ndarray]] = defaultdict(list)
+        self._pool: Pool[np.ndarray] = Pool(_room)
 
     def copy(self, array: np.ndarray) -> np.ndarray:
         """A copy, in memory of one that is not read any more if there is some."""
-        free = self._free[array.dtype, array.shape]
-        copied = free.pop() if free else np.empty(array.shape, array.dtype)
+        copied = self._pool.take(array)
         np.copyto(copied, array)
         return copied
 
     def give_back(self, arrays: Iterable[np.ndarray]) -> None:
         """They are not read any more. From any thread."""
-        for array in arrays:
-            self._free[array.dtype, array.shape].append(array)
+        self._pool.give_back(arrays)
 
 
 class WeightsShare:
@@ -154,6 +152,10 @@ class WeightsShare:
         """It is not written any more."""
         self._arrays.give_back(self._copies.values())
         self._copies = {}
+
+
+def _room(array: np.ndarray) -> np.ndarray:
+    return np.empty(array.shape, array.dtype)
 
 
 def kind_of(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ef_common import __version__
+from ef_common.collectives.torch_codec import TENSORS
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
 from ef_common.data.sharing import Plan
 from ef_common.events import EventLog
@@ -119,6 +120,19 @@ class TrainerCheckpoints:
         """The checkpoint to go back to, if all who had a state are lost."""
         found = self.job.begin_again(self._model or "")
         return None if found is None else self._read()
+
+    def load_result(self) -> bool:
+        """In a newcomer that skips this training: take in what has come of it. Returns whether that was saved."""
+        if self.job.look(self._model or "") is None:
+            return False
+        trainer, checkpoint = self._trainer, self._read()
+        running = TENSORS.loads(checkpoint.pop(CHECKPOINT_KEY)["running"].numpy().tobytes())
+        _take_types(trainer.lightning_module, checkpoint["state_dict"])
+        hooks.load_checkpoint(trainer, checkpoint)
+        hooks.load_loop_progress(trainer, running["loops"])
+        for name, metrics in hooks.metric_dicts(trainer).items():
+            metrics.update(running["metrics"][name])
+        return True
 
     def _read(self) -> dict[str, Any]:
         with self.job.open(FILE) as file:

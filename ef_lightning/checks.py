@@ -109,13 +109,18 @@ def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None
     Raises:
         UnsupportedError: Naming what to leave out.
     """
-    if hooks.layer_sync(trainer.strategy) is None:
+    module = trainer.lightning_module
+    converted = any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules())
+    if hooks.layer_sync(trainer.strategy) is None and not converted:
         return
-    if global_batch_size is not None or not trainer.lightning_module.automatic_optimization:
+    if global_batch_size is not None or not module.automatic_optimization:
+        asked, without = ("Trainer(sync_batchnorm=True)", "Leave out sync_batchnorm")
+        if converted:
+            asked, without = ("torch.nn.SyncBatchNorm", "Leave the BatchNorm layers as they were")
         raise UnsupportedError(
-            "Trainer(sync_batchnorm=True) needs a step that can be made again if a worker is lost in it, which is not "
-            "possible with manual optimization nor with global_batch_size. Leave out sync_batchnorm: ElasticFlow keeps "
-            "the statistics of all workers equal, each of its own batches"
+            f"{asked} needs a step that can be made again if a worker is lost in it, which is not possible with manual "
+            f"optimization nor with global_batch_size. {without}: ElasticFlow keeps the statistics of all workers "
+            "equal, each of its own batches"
         )
 
 

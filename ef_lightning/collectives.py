@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ef_common.collectives import torch_operations as operations
 from ef_common.core.view import View
-from ef_common.errors import UnsupportedError, UsageError
+from ef_common.errors import SharesUneven, UnsupportedError, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier, Session
@@ -35,8 +35,7 @@ class CollectivesMixin:
 
     _trainer: Any = None
     _worker: Worker | None = None
-    _repetition: Repetition | None = None
-    _is_last = False
+    is_last = False
     """All others have left, and so will this worker."""
 
     @property
@@ -46,18 +45,25 @@ class CollectivesMixin:
 
     @property
     def _alone(self) -> bool:
-        return self._worker is None or self._is_last or (self._trainer is not None and self._trainer.interrupted)
+        return self._worker is None or self.is_last or (self._trainer is not None and self._trainer.interrupted)
+
+    @property
+    def _repetition(self) -> Repetition | None:
+        """What makes steps again; None where none can be."""
+        return None
 
     @property
     def _in_part(self) -> bool:
         """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
         return False
 
-    def _gather(self, value: Any, call: str) -> list[Any]:
+    def gather(self, value: Any, call: str) -> list[Any]:
+        """Everybody's value, in rank order; and what it is for."""
         self._refuse_in_part()
-        return [value] if self._alone else self._gather_in_view(value, call)[0]
+        return [value] if self._alone else self.gather_in_view(value, call)[0]
 
-    def _gather_in_view(self, value: Any, call: str) -> tuple[list[Any], View]:
+    def gather_in_view(self, value: Any, call: str) -> tuple[list[Any], View]:
+        """The same, and the members whose they are."""
         self._refuse_in_part()
         with leaving_cleanly():
             return operations.gather(self.session, value, call=call)
@@ -82,7 +88,7 @@ class CollectivesMixin:
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all (or any) of the workers say yes."""
-        decisions = self._gather(bool(decision), "strategy.reduce_boolean_decision")
+        decisions = self.gather(bool(decision), "strategy.reduce_boolean_decision")
         return bool(min(decisions)) if all else bool(max(decisions))
 
     def barrier(self, name: str | None = None) -> None:
@@ -98,7 +104,7 @@ class CollectivesMixin:
         """
         if self._alone or self.session.completed_in.world_size == 1:
             return obj
-        values = self._gather(obj, "strategy.broadcast")
+        values = self.gather(obj, "strategy.broadcast")
         return values[min(src, len(values) - 1)]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
@@ -136,7 +142,7 @@ class CollectivesMixin:
             partial(gather, call=call, in_backward=True),
             add=partial(self.add, call=f"backward pass of {call}"),
             rank=self._rank_in,
-            weights=self._weights,
+            weights=self.weights_in,
         )
         gathered: Tensor = GatherWithGradients.apply(tensor, peers)  # type: ignore[no-untyped-call]
         return gathered
@@ -161,18 +167,18 @@ class CollectivesMixin:
         values, view = self._exchanged(tensor, call, in_backward=in_backward)
         if follows_batch:
             self._note_rows(values)
-        if len({value.shape for value in values}) > 1:
+        if _differ(values):
             raise UsageError(
                 "all_gather needs tensors of the same shape in all workers. Gather a sum or a mean, or pad the tensor. "
-                "Batches have the same size in all workers from the step on that follows the first gather of a "
-                f"training step. Received: shapes={[tuple(value.shape) for value in values]}"
+                "Batches have the same size in all workers in a step that gathers, except with manual optimization. "
+                f"Received: shapes={[tuple(value.shape) for value in values]}"
             )
         return [value.to(tensor.device) for value in values], view
 
     def _exchanged(self, value: Any, call: str, *, in_backward: bool) -> tuple[list[Any], View]:
         if self._repetition is not None:
             self._repetition.begin_collective(in_backward=in_backward)
-        values, view = self._gather_in_view(value, call)
+        values, view = self.gather_in_view(value, call)
         if self._repetition is not None:
             self._repetition.check(view)
         return values, view
@@ -186,10 +192,16 @@ class CollectivesMixin:
         return values
 
     def _note_rows(self, values: Sequence[Any]) -> None:
-        """A training step has gathered these, which are the same in all workers; mostly, a row is one of a sample."""
+        """A training step has gathered these, which are the same in all workers; mostly, a row is one of a sample.
+
+        Raises:
+            SharesUneven: Batches are of several sizes, and need not be.
+        """
         in_pass = self._repetition is not None and self._repetition.in_pass
         if in_pass and any(isinstance(value, Tensor) and value.dim() and len(value) > 1 for value in values):
-            self._want_even_shares()
+            is_even = self._want_even_shares()
+            if not is_even and _differ(values):
+                raise SharesUneven
 
     def add(self, tensor: Tensor, call: str) -> Tensor:
         """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""
@@ -208,9 +220,15 @@ class CollectivesMixin:
     def _rank_in(self, view: View) -> int:
         return view.rank_of(self.session.worker.id) or 0
 
-    def _weights(self, view: View) -> Sequence[float]:
+    def weights_in(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""
         return [1.0 / view.world_size] * view.world_size
 
-    def _want_even_shares(self) -> None:
-        """Batches of one step must have the same size in all workers."""
+    def _want_even_shares(self) -> bool:
+        """Batches of one step must have the same size in all workers. Whether those at hand are made so already."""
+        return True
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    """Whether there are tensors of several shapes among these."""
+    return len({value.shape for value in values if isinstance(value, Tensor)}) > 1

@@ -76,6 +76,7 @@ class TrainerCompensation:
         self._ratio = 1.0
         self._batch_size = 0
         self._has_loggers = bool(trainer.loggers)
+        self._has_differed = False
         self._logged_step = -1
         for optimizer in trainer.optimizers:
             self._scaled_of(optimizer)
@@ -100,6 +101,7 @@ class TrainerCompensation:
         if loader.progress.uncommitted:
             self.compensator.commit(contributors, self._share(loader), step=loader.dealer.num_updates + 1)
             self._ratio = self.compensator.ratio or 1.0
+            self._has_differed = self._has_differed or self._ratio != 1.0
             self._batch_size = contributors.world_size * loader.num_samples
             self._settled = (contributors, loader) if self.compensator.settled else None
 
@@ -137,7 +139,7 @@ class TrainerCompensation:
         finally:
             if scaled.applied:
                 scaled.restore()
-        if self._has_loggers:
+        if self._has_loggers and self._has_differed:
             self._log_scale()
         return result
 
@@ -157,7 +159,10 @@ class TrainerCompensation:
     # ------------------------------------------------------------ loggers
 
     def _log_scale(self) -> None:
-        """Write the scale into the loggers, once for each batch that Lightning logs."""
+        """Write the scale into the loggers, once for each batch that Lightning logs.
+
+        As long as there is nothing to compensate, the logs are those of a training without ElasticFlow.
+        """
         step = hooks.step_to_log(self._trainer)
         if step is None or step == self._logged_step or not self._batch_size:
             return
@@ -255,4 +260,7 @@ class ScaledSettings:
             before = tensor.clone()
             self._tensors.append((tensor, before))
             tensor.mul_(change.scale).add_(change.shift)
-            torch.maximum(tensor, before.clamp(max=change.least), out=tensor)
+            if change.shift:
+                torch.maximum(tensor, before.clamp(max=change.least), out=tensor)
+                torch.minimum(tensor, before.clamp(min=change.most), out=tensor)
+                tensor.mul_(before != 0)

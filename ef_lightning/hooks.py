@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_unflatten
 
 from ef_common.errors import ProtocolError
@@ -32,32 +33,43 @@ class Replacement:
         owner: The object.
         name: Of the method.
         function: What is called instead.
+        own: What the object itself had there, if anything: a hook that the user's code has set on it.
     """
 
-    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any], own: Any = None) -> None:
         self.owner = owner
         self.name = name
         self.function = function
+        self.own = own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         return self.function(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str, Any]]:
         """Found again in the copy, which has no attributes of its own at that moment."""
-        return getattr, (self.owner, self.name)
+        return _method, (self.owner, self.name, self.own)
+
+
+def _method(owner: Any, name: str, own: Any) -> Any:
+    return getattr(owner, name) if own is None else own
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
     """Put what `make` makes of a method in its place, in this one object. It is not replaced twice."""
-    vars(owner).pop(name, None)
-    setattr(owner, name, Replacement(owner, name, make(getattr(owner, name))))
+    own = vars(owner).pop(name, None)
+    if isinstance(own, Replacement):
+        own = own.own
+    setattr(owner, name, Replacement(owner, name, make(_method(owner, name, own)), own))
 
 
 def put_back(owner: Any, name: str) -> None:
     """Undo it, if it was replaced."""
-    if isinstance(vars(owner).get(name), Replacement):
+    replaced = vars(owner).get(name)
+    if isinstance(replaced, Replacement):
         delattr(owner, name)
+        if replaced.own is not None:
+            setattr(owner, name, replaced.own)
 
 
 # ---------------------------------------------------------------- set-up
@@ -231,7 +243,42 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
     }
 
 
+def module_modes(trainer: Any) -> dict[str, Any]:
+    """What `train` and `eval`, and a callback that freezes layers of BatchNorm, have set in each module."""
+    modules = dict(trainer.lightning_module.named_modules())
+    return {
+        "evaluating": [name for name, module in modules.items() if not module.training],
+        "tracking": {
+            name: bool(module.track_running_stats)
+            for name, module in modules.items()
+            if hasattr(module, "track_running_stats")
+        },
+    }
+
+
+def set_module_modes(trainer: Any, modes: dict[str, Any]) -> None:
+    """Set what :func:`module_modes` returned in another worker."""
+    evaluating, tracking = set(modes["evaluating"]), modes["tracking"]
+    for name, module in trainer.lightning_module.named_modules():
+        module.training = name not in evaluating
+        if name in tracking:
+            module.track_running_stats = tracking[name]
+
+
 # ---------------------------------------------------------------- loaders and their lengths
+
+
+def reload_epoch(trainer: Any) -> float | None:
+    """The epoch in which the user was asked for the training loader, if that is done in later epochs again."""
+    return trainer.fit_loop._last_train_dl_reload_epoch if trainer.reload_dataloaders_every_n_epochs else None
+
+
+def reload_training(trainer: Any) -> None:
+    """Ask for the training loader again, as Lightning does in the epochs in which that is due."""
+    fit_loop, epoch = trainer.fit_loop, trainer.fit_loop._last_train_dl_reload_epoch
+    fit_loop._last_train_dl_reload_epoch = -math.inf
+    fit_loop.setup_data()
+    fit_loop._last_train_dl_reload_epoch = epoch
 
 
 def train_loaders(trainer: Any) -> list[Any]:
@@ -261,6 +308,11 @@ def num_batches_started(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
 
+def num_batches(trainer: Any) -> int:
+    """Batches of all epochs that the training loop has fetched, as Lightning's checkpoints count them as well."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+
+
 def num_batches_running(trainer: Any) -> int:
     """One if the training loop has fetched a batch that it has not come to the end of, else none."""
     counts = trainer.fit_loop.epoch_loop.batch_progress.current
@@ -281,8 +333,29 @@ def set_train_limit(trainer: Any, num_batches: int) -> None:
 
 
 def set_num_batches(trainer: Any, num_batches: float) -> None:
-    """Batches of a training epoch, which `trainer.estimated_stepping_batches` is computed from."""
+    """Batches of a training epoch, which `trainer.estimated_stepping_batches` is computed from.
+
+    Validations go with it, unless user code has set after how many batches there is one.
+    """
+    follows = _own_val_check_batch(trainer) is None
     trainer.fit_loop.max_batches = num_batches
+    if follows and trainer.val_check_batch not in (None, math.inf):
+        trainer.val_check_batch = _val_check_batch(trainer)
+
+
+def _val_check_batch(trainer: Any) -> float | None:
+    """Batches between two validations, as Lightning computes them from `val_check_interval`."""
+    # A Trainer that validates by time has no such attribute.
+    interval, num_batches = getattr(trainer, "val_check_interval", None), trainer.fit_loop.max_batches
+    if isinstance(interval, float):
+        return max(1, int(num_batches * interval)) if math.isfinite(num_batches) else math.inf
+    return interval if isinstance(interval, int) else None
+
+
+def _own_val_check_batch(trainer: Any) -> float | None:
+    """The same, if user code has set it; None as long as it follows from `val_check_interval`."""
+    shown: float | None = trainer.val_check_batch
+    return None if shown in (None, _val_check_batch(trainer)) else shown
 
 
 def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
@@ -296,18 +369,30 @@ def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
     """
     fit_loop = trainer.fit_loop
     fetcher = fit_loop._data_fetcher
-    fit_loop.max_batches = num_batches
+    set_num_batches(trainer, num_batches)
     fetcher.length = num_batches
     fetcher.fetched = num_batches_started(trainer)
     fetcher.done = fetcher.fetched >= num_batches if in_batch else False
     if in_batch:
         fit_loop.epoch_loop.batch_progress.is_last_batch = fetcher.done
-    # A Trainer that validates by time has no such attribute.
-    if isinstance(getattr(trainer, "val_check_interval", None), float) and trainer.val_check_batch not in (
-        None,
-        math.inf,
-    ):
-        trainer.val_check_batch = max(1, int(num_batches * trainer.val_check_interval))
+
+
+def surround_stage(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have all of a run that comes after its set-up be within a context."""
+
+    def make(run: Callable[[], Any]) -> Callable[[], Any]:
+        def run_stage() -> Any:
+            with surround():
+                return run()
+
+        return run_stage
+
+    replace(trainer, "_run_stage", make)
+
+
+def leave_stage(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer, "_run_stage")
 
 
 def active_evaluation_loop(trainer: Any) -> Any:
@@ -351,6 +436,34 @@ def free_evaluation_length(loop: Any) -> None:
 def mark_evaluation_done(loop: Any) -> None:
     """The batch that the loop processed last was the last one."""
     loop.batch_progress.is_last_batch = True
+
+
+def end_of_run(host: Host) -> BaseException:
+    """To be raised: ends a run of the Trainer from anywhere in it, as one that has finished.
+
+    Of the hooks that come at the end, only `teardown` is called. Lightning has it for callbacks that try things out.
+    """
+    end: BaseException = host.get("utilities.exceptions", "_TunerExitException")()
+    return end
+
+
+def do_without_best(trainer: Any) -> None:
+    """Nobody has told this Trainer which of its checkpoints is the best, or the last: evaluate what there is."""
+
+    def replaced(select: Callable[..., Any]) -> Callable[..., Any]:
+        def selected(state_fn: Any, path: Any, **kwargs: Any) -> Any:
+            if path in (None, "best", "last"):
+                path, kwargs = None, {**kwargs, "model_provided": True}  # else the best one is meant, too
+            return select(state_fn, path, **kwargs)
+
+        return selected
+
+    replace(trainer._checkpoint_connector, "_select_ckpt_path", replaced)
+
+
+def know_best(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer._checkpoint_connector, "_select_ckpt_path")
 
 
 # ---------------------------------------------------------------- self.log
@@ -737,8 +850,7 @@ def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = 
         times, frequency = due(number), config.frequency
         strategy.lr_scheduler_configs, config.frequency = [config], 1
         try:
-            for _ in range(times):
-                make(loop, "step", plateau)
+            make_steps(config.scheduler, times, partial(make, loop, "step", plateau), shown=plateau)
         finally:
             strategy.lr_scheduler_configs, config.frequency = configs, frequency
 
@@ -747,11 +859,19 @@ def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
     """Where the user's code calls `self.lr_schedulers()` and steps one of them, make as many steps as `due` says."""
 
     def wrap(find: Callable[[], Any]) -> Callable[[], Any]:
+        known: dict[int, tuple[Any, Any]] = {}
+
+        def stepped(number: int, scheduler: Any) -> Any:
+            """What is asked for in each batch: made once."""
+            if number not in known or known[number][0] is not scheduler:
+                known[number] = (scheduler, _stepped_by(partial(due, number), scheduler))
+            return known[number][1]
+
         def lr_schedulers() -> Any:
             found = find()
             if isinstance(found, list):
-                return [_stepped_by(partial(due, number), one) for number, one in enumerate(found)]
-            return None if found is None else _stepped_by(partial(due, 0), found)
+                return [stepped(number, one) for number, one in enumerate(found)]
+            return None if found is None else stepped(0, found)
 
         return lr_schedulers
 
@@ -760,10 +880,10 @@ def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
 
 def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     """The same scheduler, of a class of its own, whose fields are those of the original."""
+    shown = isinstance(scheduler, ReduceLROnPlateau)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> None:
-        for _ in range(due()):
-            scheduler.step(*args, **kwargs)
+        make_steps(scheduler, due(), partial(scheduler.step, *args, **kwargs), shown=shown)
 
     cls = type(scheduler)
     wrapped: Any = object.__new__(type(cls.__name__, (cls,), {"step": step}))
@@ -771,20 +891,35 @@ def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
     return wrapped
 
 
-def surround_passes(trainer: Any, surround: Callable[[Callable[..., Any], bool], Callable[..., Any]]) -> None:
+def make_steps(scheduler: Any, times: int, step: Callable[[], None], *, shown: bool) -> None:
+    """Step a scheduler several times in one update.
+
+    One that is shown a value (`ReduceLROnPlateau`) is shown it again as long as that is right: a value that is no
+    better stands for all these updates without a better one, and a cooldown goes by with them. But a better value has
+    nothing worse after it, and what has reduced the rate once does not reduce it again.
+    """
+    for _ in range(times):
+        step()
+        if shown and not (getattr(scheduler, "num_bad_epochs", 0) or getattr(scheduler, "in_cooldown", False)):
+            return
+
+
+def surround_passes(
+    trainer: Any, surround: Callable[[Callable[..., Any], bool, dict[str, Any]], Callable[..., Any]]
+) -> None:
     """Have what Lightning does with a batch (forward, zero_grad, backward) done by another function.
 
     Args:
         trainer: The Trainer.
-        surround: Called with Lightning's own function and whether the batch is the first one of an accumulation; the
-            function that is called instead.
+        surround: Called with Lightning's own function, whether the batch is the first one of an accumulation, and the
+            arguments of the training step; the function that is called instead.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def make_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
             inner = original(kwargs, optimizer, batch_idx)
             outer = copy(inner)  # an object that holds a method of its own would live until the garbage is collected
-            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0)
+            outer.closure = surround(inner.closure, batch_idx % trainer.accumulate_grad_batches == 0, kwargs)
             return outer
 
         return make_closure
@@ -795,6 +930,28 @@ def surround_passes(trainer: Any, surround: Callable[[Callable[..., Any], bool],
 def leave_passes(trainer: Any) -> None:
     """Undo it."""
     put_back(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure")
+
+
+def finish_before_hooks(trainer: Any, finish: Callable[[Tensor], bool]) -> None:
+    """Have a function called at the end of each backward pass, before the hooks `on_after_backward`.
+
+    Args:
+        trainer: The Trainer.
+        finish: Given the loss; whether the hooks are to be called.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def post_backward(loss: Tensor, module: Any) -> Any:
+            return original(loss, module) if finish(loss) else loss.detach()
+
+        return post_backward
+
+    replace(trainer.precision_plugin, "post_backward", make)
+
+
+def leave_backward(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.precision_plugin, "post_backward")
 
 
 def step_fields(trainer: Any) -> tuple[Any, ...]:
@@ -809,6 +966,19 @@ def set_step_fields(trainer: Any, fields: tuple[Any, ...]) -> None:
     module._current_fx_name, results.batch, results.batch_size = fields
 
 
+def set_batch(trainer: Any, arguments: dict[str, Any], batch: Any) -> None:
+    """Go on with another batch: in the training step, and, where a batch can be changed, in the hooks after it."""
+    old = arguments["batch"]
+    if type(old) is type(batch) is list:
+        old[:], batch = batch, old
+    elif type(old) is type(batch) is dict:
+        old.update(batch)
+        batch = old
+    arguments["batch"] = batch
+    results = trainer._results
+    results.batch, results.batch_size = batch, None
+
+
 def in_train_batch(trainer: Any) -> bool:
     """The module's code for a batch is running, not that for an epoch or an evaluation."""
     return trainer.lightning_module._current_fx_name in ("training_step", "on_train_batch_start", "on_train_batch_end")
@@ -820,11 +990,14 @@ def set_max_steps(trainer: Any, max_steps: int) -> None:
 
 
 def run_time_limits(trainer: Any) -> dict[str, Any]:
-    """What user code may change in a training, and the loops end, validate or accumulate by; `max_steps` apart."""
-    shown = {name: getattr(trainer, name) for name in _LIMITS_OF_TRAINER}
+    """What user code may change in a training, and the loops go on by or make an update by; `max_steps` apart."""
+    shown = {name: getattr(trainer, name, None) for name in _LIMITS_OF_TRAINER}
     shown.update({name: getattr(trainer.fit_loop, name) for name in ("max_epochs", "min_epochs")})
     shown["min_steps"] = trainer.fit_loop.epoch_loop.min_steps
     shown["should_stop"] = bool(shown["should_stop"])
+    shown["val_check_batch"] = _own_val_check_batch(trainer)
+    algorithm = trainer.gradient_clip_algorithm
+    shown["gradient_clip_algorithm"] = None if algorithm is None else str(getattr(algorithm, "value", algorithm))
     return shown
 
 
@@ -835,26 +1008,40 @@ _LIMITS_OF_TRAINER = (
     "check_val_every_n_epoch",
     "accumulate_grad_batches",
     "reload_dataloaders_every_n_epochs",
+    "num_sanity_val_steps",
+    "val_check_interval",
+    "log_every_n_steps",
+    "gradient_clip_val",
 )
 
 
-def set_run_time_limit(trainer: Any, name: str, value: Any) -> None:
+def set_run_time_limit(trainer: Any, host: Host, name: str, value: Any) -> None:
     """Set one of them."""
     if name in _LIMITS_OF_TRAINER:
         setattr(trainer, name, value)
+    elif name == "val_check_batch":
+        trainer.val_check_batch = _val_check_batch(trainer) if value is None else value
+    elif name == "gradient_clip_algorithm":
+        known = host.get("utilities.enums", "GradClipAlgorithmType")
+        trainer.gradient_clip_algorithm = None if value is None else known(value)
     elif name == "min_steps":
         trainer.fit_loop.epoch_loop.min_steps = value
     else:
         setattr(trainer.fit_loop, name, value)
 
 
-def surround_decisions(trainer: Any, *, batch: Callable[[], None], epoch: Callable[[], None]) -> None:
+def surround_decisions(
+    trainer: Any, host: Host, *, batch: Callable[[], None], epoch: Callable[[], None], skip: Callable[[Any], Any]
+) -> None:
     """Have functions called before the loops of a training decide how to go on.
 
     Args:
         trainer: The Trainer.
+        host: Its class tree.
         batch: Called when the hooks at the end of a batch have been.
-        epoch: Called when those at the start of an epoch have been, and those at its end.
+        epoch: Called when those at the start of an epoch have been, and those at its end; and before the training.
+        skip: Given what the module's `on_train_batch_start` returns, if it has one; what Lightning is to think of it:
+            after -1, it leaves out the rest of the epoch.
     """
 
     def after(original: Callable[[], None]) -> Callable[[], None]:
@@ -865,12 +1052,18 @@ def surround_decisions(trainer: Any, *, batch: Callable[[], None], epoch: Callab
         return on_advance_end
 
     replace(trainer.fit_loop.epoch_loop, "on_advance_end", partial(_before, batch))
+    replace(trainer.fit_loop, "run", partial(_before, epoch))
     replace(trainer.fit_loop, "advance", partial(_before, epoch))
     replace(trainer.fit_loop, "on_advance_end", after)
+    module = trainer.lightning_module
+    if host.get("utilities.model_helpers", "is_overridden")("on_train_batch_start", module):
+        replace(module, "on_train_batch_start", lambda original: lambda *args: skip(original(*args)))
 
 
 def leave_decisions(trainer: Any) -> None:
     """Undo it."""
+    put_back(trainer.lightning_module, "on_train_batch_start")
+    put_back(trainer.fit_loop, "run")
     put_back(trainer.fit_loop.epoch_loop, "on_advance_end")
     put_back(trainer.fit_loop, "advance")
     put_back(trainer.fit_loop, "on_advance_end")
@@ -882,6 +1075,46 @@ def _before(first: Callable[[], None], original: Callable[..., None]) -> Callabl
         original(*args)
 
     return both
+
+
+def surround_entry(trainer: Any, *, training: Callable[[], None], batches: Callable[[], None]) -> None:
+    """Have functions called on the way to the first batch of a training.
+
+    Args:
+        trainer: The Trainer.
+        training: Called before the hooks at the start of the training.
+        batches: Called after those at the start of an epoch, when its counters of batches have been reset.
+    """
+
+    def after(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def on_run_start(data_fetcher: Any) -> None:
+            original(data_fetcher)
+            batches()
+
+        return on_run_start
+
+    replace(trainer.fit_loop, "on_run_start", partial(_before, training))
+    replace(trainer.fit_loop.epoch_loop, "on_run_start", after)
+
+
+def leave_entry(trainer: Any) -> None:
+    """Undo it."""
+    put_back(trainer.fit_loop, "on_run_start")
+    put_back(trainer.fit_loop.epoch_loop, "on_run_start")
+
+
+def forget_restart(trainer: Any) -> None:
+    """What was loaded from a file has been replaced: the loops do not begin where it ended."""
+    fit_loop = trainer.fit_loop
+    fit_loop._restarting = fit_loop.epoch_loop.restarting = False
+    for loop in (fit_loop, fit_loop.epoch_loop):
+        loop.reset_restart_stage()
+
+
+def in_epoch(loops: dict[str, Any]) -> bool:
+    """Whether, by these counters, the hooks at the start of an epoch have been called, and not those at its end."""
+    current = loops["epoch_progress"]["current"]
+    return bool(current["started"] > current["processed"])
 
 
 HYPER_PARAMETERS = tuple(
@@ -959,8 +1192,9 @@ def move_loader_state_in(checkpoint: dict[str, Any], state: dict[str, Any]) -> N
 
 
 def logger_versions(trainer: Any) -> list[Any]:
-    """Version of each logger."""
-    return [getattr(logger, "version", None) for logger in trainer.loggers]
+    """Version of each logger, None if it has none that a folder or a run could be named by."""
+    versions = [getattr(logger, "version", None) for logger in trainer.loggers]
+    return [version if isinstance(version, (int, str)) else None for version in versions]
 
 
 def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:

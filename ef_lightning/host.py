@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ef_common.errors import MixedImportsError, UsageError
+from ef_lightning import announcements
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -38,13 +39,14 @@ class Host:
         return getattr(importlib.import_module(f"{self.fabric}.{module}"), name)
 
     def set_rank(self, rank: int) -> None:
-        """Tell the three `rank_zero_only` functions which rank this process has."""
+        """Tell the three `rank_zero_only` functions, and those who announce, which rank this process has."""
         for rank_zero_only in (
             self.get("utilities.rank_zero", "rank_zero_only"),
             self.get_fabric("utilities.rank_zero", "rank_zero_only"),
             importlib.import_module("lightning_utilities.core.rank_zero").rank_zero_only,
         ):
             rank_zero_only.rank = rank
+        announcements.settle(self.name, rank)
 
 
 HOSTS = {

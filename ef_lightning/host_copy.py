@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ef_common.storage.layout import Path
+from ef_common.storage.pool import Pool
 
 
 def copy_tree(value: Any, copy_tensor: Callable[[Tensor, Path], Tensor], path: Path = ()) -> Any:
@@ -41,30 +41,18 @@ def identity_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 class HostCopies:
-    """Makes copies. A page of memory that is touched for the first time may cost more than the copy itself."""
+    """Makes copies."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        self._pool = Pool(_room)
 
     def of(self, tree: Any) -> HostCopy:
         """A copy of a tree of dicts, lists, tuples, tensors and other values, which holds still."""
-        made = HostCopy(self)
+        made = HostCopy(self._pool)
         made.tree = copy_tree(tree, made.tensor)
         if made.asynchronous:
             torch.cuda.synchronize()
         return made
-
-    def take(self, tensor: Tensor) -> Tensor:
-        """Memory for a tensor."""
-        free = self._free[(tensor.dtype, tensor.shape)]
-        if free:
-            return free.pop()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-
-    def give_back(self, tensors: list[Tensor]) -> None:
-        """They are not read any more. From any thread."""
-        for tensor in tensors:
-            self._free[(tensor.dtype, tensor.shape)].append(tensor)
 
 
 class HostCopy:
@@ -75,8 +63,8 @@ class HostCopy:
         asynchronous: There are copies from a device under way.
     """
 
-    def __init__(self, owner: HostCopies) -> None:
-        self._owner = owner
+    def __init__(self, pool: Pool[Tensor]) -> None:
+        self._pool = pool
         self._copies: dict[Any, Tensor] = {}
         self._used: list[Tensor] = []
         self.tree: Any = None
@@ -85,7 +73,7 @@ class HostCopy:
     def release(self) -> None:
         """It is not read any more."""
         used, self._used, self._copies, self.tree = self._used, [], {}, None
-        self._owner.give_back(used)
+        self._pool.give_back(used)
 
     def tensor(self, value: Tensor, path: Path) -> Tensor:
         """A copy of a tensor of the tree."""
@@ -93,9 +81,13 @@ class HostCopy:
             return value.cpu().clone()
         key = identity_of(value)
         if key not in self._copies or not value.numel():
-            target = self._owner.take(value)
+            target = self._pool.take(value)
             target.copy_(value, non_blocking=value.is_cuda)
             self.asynchronous |= value.is_cuda
             self._used.append(target)
             self._copies[key] = target
         return self._copies[key]
+
+
+def _room(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -7,7 +7,7 @@ batches stay as they are, whatever the size of the world, and each counts as muc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -94,8 +94,11 @@ class JointReading:
                 orders.append(order_of(loader, session, seed=seed, epoch=epoch, stream=stream))
         return compact(np.concatenate(orders))
 
-    def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:
-        """Indices of the samples of each loader's batch; None if the loader has none any more."""
+    def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
+        """Indices of the samples of each loader's batch; None if the loader has none any more.
+
+        A batch that is shorter than those of other workers is filled up with its own samples, if it is to be.
+        """
         position = places.start if isinstance(places, slice) else places[0]
         found: list[Any] = []
         begin = 0
@@ -104,6 +107,8 @@ class JointReading:
             turn, batch = divmod(position, max(1, _num_batches(loader)))
             start, end = begin + turn * drawn, begin + turn * drawn + num_samples(loader)
             indices = order[start + batch * size : min(start + (batch + 1) * size, end)].tolist()
+            largest = _largest(loader, [other for other in beside if other < passes * _num_batches(loader)])
+            indices += [indices[i % len(indices)] for i in range(largest - len(indices)) if indices]
             found.append(indices or None if turn < passes else None)
             begin += passes * drawn
         return found
@@ -162,6 +167,12 @@ class _JointPlanned:
 def _part(plan: Plan, number: int, start: int) -> Iterator[list[Any]]:
     """What one of the loaders reads, from its own batch `start` on."""
     return islice((item[number] for item in plan(0) if item[number] is not None), start, None)
+
+
+def _largest(loader: DataLoader[Any], positions: Sequence[int]) -> int:
+    """Samples in the largest batch of a loader that is read at one of these positions."""
+    size, total, batches = batch_size_of(loader), num_samples(loader), _num_batches(loader)
+    return max((min(size, total - position % batches * size) for position in positions), default=0)
 
 
 def _num_batches(loader: DataLoader[Any]) -> int:

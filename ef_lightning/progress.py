@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning import host as hosts
+
+logger = logging.getLogger(__name__)
+
+_STAGES = ("sanity_check", "train", "train_epoch", "validation", "test", "predict")
 
 
 class Progress:
     """The progress bar of one Trainer in this worker.
 
     Lightning disables it for good where a worker is not rank 0 when the callbacks are set up. It has no hook for a
-    change of ranks, so the bar is told again what it has missed.
+    change of ranks. So what begins and ends meanwhile is noted down, and a bar that comes back is told again what has
+    begun and has not ended. A bar that rank 0 has had from the start, as the only worker does, is left alone.
 
     Args:
         trainer: The Trainer, before its callbacks are set up.
@@ -21,39 +31,63 @@ class Progress:
     def __init__(self, trainer: Any, session: Session) -> None:
         self._trainer, self._session = trainer, session
         self._bar = trainer.progress_bar_callback
-        self._wanted = self._bar is not None and bool(getattr(self._bar, "is_enabled", True))
-        self._shown = session.rank == 0
-        self._begun = False
+        self._begun: list[str] = []
+        self._hidden = self._bar is not None and session.rank != 0
+        self._wanted = bool(getattr(self._bar, "is_enabled", True))
+        if self._hidden:
+            for stage in _STAGES:
+                hooks.replace(self._bar, f"on_{stage}_start", partial(self._noting, self._begun.append, stage))
+                hooks.replace(self._bar, f"on_{stage}_end", partial(self._noting, self._forget, stage))
 
-    def begin(self) -> None:
-        """The bar has been told that the Trainer's loops begin: from now on it has something to miss."""
-        self._begun = True
+    def _noting(self, note: Callable[[str], None], stage: str, hook: Callable[..., None]) -> Callable[..., None]:
+        def noting(*args: Any, **kwargs: Any) -> None:
+            note(stage)
+            hook(*args, **kwargs)
+
+        return noting
+
+    def _forget(self, stage: str) -> None:
+        if stage in self._begun:
+            del self._begun[self._begun.index(stage) :]
 
     def follow_ranks(self) -> None:
         """There is a new view."""
-        if self._shown or self._session.rank != 0:
+        if not self._hidden or self._session.rank != 0:
             return
-        self._shown = True
-        if self._wanted:
-            self._bar.enable()
-            if self._begun:
-                self._catch_up()
+        shows = self._come_back()
+        if shows:
+            self._catch_up()
+        elif self._wanted:
+            logger.warning(
+                "this worker is rank 0 now, and its progress bar stays disabled: %s has no method enable()",
+                type(self._bar).__name__,
+            )
+
+    def _come_back(self) -> bool:
+        """Undo what disabled it, unless the user has; whether it shows something now."""
+        self._hidden = False
+        for stage in _STAGES:
+            hooks.put_back(self._bar, f"on_{stage}_start")
+            hooks.put_back(self._bar, f"on_{stage}_end")
+        if not self._wanted or not _can_be_enabled(self._bar):
+            return False
+        self._bar.enable()
+        return True
 
     def _catch_up(self) -> None:
-        trainer, bar = self._trainer, self._bar
-        told = (trainer, trainer.lightning_module)
-        if trainer.state.fn == "fit":
-            bar.on_train_start(*told)
-            bar.on_train_epoch_start(*told)
-        if trainer.validating:
-            bar.on_validation_start(*told)
-        elif trainer.testing:
-            bar.on_test_start(*told)
-        elif trainer.predicting:
-            bar.on_predict_start(*told)
-        bar.reset_dataloader_idx_tracker()  # the next batch of an evaluation says how many there are
+        for stage in self._begun:
+            getattr(self._bar, f"on_{stage}_start")(self._trainer, self._trainer.lightning_module)
+        self._bar.reset_dataloader_idx_tracker()  # the next batch of an evaluation says how many there are
 
     def end(self) -> None:
         """Leave it as it was, for another fit."""
-        if self._wanted:
-            self._bar.enable()
+        if self._hidden:
+            self._come_back()
+
+
+def _can_be_enabled(bar: Any) -> bool:
+    """Whether its class says how: the base's method raises, and `enable` may be a flag of the user's."""
+    host = hosts.of(bar)
+    base = None if host is None else host.get("callbacks", "ProgressBar").enable
+    method = getattr(type(bar), "enable", None)
+    return callable(method) and method is not base and callable(bar.enable)

@@ -5,6 +5,7 @@ Of one DataLoader, positions are samples. Several DataLoaders are dealt together
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,8 +68,16 @@ class Reading(Protocol):
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
         """What stands at the positions. All members call this together."""
 
-    def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:
-        """What is to be read for a batch of these positions."""
+    def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
+        """What is to be read for a batch of these positions.
+
+        Args:
+            order: What stands at the positions.
+            places: The positions.
+            length: Positions of the epoch.
+            beside: Positions of all workers in this step, if a batch is to be as large as the largest one among them.
+                As many positions are in each batch already.
+        """
 
 
 class SampleReading:
@@ -94,7 +103,7 @@ class SampleReading:
         """Index of the sample at each position."""
         return order_of(self.given, session, seed=seed, epoch=epoch)
 
-    def at(self, order: np.ndarray, places: Places, *, length: int) -> list[Any]:
+    def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
         """Indices of samples."""
         indices: list[Any] = order[places].tolist()
         return indices

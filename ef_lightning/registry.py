@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ef_common.errors import UsageError
+from ef_lightning import announcements
 from ef_lightning import host as hosts
 from ef_lightning.strategy import ElasticMixin
 
@@ -66,7 +67,11 @@ def strategy_class() -> Any:
 
 
 def register() -> None:
-    """Make the name known to the Lightning that is imported, or to one that is imported later."""
+    """Make the name known to the Lightning that is imported, or to one that is imported later.
+
+    And have it announce itself once in a job.
+    """
+    announcements.hold(package for host in hosts.HOSTS.values() for package in (host.name, host.fabric))
     for name in hosts.NAMES:
         module = sys.modules.get(f"{name}.strategies")
         if module is not None and hasattr(module, "StrategyRegistry"):

@@ -11,6 +11,10 @@ which is what all know alike (:attr:`~ef_common.session.Session.completed_in`). 
 :class:`~ef_common.errors.MembersChanged` in all of them. Where a result was handed on to a worker that lacked it, the
 members come with it.
 
+**Uneven shares.** A step is also made again if it is the first to gather, and its batches have several sizes: in the
+last steps of an epoch, shares differ by a sample. All see the same shapes, so :class:`~ef_common.errors.SharesUneven`
+is raised in all of them; the batch at hand is then read again, as large as the largest one.
+
 **A step is an update** with all passes of its accumulation. Earlier passes are made again too, but leave what they have
 logged as it was.
 
@@ -32,7 +36,7 @@ import torch
 from torch.nn import Module
 
 from ef_common.core.view import View
-from ef_common.errors import MembersChanged
+from ef_common.errors import MembersChanged, SharesUneven
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.metrics import Traces, leaving_no_trace
@@ -47,18 +51,22 @@ class Repetition:
     Args:
         trainer: The Trainer.
         session: The worker's session.
-        on_repeat: Called before a step is made again.
+        on_repeat: Called with the reason before a step is made again.
+        fill: Reads the batch at hand again, as large as the largest one of its step.
 
     Attributes:
         in_pass: The forward or the backward pass of a batch is running.
         in_backward: The backward passes of this step have collectives of their own.
     """
 
-    def __init__(self, trainer: Any, session: Session, *, on_repeat: Callable[[], None]) -> None:
+    def __init__(
+        self, trainer: Any, session: Session, *, on_repeat: Callable[[str], None], fill: Callable[[], Any]
+    ) -> None:
         self.in_pass = self.in_backward = False
         self._trainer = trainer
         self._session = session
         self._on_repeat = on_repeat
+        self._fill = fill
         self._records = True
         self._used = self._used_before = False
         self._began_in: View | None = None
@@ -69,7 +77,7 @@ class Repetition:
 
     def attach(self) -> None:
         """Begin to make steps."""
-        hooks.surround_passes(self._trainer, lambda act, is_first: partial(self._run, act, is_first))
+        hooks.surround_passes(self._trainer, lambda *given: partial(self._run, *given))
 
     def detach(self) -> None:
         """Leave them to Lightning."""
@@ -104,8 +112,8 @@ class Repetition:
 
     # ------------------------------------------------------------ passes
 
-    def _run(self, act: Act, is_first: bool, *args: Any) -> Any:
-        """A pass: forward, and backward."""
+    def _run(self, act: Act, is_first: bool, arguments: dict[str, Any], *args: Any) -> Any:
+        """A pass: forward, and backward. The arguments are those of the training step."""
         if is_first or self._began_in is None:
             self._forget()
             self._began_in = self._session.completed_in
@@ -114,19 +122,29 @@ class Repetition:
             self._record()
         self.in_pass = True
         try:
-            return self._repeat(act, args)
+            return self._repeat(act, arguments, args)
         finally:
             self.in_pass, self._act = False, None
 
-    def _repeat(self, act: Act, args: Any) -> Any:
-        goes_back = False
+    def _repeat(self, act: Act, arguments: dict[str, Any], args: Any) -> Any:
+        why, is_uneven = "", False
         while True:
             try:
-                if goes_back:
-                    self._go_back()
+                if why:
+                    filled = [self._fill()] if is_uneven else []  # to read may draw random numbers
+                    self._go_back(why)
+                    self._take(filled, arguments)
                 return act(*args)
             except MembersChanged:
-                goes_back = True
+                why, is_uneven = "a worker was lost in a step that had its values", False
+            except SharesUneven:
+                why, is_uneven = "a step has gathered for the first time, from batches of several sizes", True
+
+    def _take(self, filled: list[Any], arguments: dict[str, Any]) -> None:
+        """Go on with this batch, if there is one, also if the pass is made again once more."""
+        for batch in filled:
+            hooks.set_batch(self._trainer, arguments, batch)
+            self._passes[-1] = self._passes[-1]._replace(fields=hooks.step_fields(self._trainer))
 
     def _record(self) -> None:
         if self._act is None:
@@ -137,9 +155,9 @@ class Repetition:
         fields = hooks.step_fields(self._trainer)
         self._passes.append(Pass(self._act, Generators(), Traces(self._trainer), fields))
 
-    def _go_back(self) -> None:
+    def _go_back(self, why: str) -> None:
         """To the start of the newest pass, with the others made anew."""
-        self._on_repeat()
+        self._on_repeat(why)
         self._began_in = self._session.completed_in
         self._used = self.in_backward = False
         if self._state is not None:

@@ -5,8 +5,12 @@ exchanged. So all workers must find the same there, though user code may have se
 
 What a worker's code has set during a batch is taken back at the end of that batch, and kept. The flags of the next
 reduction tell that somebody has kept something; all workers hear that alike, and tell each other what, at the end of
-that batch. They also do where they wait for each other in any case: at the beginning and the end of an epoch, and at
-the end of a validation. If several have asked for different values, the lowest rank among them decides.
+that batch. They also do where they wait for each other in any case: before the sanity check and before the training,
+at the beginning and the end of an epoch, and at the end of a validation. If several have asked for different values,
+the lowest rank among them decides.
+
+Whether the rest of an epoch is left out (`on_train_batch_start` returns -1) has to be known before the batch is
+trained. So where a module has this hook, all workers tell each other what it has returned, before each batch.
 
 A worker that is alone asks nobody: everything is as it is without ElasticFlow.
 """
@@ -18,40 +22,49 @@ from typing import Any
 
 from ef_common.session import Session
 from ef_lightning import hooks
+from ef_lightning.host import Host
 
 
 class Requests:
     """Those that the user's code makes to one Trainer, from `attach` to `detach`.
 
     Args:
-        trainer: The Trainer, before the hooks at the start of a training are called.
+        trainer: The Trainer, before any hook of the user's is called.
+        host: Its class tree.
         session: The worker's session.
         gather: Everybody's value, in rank order.
         max_steps: The user's limit, which is not what the Trainer shows if schedules follow the samples.
         set_max_steps: Sets it.
+        on_skip: Called when the rest of an epoch is left out, from the batch on that was dealt last.
     """
 
     def __init__(
         self,
         trainer: Any,
+        host: Host,
         session: Session,
         *,
         gather: Callable[[Any], list[Any]],
         max_steps: Callable[[], int],
         set_max_steps: Callable[[int], None],
+        on_skip: Callable[[], None],
     ) -> None:
-        self._trainer = trainer
+        self._trainer, self._host = trainer, host
         self._session = session
         self._gather = gather
         self._max_steps = max_steps
         self._set_max_steps = set_max_steps
+        self._on_skip = on_skip
         self._agreed = self._shown()
         self._kept: dict[str, Any] = {}
         self._heard = False
 
     def attach(self) -> None:
-        """Begin to take back and to tell."""
-        hooks.surround_decisions(self._trainer, batch=self._end_batch, epoch=self.settle)
+        """Begin to take back and to tell. All workers are here, and have run their hooks of the set-up."""
+        hooks.surround_decisions(
+            self._trainer, self._host, batch=self._end_batch, epoch=self.settle, skip=self._agree_to_skip
+        )
+        self.settle()
 
     def detach(self) -> None:
         """Leave the Trainer as it is."""
@@ -69,11 +82,17 @@ class Requests:
         self._heard = self._heard or num_pending >= 1
 
     def settle(self) -> None:
-        """All workers are here: do what any of them asks for."""
+        """All workers are here: do what any of them asks for.
+
+        A newcomer is not one of them yet. It will have their limits; if its code wants to stop, they hear of it later.
+        """
         if self._session.newcomer:
-            return  # it is not one of them yet
-        self._heard = False
+            self._keep("should_stop")
+            return
         self._keep()
+        if self._session.entering:
+            return  # they have been here before it came: it tells them at the end of a batch
+        self._heard = False
         wanted = [self._kept] if self._is_alone else self._gather(self._kept)
         self._kept = {}
         for of_worker in reversed(wanted):
@@ -86,17 +105,27 @@ class Requests:
         elif self.pending:
             self.settle() if self._is_alone else self._keep()
 
+    def _agree_to_skip(self, response: Any) -> Any:
+        """Before a batch: what the hooks of all workers say, of which this worker's has returned this."""
+        skips = bool(response == -1)
+        if not self._is_alone:
+            skips = any(self._gather(skips))
+        if skips:
+            self._on_skip()
+        return -1 if skips else response
+
     @property
     def _is_alone(self) -> bool:
         return self._session.completed_in.world_size == 1
 
     # ------------------------------------------------------------ the Trainer
 
-    def _keep(self) -> None:
-        """Take back what was set since."""
+    def _keep(self, *names: str) -> None:
+        """Take back what was set since: all of it, or these."""
         shown = self._shown()
-        self._kept |= {name: value for name, value in shown.items() if value != self._agreed[name]}
-        self._show(self._agreed)
+        changed = [name for name in names or shown if shown[name] != self._agreed[name]]
+        self._kept |= {name: shown[name] for name in changed}
+        self._show({name: self._agreed[name] for name in changed})
 
     def _shown(self) -> dict[str, Any]:
         return {**hooks.run_time_limits(self._trainer), "max_steps": self._max_steps()}
@@ -109,7 +138,7 @@ class Requests:
             if name == "max_steps":
                 self._set_max_steps(value)
             else:
-                hooks.set_run_time_limit(self._trainer, name, value)
+                hooks.set_run_time_limit(self._trainer, self._host, name, value)
 
     # ------------------------------------------------------------ newcomers
 
@@ -119,5 +148,5 @@ class Requests:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Agree with the others."""
-        self._agreed, self._kept = {name: state[name] for name in self._agreed}, {}
+        self._agreed = {name: state[name] for name in self._agreed}
         self._show(self._agreed)

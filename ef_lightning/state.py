@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
@@ -24,6 +25,7 @@ from ef_common.errors import ElasticFlowError, UnsupportedError
 from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import Host
+from ef_lightning.parameter_groups import follow, groups_of
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY
 from ef_lightning.random_state import random_state
 from ef_lightning.requests import Requests
@@ -84,6 +86,12 @@ class TrainerState:
         self._incoming: list[Tensor] = []
         self._packed: list[Tensor] = []
         self._prepared: list[Tensor] = []
+        self._received: dict[str, Any] | None = None
+
+    @property
+    def in_epoch(self) -> bool:
+        """What was received is of a training that had begun, and :meth:`adopt_again` has not been called since."""
+        return self._received is not None
 
     def prepare(self) -> None:
         """Have memory at hand for a state that is to come: the others will wait while it does.
@@ -129,11 +137,22 @@ class TrainerState:
             raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
         self._adopt(state)
 
+    def adopt_again(self, *, whole: bool) -> None:
+        """In a newcomer, after its own hooks at the start: what is everybody's is again as it was received.
+
+        Args:
+            whole: Code of the user's was called. Else weights and callbacks are as they were.
+        """
+        state, self._received = self._received, None
+        if state is not None:
+            self._take_over(state, whole=whole)
+
     def restore(self) -> bool:
         """All who had a state are lost: take the one that was saved last, if any was."""
         self._claiming.begin_again()
         checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
         if checkpoint is None:
+            self._begin_again()
             return False
         saved = checkpoint.pop(CHECKPOINT_KEY)
         running = TENSORS.loads(saved.pop("running").numpy().tobytes())
@@ -146,11 +165,23 @@ class TrainerState:
         agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules")}
         state = {**agreed, "checkpoints": None, "claims": None, "requests": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
-        hooks.set_logged_values(self._trainer, running["values"])
         loader = self._loader()
         if loader is not None:
             loader.go_back(saved)
         return True
+
+    def _begin_again(self) -> None:
+        """Nothing was saved, so this is the start: the training begins with the workers of this view.
+
+        The others take it from this one's state.
+        """
+        world_size, loader = self._trainer.strategy.session.view.world_size, self._loader()
+        if self._compensator is not None:
+            self._compensator.begin_again(world_size)
+        if self._schedules is not None:
+            self._schedules.begin_again(world_size)
+        if loader is not None and self._num_batches_at_start is not None:
+            self._set_up_optimizers(loader.steps_in_world(world_size))
 
     # ------------------------------------------------------------ collect
 
@@ -194,13 +225,15 @@ class TrainerState:
         trainer, module = self._trainer, self._trainer.lightning_module
         return {
             "trainable": [name for name, p in module.named_parameters() if p.requires_grad],
+            "modes": hooks.module_modes(trainer),
+            "groups": [groups_of(optimizer, module) for optimizer in trainer.optimizers],
             "reduced": [] if self._reducer is None else self._reducer.names(),
             "num_batches_at_start": self._num_batches_at_start,
             "loops": hooks.loop_progress(trainer),
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
-            "checkpoint_callbacks": [_private(callback) for callback in self._callbacks("ModelCheckpoint")],
+            "checkpoint_callbacks": [private_fields(callback) for callback in self._callbacks("ModelCheckpoint")],
             "loggers": hooks.logger_versions(trainer),
         }
 
@@ -211,17 +244,15 @@ class TrainerState:
 
     def _adopt(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
-        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
-            vars(callback).update(private)
-        hooks.load_checkpoint(trainer, state["checkpoint"])
-        self._load_optimizers(state)
-        hooks.load_loop_fields(trainer, state["fields"])
-        self._load_running(state)
+        self._received = state if hooks.in_epoch(state["loops"]) else None
+        # The user's own hooks will be called with it: what they change in it must not be what is taken in again. The
+        # validation stays set up until then, so that Lightning does not do it again meanwhile.
+        self._take_over({**_copied(state), "fields": {**state["fields"], "val_is_set_up": True}})
         hooks.set_logger_versions(trainer, state["loggers"])
+        if self._received is None:
+            hooks.load_loop_fields(trainer, state["fields"])
         if self._compensator is not None and state["compensation"] is not None:
             self._compensator.load_state(state["compensation"])
-        if self._schedules is not None and state["schedules"] is not None:
-            self._schedules.load_state(state["schedules"])
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])
@@ -230,6 +261,24 @@ class TrainerState:
         if self._checkpoints is not None and state["checkpoints"] is not None:
             self._checkpoints.job.load_state(state["checkpoints"])
         self._claiming.load_state(state["claims"])
+
+    def _take_over(self, state: dict[str, Any], *, whole: bool = True) -> None:
+        """What code in one worker can change, and must be equal in all."""
+        trainer = self._trainer
+        if whole:
+            self._load_checkpoint(state)
+        self._load_optimizers(state)
+        hooks.load_loop_fields(trainer, state["fields"])
+        self._load_running(state)
+        if "values" in state:  # of a checkpoint
+            hooks.set_logged_values(trainer, state["values"])
+        if self._schedules is not None and state["schedules"] is not None:
+            self._schedules.load_state(state["schedules"])
+
+    def _load_checkpoint(self, state: dict[str, Any]) -> None:
+        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
+            vars(callback).update(private)
+        hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
     def resume(self, running: Tensor) -> None:
         """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""
@@ -244,6 +293,8 @@ class TrainerState:
         trainer, trainable = self._trainer, set(state["trainable"])
         for name, parameter in trainer.lightning_module.named_parameters():
             parameter.requires_grad_(name in trainable)
+        if "modes" in state:
+            hooks.set_module_modes(trainer, state["modes"])
         hooks.load_loop_progress(trainer, state["loops"])
         for name, metrics in hooks.metric_dicts(trainer).items():
             metrics.clear()
@@ -255,26 +306,34 @@ class TrainerState:
 
     def _load_optimizers(self, state: dict[str, Any]) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy
-        checkpoint, num_batches = state["checkpoint"], state["num_batches_at_start"]
-        if num_batches not in (None, self._num_batches_at_start):
-            hooks.set_num_batches(trainer, num_batches)
-            strategy.setup_optimizers(trainer)
-        self._num_batches_at_start = num_batches
-        for callback in self._callbacks("BaseFinetuning"):
-            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
+        checkpoint = state["checkpoint"]
+        self._set_up_optimizers(state["num_batches_at_start"])
         # Lightning's stand-in for no optimizer saves nothing.
-        groups = [len(saved.get("param_groups", ())) for saved in checkpoint["optimizer_states"]]
+        saved_groups = [saved.get("param_groups", ()) for saved in checkpoint["optimizer_states"]]
+        for optimizer, wanted, saved in zip(trainer.optimizers, state.get("groups", ()), saved_groups, strict=False):
+            if saved:
+                follow(optimizer, trainer.lightning_module, wanted, saved)
+        groups = [len(saved) for saved in saved_groups]
         own = [len(optimizer.param_groups) for optimizer in trainer.optimizers]
         if own != groups or len(strategy.lr_scheduler_configs) != len(checkpoint["lr_schedulers"]):
             raise ElasticFlowError(
-                "the others have changed their optimizers or schedulers since they started (a callback has added "
-                "parameters, say), so this worker cannot catch up with them. Expected parameter groups and number "
-                f"of schedulers: {groups}, {len(checkpoint['lr_schedulers'])}. "
-                f"Received: {own}, {len(strategy.lr_scheduler_configs)}"
+                "the others have other optimizers or schedulers, so this worker cannot catch up with them. Make "
+                "them in configure_optimizers. Expected parameter groups and number of schedulers: "
+                f"{groups}, {len(checkpoint['lr_schedulers'])}. Received: {own}, {len(strategy.lr_scheduler_configs)}"
             )
         strategy.load_optimizer_state_dict(checkpoint)
         for config, saved in zip(strategy.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
+
+    def _set_up_optimizers(self, num_batches: int | None) -> None:
+        """Have the optimizers and schedulers of workers in whose world an epoch has so many batches."""
+        trainer = self._trainer
+        if num_batches not in (None, self._num_batches_at_start):
+            hooks.set_num_batches(trainer, num_batches)
+            trainer.strategy.setup_optimizers(trainer)
+        self._num_batches_at_start = num_batches
+        for callback in self._callbacks("BaseFinetuning"):
+            callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
 
 
 def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
@@ -301,7 +360,13 @@ def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
     return kinds
 
 
-def _private(callback: Any) -> dict[str, Any]:
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy that shares the tensors."""
+    tensors = {id(leaf): leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)}
+    return copy.deepcopy(state, tensors)
+
+
+def private_fields(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
     return {k: v for k, v in vars(callback).items() if TENSORS.knows(v) and k != "_last_time_checked"}
 

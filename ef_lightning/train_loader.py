@@ -1,7 +1,8 @@
 """The training loader: the step boundary, and the dealing of samples.
 
 Its `__next__` runs before Lightning moves any counter, so it is the place where a worker lets a change of
-membership happen, and where a newcomer is admitted.
+membership happen, and where newcomers are admitted. A newcomer joins before its own loops begin
+(:mod:`ef_lightning.joining`), and stands there from then on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
-from ef_common.errors import UsageError
+from ef_common.errors import TrainingOver, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
@@ -77,15 +78,17 @@ class ElasticLoader(WrappedLoader):
         self._resumed = False
         self._plan_of: tuple[tuple[str, ...], int] | None = None
         self.padding = False
-        self.is_even = False
-        self.planned_world_size: int | None = (
-            None  # until the training begins: of the world that schedules are made for
-        )
+        self.is_even = self._is_filled = False
+        # Until the training begins: batches of an epoch of so many positions in the world that schedules are made for.
+        self.planned_steps: Callable[[int], int] | None = None
+        # Whether `limit_train_batches`, if it is a number, limits an epoch of so many positions.
+        self.is_limited: Callable[[int], bool] = lambda length: True
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_begin: Callable[[], None] = lambda: None
         self.on_plan: Callable[[], None] = lambda: None
         self.on_members: Callable[[], None] = lambda: None
+        self.on_over: Callable[[], None] = lambda: None
 
     @property
     def in_epoch(self) -> bool:
@@ -117,47 +120,88 @@ class ElasticLoader(WrappedLoader):
         return before_limit(self._num_steps(progress), self._trainer.limit_train_batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._wants_epoch = not self._resumed
+        self._wants_epoch = not (self._resumed or self._session.entering)
         return self
 
     def __next__(self) -> Any:
+        if self._session.entering:  # it stands at the boundary at which it has joined
+            batch = self._deal()
+            self._session.entering = False
+            return batch
         self.on_boundary()
-        if self._session.newcomer:
-            # Should nobody hold a state any more, then rank 0's start is everybody's.
+        if self._wants_epoch or (self._resumed and not self._goes_on()):
             self._begin_epoch()
-            self._planned.warm_up()
+            self.on_begin()
+        if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
             with leaving_cleanly():
-                self._session.join()
-            # Else the state brought the progress, the loops' counters, and the order of the epoch.
-            logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
-        else:
-            if self._wants_epoch or (self._resumed and not self._goes_on()):
-                self._begin_epoch()
-                self.on_begin()
-            if not self.progress.uncommitted and self.progress.remaining > 0:
-                with leaving_cleanly():
-                    self._session.boundary()
+                self._session.boundary()
         self._resumed = False
         return self._deal()
 
+    def join(self, *, starts_workers: bool) -> None:
+        """In a newcomer: be admitted at a boundary, and go on where the others are.
+
+        Args:
+            starts_workers: Start the data workers before. They keep the data set as it is then.
+        """
+        self.on_boundary()
+        # Should nobody hold a state any more, then rank 0's start is everybody's.
+        self._begin_epoch()
+        if starts_workers:
+            self._planned.warm_up()
+        with leaving_cleanly():
+            self._join()
+        # Else the state brought the progress, the loops' counters, and the order of the epoch.
+        self._resumed = False
+        logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
+
+    def show_plan(self) -> None:
+        """In a newcomer: have Lightning and the schedules know what is left of the epoch."""
+        self._wants_epoch = False
+        self.on_members()
+        hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=False)
+
+    def _join(self) -> None:
+        try:
+            self._session.join()
+        except TrainingOver:
+            self.on_over()
+
     def begin_training(self) -> None:
         """From here on, an epoch has the batches of the world as it is."""
-        planned, self.planned_world_size = self.planned_world_size, None
-        if planned in (None, self._session.completed_in.world_size):
+        planned, self.planned_steps = self.planned_steps, None
+        if planned is None:
             return
-        progress = EpochProgress(epoch=0, length=self._length()) if self._wants_epoch else self.progress
-        hooks.set_num_batches(self._trainer, self._num_steps(progress))
-        if self._resumed:
-            hooks.set_train_limit(self._trainer, self._num_steps(progress))
+        length = self._length()
+        num_steps = self._num_steps(EpochProgress(epoch=0, length=length) if self._wants_epoch else self.progress)
+        if num_steps != planned(length):
+            hooks.set_num_batches(self._trainer, num_steps)
+            if self._resumed:
+                hooks.set_train_limit(self._trainer, num_steps)
 
-    def even_shares(self) -> None:
+    def steps_in_world(self, world_size: int) -> int:
+        """Batches of an epoch that so many workers begin with."""
+        progress = EpochProgress(epoch=0, length=self._length())
+        return int(min(self.dealer.num_steps(progress, world_size), self._max_steps()))
+
+    def even_shares(self) -> bool:
         """From the next step on, batches of one step have the same size in all workers.
 
         A share that is smaller than another (they differ by one sample, in the last steps of an epoch) is filled up
         with samples of its own, and the batch of a worker without a share is as large as the others'.
+
+        Returns:
+            Whether the batch at hand is of that size; else `filled` reads it so.
         """
         if not self.is_even:
             self.is_even, self._plan_of = True, None
+        return self._is_filled
+
+    def filled(self) -> Any:
+        """The batch at hand once more, of the size of the largest one in its step."""
+        self._is_filled = True
+        progress = self.progress
+        return hooks.prepare_batch(self._trainer, self._planned.fetch(self._of(progress, progress.uncommitted[-1])))
 
     # ------------------------------------------------------------ dealing
 
@@ -172,10 +216,12 @@ class ElasticLoader(WrappedLoader):
 
     def _max_steps(self) -> float:
         limit = self._trainer.limit_train_batches
-        return limit if isinstance(limit, int) else math.inf
+        return limit if isinstance(limit, int) and self.is_limited(self._length()) else math.inf
 
     def _num_steps(self, progress: EpochProgress) -> int:
-        return int(min(self.dealer.num_steps(progress, self.planned_world_size), self._max_steps()))
+        if self.planned_steps is not None and self._wants_epoch:
+            return self.planned_steps(self._length())
+        return int(min(self.dealer.num_steps(progress), self._max_steps()))
 
     def _batches_returned(self) -> None:
         hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=True)
@@ -199,6 +245,7 @@ class ElasticLoader(WrappedLoader):
         if is_new:
             self.on_members()
         window = self.dealer.deal()
+        self._is_filled = self.is_even
         if is_new:
             self._plan_of = plan_of
             if not before.steps and not self._reading.keeps_workers:  # to begin to read draws a number, too
@@ -251,25 +298,35 @@ class ElasticLoader(WrappedLoader):
         rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
         for start in starts[skip:]:
-            yield self._at(slice(start + rank * size, start + (rank + 1) * size))
+            whole = range(start, start + len(members) * size)
+            yield self._at(slice(start + rank * size, start + (rank + 1) * size), whole)
         skip -= min(skip, len(starts))
         while progress.remaining > 0:
             progress, window = self.dealer.next_window(progress, members)
             if skip > 0:
                 skip -= 1
                 continue
-            positions = progress.positions(window.slice_of(self._session.worker.id))
-            # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
-            size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
-            positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
-            if self.is_even:
-                positions += positions[: size - len(positions)]
-            yield self._at(positions)
+            yield self._of(progress, window)
 
-    def _at(self, places: Places) -> list[Any]:
-        return self._reading.at(self._order, places, length=self.progress.length)
+    def _of(self, progress: EpochProgress, window: Window) -> list[Any]:
+        """What is to be read for this worker's batch of a step."""
+        positions = progress.positions(window.slice_of(self._session.worker.id))
+        # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
+        size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
+        positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
+        if self.is_even:
+            positions += positions[: size - len(positions)]
+        return self._at(positions, progress.positions((window.start, window.stop)) if self.is_even else ())
+
+    def _at(self, places: Places, window: Sequence[int]) -> list[Any]:
+        beside = window if self.is_even else ()
+        return self._reading.at(self._order, places, length=self.progress.length, beside=beside)
 
     # ------------------------------------------------------------ commit
+
+    def skip(self) -> None:
+        """The rest of the epoch is left out, from the batch on that was dealt last."""
+        self.dealer.take_back()
 
     def weights(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""
@@ -352,39 +409,18 @@ class ElasticLoader(WrappedLoader):
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:
-        """Go on counting where a loader that Lightning has reloaded ended."""
-        previous.finish()
-        self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
-        self.is_even = previous.is_even
+        """Go on counting where a loader that Lightning has reloaded ended, or stands in the others' epoch."""
+        if self._session.entering:
+            self._set(previous.state())
+        else:
+            previous.finish()
+            self.seed, self.dealer.num_updates = previous.seed, previous.dealer.num_updates
+            self.is_even = previous.is_even
         previous.close()
 
     def finish(self) -> None:
         """The training ends, or goes on with another loader."""
         self.dealer.begin(-1, self._length())
-
-
-class LoneLoader(ElasticLoader):
-    """Of a world of one that never changes, without an event log: deals the same, and notes down less.
-
-    A step of a small model takes a millisecond, so that microseconds can be seen.
-    """
-
-    def __next__(self) -> Any:
-        dealer = self.dealer
-        epoch, length, cursor, returned, uncommitted, steps = dealer.progress
-        stop = cursor + dealer.batch_size
-        if self._wants_epoch or self._resumed or stop >= length or self._session.leaving:
-            return super().__next__()
-        window = Window(cursor, stop, self._session.completed_in.ids, dealer.min_share)
-        dealer.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)
-        return self._planned.next()
-
-    def commit(self, contributors: View, loss: float | None = None) -> None:
-        """An update was made."""
-        dealer = self.dealer
-        epoch, length, cursor, returned, _, steps = dealer.progress
-        dealer.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
-        dealer.num_updates += 1
 
 
 def _is_empty(places: Range) -> bool:

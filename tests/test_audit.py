@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_run_with_a_loss_and_a_join_holds(run: Run) -> None:
 def test_run_with_a_loss_and_a_join_holds_whatever_the_clocks_say(run: Run, jump_s: float, monkeypatch) -> None:
     """Each record is stamped with a clock that has jumped since the one before."""
     stamps = itertools.count(1e9, jump_s)
-    monkeypatch.setattr("ef_common.events.time.time", lambda: next(stamps))
+    monkeypatch.setattr("ef_common.events.time", SimpleNamespace(time=lambda: next(stamps)))
     test_run_with_a_loss_and_a_join_holds(run)
 
 

@@ -70,3 +70,14 @@ def test_dealer_notes_positions_that_have_come_back(tmp_path: Path) -> None:
 def test_directory_of_the_notes_comes_from_the_environment(tmp_path: Path) -> None:
     assert read_environment({NOTES: str(tmp_path)}).notes == tmp_path
     assert read_environment({}).notes is None
+
+
+def test_batch_that_is_taken_back_was_never_dealt(tmp_path: Path) -> None:
+    dealer, _ = make(tmp_path)
+    dealer.begin(0, 20)
+    dealer.deal()
+    before = dealer.progress
+    dealer.deal()
+    dealer.take_back()
+    assert dealer.progress == before
+    assert not noted(tmp_path).in_step

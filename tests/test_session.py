@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ef_common.core.place import Place
 from ef_common.core.view import Member, View
-from ef_common.errors import CoordinatorLost, JobFinished, Left, UnsupportedError
+from ef_common.errors import (
+    CannotJoin,
+    CoordinatorLost,
+    JobFinished,
+    Left,
+    MembershipError,
+    ProtocolError,
+    UnsupportedError,
+)
+from ef_common.pace import Pace
 from ef_common.session import Barrier, Session
 
 
@@ -217,3 +227,183 @@ def test_session_that_is_no_member_leaves_before_it_asks_for_anything(call: Any)
     with pytest.raises(Left):
         call(session)
     assert (order, saved) == (["leave"], [])
+
+
+class Picky(State):
+    def __init__(self, order: list[str], *, at: str) -> None:
+        super().__init__(order)
+        self._at = at
+
+    def tensors(self, header: bytes | None) -> list[Any]:
+        if self._at == "tensors":
+            raise ValueError("of another shape")
+        return []
+
+    def adopt(self, header: bytes) -> None:
+        raise ValueError("of another model")
+
+
+class Sending(Group):
+    """A member that sends a state."""
+
+    aborted = False
+
+    def receive(self, tensors: list[Any], source: int) -> None:
+        for tensor in tensors:
+            tensor[:] = (1).to_bytes(len(tensor), "big")
+
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
+        return [b"7", b"-1"]
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Admitting(Founding):
+    """A line to a coordinator that admits a newcomer as the second of two."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__(2)
+        self._order = order
+
+    def start(self, on_view: Any) -> bool:
+        return True
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        self._order.append(kind)
+
+    def stop(self) -> None:
+        self._order.append("stop")
+
+
+@pytest.mark.parametrize("at", ["tensors", "adopt"])
+def test_newcomer_that_cannot_take_in_the_state_says_goodbye_and_holds_up_nobody(at: str) -> None:
+    order: list[str] = []
+    group, channel = Sending(2), Admitting(order)
+    groups: Any = SimpleNamespace(
+        build=lambda view, rank, bootstrap: group, empty_bytes=bytearray, to_bytes=bytes, from_bytes=bytearray
+    )
+    session = Session(Member("x", "n", ""), channel=cast(Any, channel), groups=groups)
+    session.state = cast(Any, Picky(order, at=at))
+    assert session.start()
+    with pytest.raises(CannotJoin, match=r"worker x .node n. cannot go on .* ValueError: of another") as raised:
+        session.join()
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert order[-2:] == ["bye", "stop"]
+    assert group.aborted
+    assert session.newcomer
+
+
+def test_newcomer_answers_its_own_collectives_until_its_first_step() -> None:
+    session = Session(Member("w", "n", ""), channel=cast(Any, Founding(2)), groups=cast(Any, None))
+    session.completed, session.view, session.entering = 7, View(3, (Member("v", "n", ""), Member("w", "n", ""))), True
+    assert session.run(Barrier()).ids == ("w",)
+    assert session.completed == 7
+
+
+# ---------------------------------------------------------------- trainings
+
+
+class Telling(Founding):
+    """A line that keeps what is told. The others are in this training."""
+
+    def __init__(self, *, newcomer: bool = False, training: int = 1) -> None:
+        super().__init__(2)
+        self.view = View(1, (Member("x", "n", ""), Member("y", "n", "")))
+        self.told: list[tuple[str, int]] = []
+        self.newcomer, self.training = newcomer, training
+
+    def start(self, on_view: Any) -> bool:
+        return self.newcomer
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        self.told.append((kind, generation))
+
+    def job_training(self) -> int:
+        return self.training
+
+
+class Gathering(Groups):
+    """Others say this."""
+
+    def __init__(self, *others: bytes) -> None:
+        self._others = list(others)
+
+    def build(self, view: View, *, rank: int, bootstrap: Any) -> Group:
+        group, others = Group(view.world_size), self._others
+        if others:
+            group.all_gather = lambda payload, call="": [*others, payload]  # type: ignore[method-assign]
+        return group
+
+
+def session_of(channel: Any, groups: Any = None) -> Session:
+    return Session(Member("x", "n", ""), channel=channel, groups=groups or Groups())
+
+
+def test_member_tells_of_later_trainings_and_of_the_end_of_a_program_that_has_trained() -> None:
+    channel = Telling()
+    session = session_of(channel)
+    session.start()
+    del channel.told[:]
+    session.close()
+    assert channel.told == []  # it has only evaluated
+    session.begin_training(1)
+    session.end_training()
+    session.begin_training(2)
+    session.close()  # in the middle of a training
+    assert channel.told == [("begin", 2)]
+    session.end_training()
+    session.close()
+    assert channel.told == [("begin", 2), ("close", 0)]
+
+
+def test_newcomer_tells_its_training_when_it_is_ready_and_nothing_else() -> None:
+    channel = Telling(newcomer=True, training=2)
+    session = session_of(channel)
+    assert session.start()
+    session.begin_training(1)
+    assert session.is_behind
+    session.skip_training(has_result=False)
+    session.end_training()
+    session.close()
+    session.begin_training(2)
+    assert not session.is_behind
+    assert channel.told == []
+    session.join()
+    assert channel.told[0] == ("ready", 2)
+    assert not session.is_behind
+
+
+def test_newcomer_that_is_admitted_to_another_training_takes_no_state() -> None:
+    session = session_of(Telling(newcomer=True), Gathering(b"3 2"))
+    session.state = State([])  # type: ignore[assignment]
+    session.start()
+    with pytest.raises(ProtocolError, match=r"admitted to training 1 while others are in \[2\]"):
+        session.join()
+
+
+@pytest.mark.parametrize("has_result", [False, True])
+def test_newcomer_that_lacks_a_result_does_not_begin_anew_without_the_others(has_result: bool) -> None:
+    channel = Telling(newcomer=True)
+    channel.view = View(2, (Member("x", "n", ""), Member("y", "n", "")))
+    session = session_of(channel, Gathering(b"-1 2"))
+    session.start()
+    session.begin_training(1)
+    session.skip_training(has_result=has_result)
+    session.begin_training(2)
+    if has_result:
+        session.join()
+    else:
+        with pytest.raises(MembershipError, match="begins with the first training"):
+            session.join()
+
+
+def test_process_is_not_watched_between_trainings() -> None:
+    pace = Pace(lambda: 0.0)
+    session = Session(Member("x", "n", ""), channel=None, groups=None, pace=pace)  # type: ignore[arg-type]
+    session.begin_training(1)
+    assert not pace.rests
+    session.end_training()
+    assert pace.rests
+    session.begin_training(2)
+    assert not pace.rests

@@ -61,7 +61,8 @@ _SILENT_TIMEOUTS = 1.5
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 
 _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
-    "ready": lambda generation: wire.Ready(),
+    "ready": lambda training: wire.Ready(max(1, training)),
+    "begin": wire.Begin,
     "at_boundary": wire.AtBoundary,
     "suspect": wire.Suspect,
     "settled": wire.Settled,
@@ -211,7 +212,7 @@ class CoordinatorClient:
         return self._inbox.wait_start()
 
     def send(self, kind: str, generation: int = 0) -> None:
-        """Tell the coordinator: `ready`, `at_boundary`, `suspect`, `settled`, `leave`, `close`, `bye`."""
+        """See the port."""
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
         if self._process not in (0, os.getpid()):
@@ -244,8 +245,10 @@ class CoordinatorClient:
             Evicted: The others went on without this worker.
             JobFailed, JobFinished: The job has ended.
             Left: This worker asked to leave, and is out.
+            TrainingOver: In a newcomer: the members are in a later training than the one that it is ready for.
         """
-        return self._inbox.wait_view(after)
+        standing = self._standing
+        return self._inbox.wait_view(after, training=None if standing.links else standing.training)
 
     def bootstrap(self, generation: int) -> RelayBootstrap:
         """Exchange of values among the members of one view, relayed by the coordinator."""
@@ -276,6 +279,10 @@ class CoordinatorClient:
             JobFinished: The job has ended.
         """
         return self._inbox.place()
+
+    def job_training(self) -> int:
+        """See the port."""
+        return self._inbox.training()
 
     def stop(self) -> None:
         """Close the line. May be repeated."""
@@ -312,7 +319,8 @@ class CoordinatorClient:
         woke = sent = time.monotonic()
         self._note.beat()
         while not self._stopped.wait(min(_NOTED_S, max(0.0, sent + period_s - time.monotonic()))):
-            if self._inbox.end_met.is_set() or self._standing.closed:
+            rests = self._pace is not None and self._pace.rests
+            if self._inbox.end_met.is_set() or self._standing.closed or rests:
                 self._note.rest()
             else:
                 self._note.beat()
@@ -453,8 +461,9 @@ class CoordinatorClient:
             case wire.Announce(generation):
                 if generation == self._inbox.generation:
                     self.change_pending = True
-            case wire.Welcome(warm_up=warm_up, standbys=standbys):
+            case wire.Welcome(warm_up=warm_up, standbys=standbys, training=training):
                 if warm_up:
+                    self._inbox.put_training(training)
                     with self._lock:
                         self._standing = self._standing.warming(standbys)
                     self._inbox.put_warm_up()
@@ -477,6 +486,10 @@ class CoordinatorClient:
                 pass
             case wire.JobPlace(place):
                 self._inbox.put_place(place)
+            case wire.Skip(training):
+                with self._lock:
+                    self._standing = self._standing.behind()
+                self._inbox.put_training(training)
             case wire.Finish():
                 self._inbox.put_end(JobFinished("the job has ended"))
             case wire.Evicted(reason, hung):
@@ -558,4 +571,5 @@ def _return_of(report: Returned) -> wire.Return:
         closed=report.closed,
         failed=report.failed,
         store=report.store,
+        training=report.training,
     )

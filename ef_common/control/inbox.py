@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ef_common.core.place import Place
 from ef_common.core.view import View
-from ef_common.errors import CoordinatorLost, GroupBroken, JobFailed
+from ef_common.errors import CoordinatorLost, GroupBroken, JobFailed, TrainingOver
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 1.0  # waiting in slices lets Ctrl-C through on every platform
@@ -27,6 +27,7 @@ class Inbox:
         self._values: dict[str, bytes] = {}
         self._warm_up = False
         self._place: Place | None = None
+        self._training = 1
         self._end: Exception | None = None
         self.end_met = threading.Event()
 
@@ -66,6 +67,12 @@ class Inbox:
         """Take note of where the members are."""
         self._place = place
 
+    def put_training(self, training: int) -> None:
+        """Take note of the training that the members are in."""
+        with self._changed:
+            self._training = training
+            self._changed.notify_all()
+
     def put_end(self, end: Exception) -> None:
         """Take note that nothing more will come; the first reason given is the one that counts."""
         with self._changed:
@@ -80,6 +87,12 @@ class Inbox:
             raise self._met()
         return self._place
 
+    def training(self) -> int:
+        """The training that the members are in, as far as is known; does not wait."""
+        if self._end is not None:
+            raise self._met()
+        return self._training
+
     def wait_start(self) -> bool:
         """Wait until it is clear how the worker starts; True to warm up, False if the first view is there."""
 
@@ -90,14 +103,18 @@ class Inbox:
 
         return self._wait(started)
 
-    def wait_view(self, after: int) -> View:
-        """Wait for a view that is newer than generation `after`."""
+    def wait_view(self, after: int, *, training: int | None = None) -> View:
+        """Wait for a view that is newer than generation `after`; in a newcomer, as long as `training` is not over."""
 
         def newer() -> View | None:
             # A lost line harms nobody who has a view; every other end concerns this worker itself.
             if self._end is not None and not isinstance(self._end, CoordinatorLost):
                 raise self._met()
-            return self._view if self._view is not None and self._view.generation > after else None
+            if self._view is not None and self._view.generation > after:
+                return self._view
+            if training is not None and self._training > training:
+                raise TrainingOver(f"the others are in training {self._training}")
+            return None
 
         return self._wait(newer)
 

@@ -51,7 +51,8 @@ _BEFORE_RETURN = (wire.Return, wire.Follow, wire.Fail, wire.Inquire, wire.Heartb
 _TIMER_SLACK_S = 0.001  # asyncio's timers may fire a clock tick early, and a deadline is looked at once
 
 _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
-    wire.Ready: lambda worker, message: membership.Ready(worker),
+    wire.Ready: lambda worker, message: membership.Ready(worker, message.training),
+    wire.Begin: lambda worker, message: membership.Begun(worker, message.training),
     wire.AtBoundary: lambda worker, message: membership.AtBoundary(worker, message.generation),
     wire.Suspect: lambda worker, message: membership.Suspected(worker, message.generation),
     wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
@@ -355,7 +356,8 @@ class Switchboard:
         members = () if self._state.view is None else self._state.view.ids
         told = [self._places[member] for member in members if member in self._places]
         if told:
-            self._send(wire.encode(wire.JobPlace(max(told))), worker)
+            newest = max(told, key=lambda place: (place.training, place))
+            self._send(wire.encode(wire.JobPlace(newest)), worker)
 
     def _relay(self, connection: Connection, worker: str, message: wire.Relay) -> None:
         view = self._state.view
@@ -498,11 +500,11 @@ class Switchboard:
 
     def _perform(self, action: membership.Action) -> None:
         match action:
-            case membership.Welcome(worker, warm_up):
+            case membership.Welcome(worker, warm_up, training):
                 proof = self._proof_to(worker)
                 known = [(m.address, m.standby) for m in self._members() if m.standby and len(m.address) < _SHORT]
                 standbys = tuple(dict.fromkeys(known))[:_STANDBYS_TOLD]
-                self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof, standbys)), worker)
+                self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof, standbys, training)), worker)
                 if warm_up:
                     self._tell_place(worker)
             case membership.Install(view, dropped):
@@ -514,6 +516,8 @@ class Switchboard:
                 self._send(line, *view.ids)
             case membership.Announce(view):
                 self._send(wire.encode(wire.Announce(view.generation)), *view.ids)
+            case membership.Skip(worker, training):
+                self._send(wire.encode(wire.Skip(training)), worker)
             case membership.Finish(worker):
                 self._send(wire.encode(wire.Finish(self._proof_to(worker))), worker)
             case membership.Claim(worker, bid):
@@ -712,6 +716,7 @@ def _returned(member: Member, message: wire.Return) -> membership.Returned:
         closed=message.closed,
         failed=message.failed,
         store=message.store,
+        training=message.training,
     )
 
 

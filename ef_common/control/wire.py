@@ -34,7 +34,7 @@ from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError, UsageError
 
-VERSION = 4
+VERSION = 5
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 1024 * 1024
@@ -143,6 +143,7 @@ _NAME = _text(MAX_NAME_CHARS)
 _STORE = _hex(32, or_empty=True)
 _ADDRESS = _Codec(_load_address)
 _COUNT = _integer(0)
+_TRAINING = _integer(1)
 _PORT = _integer(0, 65535)
 _REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
 
@@ -203,10 +204,10 @@ def _dump_links(links: tuple[Link, ...]) -> list[Any]:
 
 
 def _load_place(value: Any) -> Place:
-    if type(value) is not list or len(value) != 3 or type(value[2]) is not list or len(value[2]) > MAX_RETURNED:
-        raise ValueError(f"expected [epoch, cursor, at most {MAX_RETURNED} returned positions]")
+    if type(value) is not list or len(value) != 4 or type(value[2]) is not list or len(value[2]) > MAX_RETURNED:
+        raise ValueError(f"expected [epoch, cursor, at most {MAX_RETURNED} returned positions, training]")
     returned = tuple(_COUNT.load(position) for position in value[2])
-    return Place(_COUNT.load(value[0]), _COUNT.load(value[1]), returned)
+    return Place(_COUNT.load(value[0]), _COUNT.load(value[1]), returned, _TRAINING.load(value[3]))
 
 
 def _load_place_or_null(value: Any) -> Place | None:
@@ -278,6 +279,7 @@ def _load_ids(value: Any) -> tuple[str, ...]:
 
 
 Count = Annotated[int, _COUNT]
+Training = Annotated[int, _TRAINING]
 Flag = Annotated[bool, _Codec(_load_flag)]
 Duration = Annotated[float, _Codec(_load_duration)]
 Nonce = Annotated[str, _hex(32)]
@@ -318,6 +320,7 @@ class Return:
     closed: Flag
     failed: Failure
     store: Annotated[str | None, _Codec(_load_store)]
+    training: Training = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +350,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This newcomer is warm and stands at its first boundary."""
+    """This newcomer is warm and stands at its first boundary, in this training of its program."""
+
+    training: Training = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The program of this member has come to another training."""
+
+    training: Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +405,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """This member has trained to the end."""
+    """The program of this member ends, and so does the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,13 +451,14 @@ class Challenge:
 class Welcome:
     """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare.
 
-    `standbys`: (host, port) of some, for one who knows no view yet.
+    `standbys`: (host, port) of some, for one who knows no view yet. `training`: the one that the members are in.
     """
 
     warm_up: Flag
     heartbeat_timeout_s: Duration
     proof: Proof
     standbys: Annotated[tuple[tuple[str, int], ...], _Codec(_load_standbys, lambda value: [list(one) for one in value])]
+    training: Training = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +480,13 @@ class JobPlace:
     """To a newcomer that warms up: the newest place that the members have told; an answer to its heartbeats."""
 
     place: Annotated[Place, _Codec(_load_place)]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """To a newcomer: the members are in this training of the program, so those before it are over."""
+
+    training: Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,6 +577,7 @@ FromWorker = (
     | Follow
     | Heartbeat
     | Ready
+    | Begin
     | AtBoundary
     | Suspect
     | Settled
@@ -575,6 +596,7 @@ FromCoordinator = (
     | NewView
     | Announce
     | JobPlace
+    | Skip
     | Finish
     | Alive
     | Resumed
@@ -596,6 +618,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "follow": Follow,
     "heartbeat": Heartbeat,
     "ready": Ready,
+    "begin": Begin,
     "at_boundary": AtBoundary,
     "suspect": Suspect,
     "settled": Settled,
@@ -614,6 +637,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "view": NewView,
     "announce": Announce,
     "place": JobPlace,
+    "skip": Skip,
     "finish": Finish,
     "alive": Alive,
     "resumed": Resumed,

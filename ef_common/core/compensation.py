@@ -25,6 +25,8 @@ Algorithms"): η → √k·η, β → 1 − k(1−β) for all moving averages, �
 samples as before, and the noise in an update is that of k updates. The rule is derived for k(1−β) well below 1: an
 average over less than some updates is none. So a moving average of gradients goes on over two updates at least
 (β ≥ ½), one of their squares, by which the update is divided, over ten (β ≥ 0.9); a smaller β of the user's stays.
+In a small world none goes on over more than 2²⁰ updates: numbers of single precision do not tell a larger β from 1. An
+average that the user has switched off (β₁ = 0, as for many GANs) stays off in each world.
 The corrections 1 − β^t of the optimizers take the β of the moment for all t. The heavy-ball momentum of RMSprop is
 left as it is, as in the linear rule: nothing damps its input by 1 − μ, so another μ would be another rate.
 
@@ -50,6 +52,7 @@ AUTO = {"SGD": "linear", "Adam": "sqrt", "AdamW": "sqrt", "NAdam": "sqrt", "RMSp
 """What `auto` chooses for the kinds of optimizers that it knows."""
 LEAST_BETA = 0.5
 LEAST_BETA_OF_SQUARES = 0.9
+MOST_BETA = 1.0 - 2.0**-20
 
 
 class Ramp(NamedTuple):
@@ -154,19 +157,24 @@ class Compensation:
 
 
 class Affine(NamedTuple):
-    """x → scale · x + shift, but not below `least`, unless x itself is.
+    """x → scale · x + shift, but not below `least` or above `most`, unless x itself is. What is 0 is off, and stays 0.
 
     >>> Affine(2.0, -1.0)(0.75), Affine(2.0, -1.0, least=0.5)(0.7), Affine(2.0, -1.0, least=0.5)(0.4)
     (0.5, 0.5, 0.4)
+    >>> Affine(0.5, 0.5)(0.75), Affine(0.5, 0.5, most=0.8)(0.75), Affine(0.5, 0.5, most=0.8)(0.9), Affine(0.5, 0.5)(0.0)
+    (0.875, 0.8, 0.9, 0.0)
     """
 
     scale: float
     shift: float = 0.0
     least: float = -math.inf
+    most: float = math.inf
 
     def __call__(self, value: float) -> float:
-        scale, shift, least = self
-        return max(min(least, value), scale * value + shift)
+        scale, shift, least, most = self
+        if value == 0:
+            return value
+        return min(max(most, value), max(min(least, value), scale * value + shift))
 
 
 def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
@@ -187,8 +195,8 @@ def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
         return {"lr": Affine(scale)}
     return {
         "lr": Affine(scale),
-        "beta": Affine(ratio, 1.0 - ratio, least=LEAST_BETA),
-        "beta_of_squares": Affine(ratio, 1.0 - ratio, least=LEAST_BETA_OF_SQUARES),
+        "beta": Affine(ratio, 1.0 - ratio, least=LEAST_BETA, most=MOST_BETA),
+        "beta_of_squares": Affine(ratio, 1.0 - ratio, least=LEAST_BETA_OF_SQUARES, most=MOST_BETA),
         "eps": Affine(1.0 / scale),
         "weight_decay": Affine(scale),
     }

@@ -12,8 +12,10 @@ class Place(NamedTuple):
         epoch: Index of the epoch; all before it are over.
         cursor: Places of its sequence that have been dealt, and their updates made.
         returned: Positions before the cursor that were dealt in vain; see :mod:`ef_common.core.sharding`.
+        training: Number of the training, as a program may have several.
     """
 
     epoch: int
     cursor: int
     returned: tuple[int, ...] = ()
+    training: int = 1

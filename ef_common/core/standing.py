@@ -24,7 +24,8 @@ class Standing:
         heard_here: Generations of the views that came over the line that it has now.
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
-        closed: It has trained to the end.
+        closed: Its program ends.
+        training: The newest training that it has told: the one that a newcomer is ready for.
         failed: Its own code has raised this.
         store: Its store, as it has told it; None before that.
         seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
@@ -39,6 +40,7 @@ class Standing:
     boundary: int = 0
     suspected: int = 0
     closed: bool = False
+    training: int = 1
     failed: str = ""
     store: str | None = None
     seen: tuple[tuple[str, int], ...] = ()
@@ -60,6 +62,10 @@ class Standing:
         phase = Phase.WARMING if self.phase is Phase.EARLY else self.phase
         return replace(self, phase=phase, seen=tuple(dict.fromkeys((*standbys, *self.seen))))
 
+    def behind(self) -> Standing:
+        """The training that it may be ready for is over."""
+        return replace(self, phase=Phase.WARMING) if self.phase is Phase.READY else self
+
     def received(self, view: View) -> Standing:
         """A view has come that it is a member of."""
         return replace(
@@ -72,9 +78,14 @@ class Standing:
         )
 
     def told(self, kind: str, generation: int) -> Standing:
-        """It tells the coordinator something (see :class:`~ef_common.ports.ControlChannel`)."""
+        """It tells the coordinator something, of a generation or of a training (`ready`, `begin`).
+
+        See :class:`~ef_common.ports.ControlChannel`.
+        """
         if kind == "ready" and not self.links:
-            return replace(self, phase=Phase.READY)
+            return replace(self, phase=Phase.READY, training=max(1, generation))
+        if kind == "begin":
+            return replace(self, training=generation)
         if kind == "leave":
             return replace(self, leaving=True, phase=Phase.LEAVING if self.links else self.phase)
         if kind == "at_boundary":
@@ -122,6 +133,7 @@ class Standing:
             closed=self.closed,
             failed=self.failed,
             store=self.store,
+            training=self.training,
         )
 
 

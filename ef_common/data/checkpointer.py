@@ -161,8 +161,18 @@ class Checkpointer:
         self._join(max(found))
         return self.found
 
+    def look(self, model: str) -> Checkpoint | None:
+        """In a newcomer that skips this training: find what has come of it, if the end of it was saved.
+
+        Raises:
+            UsageError, StorageFailed: As `begin`.
+        """
+        found = self._newest(model)
+        self.found = None if found is None or found.complete is None else found
+        return self.found
+
     def begin_again(self, model: str) -> Checkpoint | None:
-        """The same, in one worker that then hands everything on: all who had a state are lost."""
+        """The same as `begin`, in one worker that then hands everything on: all who had a state are lost."""
         self.found = self._newest(model)
         self._join(_START(self._checkpoints.claim, None if self.found is None else self.found.id))
         return self.found

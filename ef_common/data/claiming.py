@@ -46,6 +46,7 @@ class Claiming:
         self._session = session
         self._run = ""
         self._digest: str | None = None
+        self._skipped = False
 
     @property
     def _one(self) -> Claiming:
@@ -95,8 +96,13 @@ class Claiming:
 
     def begin_again(self) -> None:
         """The same, in one worker that then hands everything on: all who had a state are lost."""
-        if not self._is_first():
+        if self._one._skipped:
+            self._one._skipped = False
+        elif not self._is_first():
             return
+        self._one._begin_again()
+
+    def _begin_again(self) -> None:
         if self._place is None:
             self._session.use_store("")
         else:
@@ -165,8 +171,17 @@ class Claiming:
 
     def load_state(self, state: dict[str, Any] | None) -> None:
         """Be part of the others' run, or tell that nobody has a place."""
-        if not self._is_first():
+        if self._one._skipped:
+            self._one._skipped = False
+        elif not self._is_first():
             return
+        self._one._take(state)
+
+    def skip(self) -> None:
+        """A newcomer skips this training: where the others' claims stay, it will learn when it joins in a later one."""
+        self._skipped = self._is_first()
+
+    def _take(self, state: dict[str, Any] | None) -> None:
         if self._place is None:
             if state is None:
                 self._session.use_store("")

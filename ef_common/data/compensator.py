@@ -40,6 +40,7 @@ class Compensator:
         world_size: int | None = None,
     ) -> None:
         self.without_rule: list[str] = []
+        self._told = False
         self._world_size = world_size
         self.settings = settings
         self.global_batch_size = global_batch_size
@@ -106,7 +107,8 @@ class Compensator:
         return {"lr_scale" if alike else f"lr_scale/{name}": lr_scale(rule, ratio) for name, rule in rules.items()}
 
     def _warn_of_unknown(self, ratio: float) -> None:
-        names, self.without_rule = self.without_rule, []
+        names = [] if self._told else self.without_rule
+        self._told = True
         if names and self._session.rank == 0:
             logger.warning(
                 "the global batch is %g times the one that the training began with, and compensation='auto' does not "
@@ -123,15 +125,25 @@ class Compensator:
     def state(self) -> dict[str, Any]:
         """For newcomers and checkpoints: plain numbers."""
         ramp = None if self._ramp is None else list(self._ramp)
-        return {"reference_batch_size": self.reference_batch_size, "world_size": self._world_size, "ramp": ramp}
+        return {
+            "reference_batch_size": self.reference_batch_size,
+            "world_size": self._world_size,
+            "ramp": ramp,
+            "told": self._told,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where the others are."""
         self.reference_batch_size = state["reference_batch_size"]
         self._world_size = state.get("world_size")
         self._ramp = None if state["ramp"] is None else Ramp(*state["ramp"])
+        self._told = bool(state.get("told", False))
+
+    def begin_again(self, world_size: int) -> None:
+        """Nobody has a state, and none was saved: the training begins with so many workers."""
+        self.reference_batch_size, self._world_size, self._ramp = self.settings.reference_batch_size, world_size, None
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint says, unless the user has chosen another reference batch meanwhile."""
         if self.settings.reference_batch_size in (None, state["reference_batch_size"]):
-            self.load_state(state)
+            self.load_state({**state, "told": False})  # the log is a new one

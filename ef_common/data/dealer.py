@@ -5,6 +5,7 @@ A *position* is a place in the order of the epoch: of a sample, or of a batch wh
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -102,12 +103,22 @@ class Dealer:
 
     def _note(self) -> None:
         """Note down what this worker is about to work on; of a global batch, that is any of it."""
-        progress, worker = self.progress, self._session.worker.id
+        progress, worker, note = self.progress, self._session.worker.id, self._session.note
+        if not note.is_read:
+            note.at(progress.epoch, self.num_updates + 1)
+            return
         ranges: list[Range] = []
         for window in progress.uncommitted:
             places = (window.start, window.stop) if window.piece else window.slice_of(worker)
             ranges += progress.ranges(places)
-        self._session.note.begin(progress.epoch, self.num_updates + 1, ranges)
+        note.begin(progress.epoch, self.num_updates + 1, ranges)
+
+    def take_back(self) -> None:
+        """What was dealt last is not trained, and was not dealt."""
+        progress = self.progress
+        *before, window = progress.uncommitted
+        self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
+        self._session.note.end()
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """What would be dealt next to these members."""
@@ -160,7 +171,8 @@ class Dealer:
         before = self.progress
         self.progress, done = sharding.commit(before, contributors.ids)
         self.num_updates += 1
-        self._session.note.end()
+        if self._session.note.is_read:
+            self._session.note.end()
         if done.returned:
             self.on_returned()
         if not self._log.enabled:
@@ -233,6 +245,19 @@ class Dealer:
             epoch=self.progress.epoch if epoch is None else epoch,
             **positions,
         )
+
+    def log_weights(self, parts: Iterable[Any]) -> None:
+        """Note down a hash of the weights, given as bytes in parts, once the newest update is sure to be everybody's.
+
+        There is none before the first update, and none while an accumulation goes on: buffers may differ then.
+        """
+        if not self.num_updates or self.progress.uncommitted:
+            return
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(part)
+        record = {"step": self.num_updates, "hash": digest.hexdigest()}
+        self._session.when_confirmed(lambda: self._log.write("weights", **record))
 
     def log_admission(self) -> None:
         """Note down that this worker goes on where the others are."""

@@ -1,8 +1,9 @@
 """What a worker tells when an exception ends it.
 
 An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
-told, by way of the coordinator. What has failed for good in a peer, the network, a store or this machine (its GPU, its
-disks) is no fault of the code: that costs this worker alone, and its launcher may start it again.
+told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed
+for good in a peer, the network, a store or this machine (its GPU, its disks) is no fault of the code: that costs this
+worker alone, and its launcher may start it again.
 
 A KeyboardInterrupt that code raises ends the job, too, and is one in each worker. SIGINT from outside is a fault like
 any other: it costs this worker alone.
@@ -55,9 +56,13 @@ class Failing:
 
     Args:
         session: The worker's session.
+
+    Attributes:
+        has_failed: An exception ends this process.
     """
 
     def __init__(self, session: Session) -> None:
+        self.has_failed = False
         self._session = session
         self._told = False
         self._signalled = False
@@ -86,9 +91,13 @@ class Failing:
 
     def tell(self, error: BaseException) -> None:
         """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
+        self.has_failed = True
         if isinstance(error, KeyboardInterrupt) and isinstance(error.__cause__, JobFailed):
             error = error.__cause__
         if self._told:
+            return
+        if self._session.entering:
+            self._leave()
             return
         if is_users(error) or self._raises_interrupt(error):
             self._tell(self._why(error))
@@ -102,6 +111,13 @@ class Failing:
         else:
             note.excuse()
 
+    def _leave(self) -> None:
+        """An exception before the first step, which the others wait for. It may be that of this machine."""
+        self._told = True
+        logger.warning("this worker has joined, but fails before its first step: the others go on without it")
+        self._session.stop()
+        self._session.note.excuse()
+
     def postpone(self, error: BaseException) -> None:
         """Tell of an exception of the user's code at the end of the program, unless it begins another training.
 
@@ -111,7 +127,7 @@ class Failing:
 
     def forget(self) -> None:
         """The program goes on, so what was postponed is nothing to tell of."""
-        self._postponed = None
+        self._postponed, self.has_failed = None, False
 
     def tell_postponed(self) -> None:
         """Tell of what was postponed, if anything was: the program ends."""

@@ -100,7 +100,7 @@ class Driver:
         self._events.put(rounds.Viewed(members, planned, view.rank_of(worker) is not None))
 
     def finished(self) -> None:
-        """The training is complete; called in any thread."""
+        """The program ends, with its trainings complete; called in any thread."""
         self._published[FINISHED_KEY] = b"1"
         self._events.put(rounds.Closed())
 
@@ -245,6 +245,10 @@ class WatchedChannel:
     def job_place(self) -> Place | None:
         """In a newcomer: where the members are."""
         return self._channel.job_place()
+
+    def job_training(self) -> int:
+        """In a newcomer: the training that the members are in."""
+        return self._channel.job_training()
 
     def stop(self) -> None:
         """Close the line."""

@@ -17,7 +17,7 @@ and train on. Rules:
 5. Without a slot a worker leaves. That of a newcomer is asked for after its admission.
 6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came: so
    there is a round.
-7. When the training is complete, what is known of losses is told at once; after that nobody calls a round. A worker
+7. When the program ends, what is known of losses is told at once; after that nobody calls a round. A worker
    that ends looks for a call once more, and waits for the answer: READY and an end with status 0 would be counted as
    two.
 """
@@ -42,7 +42,7 @@ class Rounds:
         waiting: READY is said and not answered.
         leaving: This worker is to leave, or has.
         homeless: It has no slot any more.
-        closed: The training is complete.
+        closed: The program ends, with its trainings complete.
         ending: The process is about to end.
         short_since: Since when there are fewer members than processes.
     """
@@ -98,7 +98,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The training is complete."""
+    """The program ends, with its trainings complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,15 +64,17 @@ class Worker:
     trainings: Iterator[int] = field(default_factory=itertools.count)
     fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def begin_training(self) -> None:
-        """A training begins.
-
-        A newcomer begins with the first one of its own program, so it must not come into a later one of the others'.
-        """
+    def begin_training(self) -> bool:
+        """The program has come to its next training. Returns whether to skip it: the others have ended it already."""
         number = next(self.fits)
         self.failing.forget()
         self.log.write("training", number=number)
-        if number > 1:
+        self.session.begin_training(number)
+        return self.session.is_behind
+
+    def end(self) -> None:
+        """The program ends: newcomers need not wait for a further training, unless it has failed."""
+        if not self.failing.has_failed:
             self.session.close()
 
 
@@ -170,10 +172,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         notices.close()
         raise
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
-    atexit.register(session.stop)
-    atexit.register(notices.close)
-    atexit.register(failing.tell_postponed)
-    return Worker(
+    worker = Worker(
         session,
         log,
         notices,
@@ -184,6 +183,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         checkpoint=environment.checkpoint,
         claims=environment.claims,
     )
+    for last in (session.stop, worker.end, notices.close, failing.tell_postponed):  # they run in the opposite order
+        atexit.register(last)
+    return worker
 
 
 def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *, elastic: bool) -> Notices:

@@ -27,7 +27,7 @@ class Measure(Callback):
         self._newest = "alone"
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        job = trainer.strategy._checkpoints.job
+        job = trainer.strategy._fit.checkpoints.job
         job._saved = lambda seconds: self.writes[self._newest].append(seconds)
         job.take, job.share = self._timed("alone", job.take), self._timed("shared", job.share)
 
@@ -41,7 +41,7 @@ class Measure(Callback):
         return timed
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        job, is_first = trainer.strategy._checkpoints.job, trainer.strategy.session.rank == 0
+        job, is_first = trainer.strategy._fit.checkpoints.job, trainer.strategy.session.rank == 0
         job._sharing._least_bytes = 1 if self._newest == "alone" else _NEVER
         done = is_first and min(map(len, self.writes.values())) >= self._num
         trainer.should_stop = trainer.strategy.reduce_boolean_decision(done, all=False)

@@ -53,7 +53,7 @@ class Measure(Callback):
         if batch_idx != 2:
             return
         gc.freeze()  # or now and then all modules are collected through, for a second, in the time of whoever is next
-        checkpoints = trainer.strategy._checkpoints
+        checkpoints = trainer.strategy._fit.checkpoints
         local = self._job(trainer, str(self._folder / "ours"))
         self._memory(local, checkpoints)
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)

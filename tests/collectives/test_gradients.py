@@ -371,3 +371,15 @@ def test_reduction_that_is_run_again_starts_from_the_local_gradients() -> None:
     reduction.run(again, view_of(1, generation=2))  # type: ignore[arg-type]
     expected = [WEIGHTS[0] * gradient.flatten() for gradient in reversed(local)]
     torch.testing.assert_close(again.reduced[-1][: sum(map(Tensor.numel, expected))], torch.cat(expected))
+
+
+def test_parameter_that_is_frozen_again_keeps_its_place() -> None:
+    module = nn.Sequential(nn.Linear(160, 160), nn.Linear(160, 1))  # the first is large enough for a hook
+    session: Any = OneView(0, None, 1)
+    first = GradientReducer(session, module, weights=lambda view: [1.0])
+    first.attach()
+    module[0].requires_grad_(False)
+    names, second = first.names(), GradientReducer(session, module, weights=lambda view: [1.0])
+    second.attach(names)  # as a newcomer does
+    assert second.names() == names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert not module[0].weight.requires_grad

@@ -17,7 +17,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Answer
 from ef_common.core.place import Place
 from ef_common.core.view import Member
-from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError
+from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
 from ef_common.session import ControlChannel
 from tests.control.test_failover import wait_until
 
@@ -82,7 +82,7 @@ def test_client_of_a_silent_server_gives_up_in_time(listener, join):
 
 @pytest.mark.parametrize(
     "line",
-    [b"SSH-2.0-OpenSSH_9.6\r\n", b'{"v":4,"t":"challenge","nonce":""}\n', b"x" * 5000],
+    [b"SSH-2.0-OpenSSH_9.6\r\n", b'{"v":5,"t":"challenge","nonce":""}\n', b"x" * 5000],
     ids=["ssh", "version", "long"],
 )
 def test_client_of_another_server_raises_protocol_error(listener, join, line):
@@ -201,6 +201,31 @@ def test_client_tells_its_place_and_a_newcomer_learns_it(form, join):
         time.sleep(0.01)
     member.client.tell_place(Place(3, 11, (5,)))
     while newcomer.job_place() != Place(3, 11, (5,)):
+        time.sleep(0.01)
+
+
+def test_client_tells_its_training_and_a_newcomer_that_waits_for_an_earlier_one_learns_it(form, join):
+    coordinator, (member,) = form(1)
+    newcomer = join(coordinator, "late").started().client
+    assert newcomer.job_training() == 1
+    newcomer.send("ready", 1)
+    member.client.send("begin", 2)
+    with pytest.raises(TrainingOver, match="in training 2"):
+        newcomer.next_view(0)
+    assert newcomer.job_training() == 2
+    assert join(coordinator, "later").started().client.job_training() == 2
+    newcomer.send("ready", 2)
+    wait_until(lambda: member.client.change_pending)
+    member.client.send("at_boundary", 1)
+    assert newcomer.next_view(0).ids == ("w0", "late")
+
+
+def test_coordinator_tells_the_newest_place_of_the_newest_training(form, join):
+    coordinator, (first, second) = form(2, heartbeat_timeout_s=0.4)
+    newcomer = join(coordinator, "late").started().client
+    first.client.tell_place(Place(3, 10))
+    second.client.tell_place(Place(0, 4, training=2))
+    while newcomer.job_place() != Place(0, 4, training=2):
         time.sleep(0.01)
 
 

@@ -19,6 +19,7 @@ from ef_common.control.sockets import format_address
 from ef_common.control.wire import Moved, Redirect
 from ef_common.errors import Evicted
 from ef_common.note import Note
+from ef_common.pace import Pace
 
 GUARD_S = 20.0
 
@@ -354,6 +355,16 @@ def test_agent_sees_beats_each_second_however_rare_heartbeats_are_and_none_after
     assert not note.rests
     worker.client.send("close")
     wait_until(lambda: note.rests)
+
+
+def test_agent_sees_no_beats_between_two_trainings(serve, join):
+    note, pace = Beats(), Pace(time.monotonic)
+    join(serve(1), "w0", note=note, pace=pace).started()
+    wait_until(lambda: note.num_beats >= 1)
+    pace.rests = True
+    wait_until(lambda: note.rests)
+    pace.rests, before = False, note.num_beats
+    wait_until(lambda: note.num_beats > before)
 
 
 def test_lines_leave_no_fork_handlers_behind():

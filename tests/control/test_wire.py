@@ -30,10 +30,12 @@ FROM_WORKER = [
     wire.Follow(29400, leads=True),
     wire.Follow(29400, leads=False, failed="worker w raised ValueError: x"),
     wire.Heartbeat(None),
-    wire.Heartbeat(Place(2, 40, (7, 3))),
+    wire.Heartbeat(Place(2, 40, (7, 3), 2)),
     wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4, evicts_stragglers=True)),
     wire.Heartbeat(None, Progress(3, -1, True, "other", 0)),
     wire.Ready(),
+    wire.Ready(3),
+    wire.Begin(2),
     wire.AtBoundary(3),
     wire.Suspect(3),
     wire.Settled(3),
@@ -54,6 +56,7 @@ FROM_COORDINATOR = [
     wire.NewView(View(7, MEMBERS, 5, pending=True, hold=False, reason="why not")),
     wire.Announce(3),
     wire.JobPlace(Place(0, 0)),
+    wire.Skip(2),
     wire.Finish(PROOF),
     wire.Alive(),
     wire.Resumed(7),
@@ -108,40 +111,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":4,"t":"ready"}x',
+        b'{"v":5,"t":"ready"}x',
         b'{"v":5,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":4}',
-        b'{"v":4,"t":["ready"]}',
-        b'{"v":4,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":4,"t":"ready","more":1}',
-        b'{"v":4,"t":"ready","v":4}',
-        b'{"v":4,"t":"heartbeat"}',
-        b'{"v":4,"t":"heartbeat","place":null,"progress":[]}',
-        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":4,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":4,"t":"heartbeat","place":[],"progress":null}',
-        b'{"v":4,"t":"heartbeat","place":[1,2],"progress":null}',
-        b'{"v":4,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
-        b'{"v":4,"t":"heartbeat","place":[1,2,null],"progress":null}',
-        b'{"v":4,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
-        b'{"v":4,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":4,"t":"place","place":[1,2,[]]}',
-        b'{"v":4,"t":"suspect"}',
-        b'{"v":4,"t":"suspect","generation":-1}',
-        b'{"v":4,"t":"suspect","generation":true}',
-        b'{"v":4,"t":"suspect","generation":1.0}',
-        b'{"v":4,"t":"suspect","generation":NaN}',
-        b'{"v":4,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":4,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":4,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":4,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":4,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":4,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":5}',
+        b'{"v":5,"t":["ready"]}',
+        b'{"v":5,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":5,"t":"ready","more":1}',
+        b'{"v":5,"t":"ready","v":5}',
+        b'{"v":5,"t":"heartbeat"}',
+        b'{"v":5,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":5,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":5,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":5,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":5,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":5,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":5,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":5,"t":"place","place":[1,2,[]]}',
+        b'{"v":5,"t":"suspect"}',
+        b'{"v":5,"t":"suspect","generation":-1}',
+        b'{"v":5,"t":"suspect","generation":true}',
+        b'{"v":5,"t":"suspect","generation":1.0}',
+        b'{"v":5,"t":"suspect","generation":NaN}',
+        b'{"v":5,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":5,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":5,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":5,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":5,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":5,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -172,7 +175,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 4, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
+    record = {"v": 5, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -193,7 +196,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 4, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 5, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -210,7 +213,7 @@ def test_decode_long_line_raises_protocol_error():
 
 @pytest.mark.parametrize("address", ["a", "a:b", "[a:1", "a..b:1", "a:65536", ":1", "\u0130:1"])
 def test_decode_redirect_to_what_is_no_address_raises_protocol_error(address):
-    record = {"v": 4, "t": "redirect", "address": address, "proof": PROOF}
+    record = {"v": 5, "t": "redirect", "address": address, "proof": PROOF}
     with pytest.raises(ProtocolError, match=r"redirect\.address"):
         wire.decode_from_coordinator(json.dumps(record).encode())
 
@@ -228,7 +231,7 @@ def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(fi
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":4,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":5,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():

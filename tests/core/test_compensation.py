@@ -4,12 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common.core.compensation import (
     AUTO,
+    LEAST_BETA,
+    LEAST_BETA_OF_SQUARES,
+    MOST_BETA,
     Compensation,
     Ramp,
     Rule,
@@ -113,11 +117,26 @@ def test_decoupled_decay_takes_as_much_per_sample(ratio: float) -> None:
     assert changes["lr"](0.001) * changes["weight_decay"](0.01) == pytest.approx(ratio * 0.001 * 0.01)
 
 
+@pytest.mark.parametrize(("kind", "least"), [("beta", LEAST_BETA), ("beta_of_squares", LEAST_BETA_OF_SQUARES)])
 @given(st.floats(1 / 1024, 1024), st.floats(0.0, 1.0, exclude_max=True))
-def test_moving_average_stays_one_however_many_join(ratio: float, beta: float) -> None:
+def test_moving_average_stays_one_in_each_world(kind: str, least: float, ratio: float, beta: float) -> None:
+    new = adjustments("sqrt", ratio)[kind](beta)
+    assert min(beta, least) <= new <= max(beta, MOST_BETA)
+    assert (new <= beta) if ratio >= 1 else (new >= beta)
+    assert np.float32(new) < 1.0 or np.float32(beta) == 1.0  # else it would never move
+
+
+@given(st.floats(1 / 1024, 1024))
+def test_moving_average_that_is_switched_off_stays_off(ratio: float) -> None:
     changes = adjustments("sqrt", ratio)
-    assert min(beta, 0.5) <= changes["beta"](beta) < 1.0
-    assert min(beta, 0.9) <= changes["beta_of_squares"](beta) < 1.0
+    assert changes["beta"](0.0) == changes["beta_of_squares"](0.0) == 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8, 64, 1024])
+def test_usual_moving_averages_reach_back_over_as_many_samples_in_a_smaller_world(workers: int) -> None:
+    changes = adjustments("sqrt", 1 / workers)
+    assert 1 - changes["beta"](0.9) == pytest.approx(0.1 / workers)
+    assert 1 - changes["beta_of_squares"](0.999) == pytest.approx(0.001 / workers)
 
 
 def test_moving_averages_of_adam_with_eight_and_ten_times_the_batch() -> None:

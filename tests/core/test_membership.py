@@ -9,6 +9,7 @@ from ef_common.core.membership import (
     Announce,
     Arrived,
     AtBoundary,
+    Begun,
     Closed,
     Event,
     Finish,
@@ -22,6 +23,7 @@ from ef_common.core.membership import (
     Resign,
     Settings,
     Settled,
+    Skip,
     Suspected,
     Tick,
     Welcome,
@@ -250,6 +252,88 @@ def test_rule_2_spare_that_is_ready_disturbs_nobody_until_a_place_is_free() -> N
     assert job.at_boundary("b").view.ids == ("b", "c")
 
 
+# ---------------------------------------------------------------- rule 2: trainings
+
+
+def in_training(training: int, *names: str, settings: Settings = SETTINGS) -> Coordinator:
+    """A job whose members' programs have come to a later training."""
+    return started(*names, settings=settings)(*(Begun(name, training) for name in names))
+
+
+def test_rule_2_newcomer_hears_which_training_the_members_are_in() -> None:
+    assert started("a").arrive("b").actions == (Welcome("b", warm_up=True, training=1),)
+    assert in_training(3, "a").arrive("b").actions == (Welcome("b", warm_up=True, training=3),)
+
+
+def test_rule_2_training_begins_with_the_first_member_that_comes_to_it() -> None:
+    job = started("a", "b").arrive("c")(Begun("a", 2))
+    assert job.actions == (Skip("c", 2),)
+
+    assert job(Begun("b", 2)).actions == ()
+    assert job.state.training == 2
+
+
+def test_rule_2_newcomer_that_waits_for_a_training_that_is_over_has_to_warm_up_again() -> None:
+    job = started("a", "b").join("c")(Begun("a", 2))
+    assert job.actions == (Skip("c", 2),)
+    assert phase_of(job.state, "c") is Phase.WARMING
+
+    job(Begun("b", 2)).at_boundary("a", "b")  # as was announced
+    assert job.view.ids == ("a", "b")
+    assert job(Ready("c", 2)).actions == (Announce(job.view),)
+    assert job.at_boundary("a", "b").view.ids == ("a", "b", "c")
+
+
+def test_rule_2_newcomer_that_is_ready_for_a_training_that_is_over_hears_so() -> None:
+    job = in_training(2, "a").arrive("b")(Ready("b", 1))
+
+    assert job.actions == (Skip("b", 2),)
+    assert job.at_boundary("a").view.ids == ("a",)
+    assert job(Ready("b", 2)).actions == (Announce(job.view),)
+
+
+def test_rule_2_newcomer_that_is_ahead_waits_until_the_members_come_to_its_training() -> None:
+    job = started("a").arrive("b")(Ready("b", 2))
+    assert job.actions == ()
+    assert job.at_boundary("a").view.ids == ("a",)
+
+    assert job(Begun("a", 2)).actions == (Announce(job.view),)
+    assert job.at_boundary("a").view.ids == ("a", "b")
+
+
+def test_rule_2_only_members_begin_trainings() -> None:
+    job = started("a").arrive("b")
+
+    with pytest.raises(ProtocolError, match="it is warming"):
+        job(Begun("b", 2))
+    assert job(Begun("c", 2)).reason == ""  # it has left, and does not know it yet
+
+
+def test_rule_4_those_of_the_earliest_training_begin_anew_and_others_wait_for_them() -> None:
+    job = in_training(2, "a").arrive("b")(Ready("b", 2), Gone("a", "crash"))
+    assert job.arrive("c").actions == (Welcome("c", warm_up=True, training=1),)  # there are no members
+
+    job(Ready("c", 1))(Tick(), at=5.0)
+    assert (job.view.ids, job.state.training) == (("c",), 1)
+    assert job(Begun("c", 2)).actions == (Announce(job.view),)
+    assert job.at_boundary("c").view.ids == ("c", "b")
+
+
+def test_rule_4_those_of_a_later_training_begin_anew_if_there_are_no_others() -> None:
+    job = in_training(2, "a").arrive("b", "c")(Ready("b", 2), Gone("a", "crash"))(Tick(), at=5.0)
+
+    assert (job.view.ids, job.state.training) == (("b",), 2)
+    assert job.actions[-1] == Skip("c", 2)
+
+
+def test_rule_4_newcomers_that_are_enough_only_together_go_to_one_training() -> None:
+    settings = Settings(min_nodes=2)
+    job = in_training(2, "a", "b", settings=settings).arrive("c")(Ready("c", 2), Gone("a", "x"), Gone("b", "x"))
+    job.arrive("d")(Ready("d", 1))
+    assert job.actions == (Skip("d", 2),)
+    assert job(Ready("d", 2))(Tick(), at=5.0).view.ids == ("c", "d")
+
+
 # ---------------------------------------------------------------- rule 3
 
 
@@ -417,6 +501,16 @@ def test_rule_7_nobody_is_admitted_after_the_end() -> None:
     job(Gone("a", "goodbye"), Gone("b", "goodbye"))(Tick(), at=100.0)
     assert job.state.view is None
     assert next_deadline(job.state, SETTINGS) is None
+
+
+def test_rule_8_nobody_holds_after_the_end() -> None:
+    settings = Settings(min_nodes=2)
+    job = started("a", "b", settings=settings)(Closed("a"), Gone("b", "crash"))
+    assert job.view.hold is False
+
+    holding = started("a", "b", settings=settings)(Gone("b", "crash")).at_boundary("a")
+    assert (holding.view.hold, holding.view.generation) == (True, 2)
+    assert (holding(Closed("a")).view.hold, holding.view.generation) == (False, 3)
 
 
 # ---------------------------------------------------------------- rule 9: leaving

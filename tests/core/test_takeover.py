@@ -11,6 +11,7 @@ from ef_common.core.membership import (
     Announce,
     Arrived,
     AtBoundary,
+    Begun,
     Claim,
     Claimed,
     Dismiss,
@@ -28,6 +29,7 @@ from ef_common.core.membership import (
     Settings,
     Settled,
     Silent,
+    Skip,
     StepDown,
     Stored,
     Suspected,
@@ -189,6 +191,37 @@ def test_takeover_after_the_end_tells_newcomers():
     job = Coordinator().returns("a", view(5, "ab"), closed=True)
     job(Returned(member("n"), Phase.READY))
     assert job.of(Finish) == [Finish("n")]
+
+
+def test_takeover_learns_the_training_and_tells_newcomers():
+    job = Coordinator().returns("a", view(5, "ab"), training=2)
+    job(Returned(member("x"), Phase.READY, training=1), Returned(member("y"), Phase.READY, training=2))
+    assert Skip("x", 2) in job.actions
+    job.returns("b", view(5, "ab"), training=2)
+    assert job.state.training == 2
+    assert job.of(Announce) == [Announce(view(5, "ab"))]
+    job(AtBoundary("a", 5), AtBoundary("b", 5))
+    assert job.views == [(6, "aby")]
+
+
+def test_takeover_demotes_newcomers_that_came_before_the_members_told_their_training():
+    job = Coordinator().returns("a", view(5, "ab"))
+    job(Returned(member("x"), Phase.READY))
+    job.returns("b", view(5, "ab"), training=2)
+    assert job.of(Skip) == [Skip("x", 2)]
+    assert job.state.workers["x"][1] is Phase.WARMING
+
+
+def test_member_that_comes_back_tells_that_it_has_begun_a_training_meanwhile():
+    job = founded("abc")(Arrived(member("x")), Ready("x"), Silent(("b", "c"), "their lines broke"))
+    job.returns("b", view(1, "abc"), training=2)
+    assert job.state.training == 2
+    assert job.of(Skip) == [Skip("x", 2)]
+
+
+def test_takeover_hears_of_a_training_that_begins_while_it_gathers():
+    job = Coordinator().returns("a", view(5, "ab"))(Begun("a", 2))
+    assert job.returns("b", view(5, "ab")).state.training == 2
 
 
 def test_takeover_counts_a_member_that_came_and_died_as_gone():

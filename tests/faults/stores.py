@@ -125,10 +125,12 @@ class _Copies:
             def of(self, tree: Any) -> Any:
                 count._held += 1
                 count.most = max(count.most, count._held)
-                return super().of(tree)
-
-            def give_back(self, tensors: Any) -> None:
-                count._held -= 1
-                super().give_back(tensors)
+                made = super().of(tree)
+                made.release = partial(count._release, made.release)
+                return made
 
         module.HostCopies = Counted
+
+    def _release(self, release: Any) -> None:
+        self._held -= 1
+        release()

@@ -49,6 +49,17 @@ def test_newcomer_remembers_what_the_others_callbacks_do(job: TrainingJob, finis
     assert len(results[-1]["history"]["loss"]) == results[0]["epoch"] >= 2
 
 
+@on_both_backends
+def test_newcomer_with_another_model_ends_alone(job: TrainingJob, finish: Finish) -> None:
+    workers = job.start_world(2, job.train, {"step_sleep_s": 0.02, **job.patient})
+    job.wait_for_step(2)
+    joiner = job.start(job.train, {"wide": True, **job.patient})
+    assert joiner.wait() == 1
+    assert "cannot go on from the state of the others" in joiner.output.read_text()
+    finish(workers)
+    assert not job.events("admitted")
+
+
 @hosted("keras-tensorflow")
 def test_stream_that_is_shuffled_anew_is_walked_alike_by_a_newcomer(job: TrainingJob, finish: Finish) -> None:
     options = {"length": 203, "step_sleep_s": 0.02, "data": "stream", **job.patient}

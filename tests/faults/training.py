@@ -218,7 +218,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "world_size": worker.session.world_size,
         "metrics": {name: float(v) for name, v in trainer.callback_metrics.items() if name != "loss_step"},
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
-        "compensation": trainer.strategy._saved_compensation,
+        "compensation": trainer.strategy._saved.get("compensation"),
     }
 
 

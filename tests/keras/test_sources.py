@@ -194,6 +194,7 @@ class Others:
     def __init__(self, source: StreamSource, *, ahead: int, speed: float, ends_after: int = 10**9) -> None:
         self.worker = Member("new", "n", "")
         self.newcomer = True
+        self.training = 1
         self._source, self._ahead, self._speed, self._ends_after = source, ahead, speed, ends_after
         self.num_asked = 0
 
@@ -241,6 +242,14 @@ def test_newcomer_whose_members_told_nothing_joins_at_once() -> None:
     source, data = stream()
     catch_up(source, SimpleNamespace(worker=Member("new", "n", ""), job_place=lambda: None))
     assert data.num_read == 1
+
+
+def test_newcomer_walks_to_no_place_of_another_training() -> None:
+    source, _ = stream(50)
+    place = Place(0, 20, training=2)
+    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, job_place=lambda: place)
+    catch_up(source, others)
+    assert source.cursor == 1  # the batch that its model was built with
 
 
 def test_newcomer_that_walks_learns_that_the_job_is_over() -> None:

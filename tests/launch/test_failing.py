@@ -37,10 +37,15 @@ class Told:
     def __init__(self) -> None:
         self.note = Note()
         self.told: list[str] = []
+        self.entering = False
+        self.stopped = 0
 
     def fail(self, why: str) -> bool:
         self.told.append(why)
         return True
+
+    def stop(self) -> None:
+        self.stopped += 1
 
 
 def raised(error: BaseException, *, within: BaseException | None = None, cause: BaseException | None = None):
@@ -292,3 +297,10 @@ def test_exception_that_was_told_is_not_told_again_at_the_end():
     failing.tell(raised(ValueError("x")))
     failing.tell_postponed()
     assert len(session.told) == 1
+
+
+def test_exception_before_the_first_step_of_a_newcomer_ends_it_alone() -> None:
+    session = Told()
+    session.entering = True
+    Failing(session).tell(ValueError("this machine lacks a file"))  # type: ignore[arg-type]
+    assert (session.told, session.stopped) == ([], 1)

@@ -143,6 +143,23 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
     assert elasticflow("scale", str(run.directory), "2")[0] == 2
 
 
+ANNOUNCED = Path(__file__).parents[1] / "lightning" / "announced.py"
+
+
+@pytest.mark.thorough
+def test_lightning_announces_itself_once_in_a_job(job: Callable[..., Launched]) -> None:
+    run = job("--nproc-per-node=2", str(ANNOUNCED), ENOUGH)
+    run.wait_for_world(2)
+    run.wait_for_step(3)
+    assert elasticflow("scale", str(run.directory), "3") == (0, "")
+    run.wait_for_world(3)
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    text = run.output.read_text()
+    announced = ("Seed set to 5", "GPU available:", "TPU available:", "Seed set to 7")
+    assert {line: text.count(line) for line in announced} == dict.fromkeys(announced, 1)
+
+
 def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     job: Callable[..., Launched], tmp_path: Path
 ) -> None:

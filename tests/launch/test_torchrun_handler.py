@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -177,7 +178,7 @@ def test_handler_that_must_host_and_cannot_raises_usage_error():
 def pauses(monkeypatch):
     """What the handler would sleep."""
     slept: list[float] = []
-    monkeypatch.setattr("ef_common.launch.deaths.time.sleep", slept.append)
+    monkeypatch.setattr("ef_common.launch.deaths.time", SimpleNamespace(sleep=slept.append))  # other threads sleep on
     return slept
 
 

@@ -69,6 +69,34 @@ def clipping(pl: Any) -> Case:
     return Case(regression(pl), {"gradient_clip_val": 0.1})
 
 
+def normalizing(pl: Any, *, width: int = 8) -> Any:
+    """Class of a module that changes its gradients as soon as they are there."""
+
+    class Normalizing(regression(pl)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            with torch.random.fork_rng():
+                torch.manual_seed(5)
+                self.net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+
+        def on_after_backward(self) -> None:
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= parameter.grad.norm() + 1e-3
+
+    return Normalizing
+
+
+@case
+def gradients_changed_after_backward(pl: Any) -> Case:
+    return Case(normalizing(pl))
+
+
+@case
+def large_gradients_changed_after_backward(pl: Any) -> Case:
+    return Case(normalizing(pl, width=5_000), {"max_epochs": 1})
+
+
 @case
 def double_precision(pl: Any) -> Case:
     return Case(regression(pl), {"precision": 64})

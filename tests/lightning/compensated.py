@@ -73,6 +73,27 @@ def sgd(module: Any) -> Any:
     return torch.optim.SGD(module.parameters(), 0.02, momentum=0.9)
 
 
+class Lion(torch.optim.Optimizer):
+    """An optimizer of the user's own: the sign of an interpolation of momentum and gradient."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                first, second = group["betas"]
+                parameter.sub_(group["lr"] * torch.lerp(parameter.grad, momentum, first).sign())
+                momentum.lerp_(parameter.grad, 1 - second)
+        return loss
+
+
+WITHOUT_RULE = {"Adafactor": torch.optim.Adafactor, "Muon": torch.optim.Muon, "Lion": Lion}
+
+
 def recorder(pl: Any) -> Any:
     """A logger that writes in every rank, into memory."""
 
@@ -112,7 +133,7 @@ def fit(pl: Any, module: Any, trace: Sequence[int] = TRACE, **options: Any) -> A
 
     class Tell(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            compensation = trainer.strategy._compensation
+            compensation = trainer.strategy._fit.compensation
             commit, views = compensation.commit, {size: view_of(size) for size in trace}
             compensation.commit = lambda view, loader: commit(views[trace[loader.dealer.num_updates]], loader)
 
@@ -150,12 +171,15 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         options: `length`, `batch_size`, `sleep_s`, `stop` (a file in the run directory that ends the training),
-            `checkpoints` (a directory), `ckpt_path`; the rest is the Trainer's.
+            `checkpoints` (a directory), `ckpt_path`, `optimizer` (the name of one without a rule; of the weight alone,
+            as Muon is for matrices); the rest is the Trainer's.
     """
     pl = importlib.import_module("lightning.pytorch")
     options = dict(options)
     length, batch_size = options.pop("length", LENGTH), options.pop("batch_size", BATCH_SIZE)
-    module = module_of(pl, sgd, options.pop("sleep_s", 0.02))
+    name = options.pop("optimizer", "SGD")
+    make = (lambda module: WITHOUT_RULE[name]([module.net.weight], lr=0.02)) if name in WITHOUT_RULE else sgd
+    module = module_of(pl, make, options.pop("sleep_s", 0.02))
     stop, path = options.pop("stop", None), options.pop("ckpt_path", None)
 
     class Stop(pl.Callback):  # type: ignore[misc, name-defined]
@@ -170,7 +194,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         options["enable_checkpointing"] = True
     fit = training.trainer(pl, logger=logger, log_every_n_steps=1, callbacks=callbacks, **options)
     fit.fit(module, training.loader(length, batch_size), ckpt_path=path)
-    columns = ("lr_scale", "global_batch_size", "lr-SGD")
+    columns = ("lr_scale", "global_batch_size", f"lr-{name}")
     return {
         "start": module.start.tolist(),
         "weights": weights_of(module).tolist(),

@@ -27,10 +27,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.fixture
 def run(job: Job) -> Callable[..., list[Any]]:
-    """Run a target in so many workers: their results.
-
-    The audit is of one training; a target that trains several times says `audit=False`.
-    """
+    """Run a target in so many workers: their results. What they have logged is audited, unless `audit` is False."""
 
     def run(number: int, target: Callable[..., Any], *args: Any, audit: bool = True) -> list[Any]:
         workers = job.start_world(number, target, *args)

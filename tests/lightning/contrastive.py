@@ -112,7 +112,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     module = contrastive(pl, striker, options)
     strategy = strategy_for(pl.__name__)(backend="gloo", compensation="none")
     trainer = training.trainer(pl, strategy, **options.get("trainer", {}))
-    loader = training.loader(LENGTH, num_workers=options.get("num_workers", 0))
+    loader = training.loader(options.get("length", LENGTH), num_workers=options.get("num_workers", 0))
     trainer.fit(module, loader)
     return {
         "worker": strategy_worker(),
@@ -161,7 +161,9 @@ def shares_of(newest: Sequence[dict[str, Any]]) -> list[int]:
     return shares
 
 
-def reference(records: Sequence[dict[str, Any]], survivor: str, *, accumulate: int = 1, width: int = 8) -> list[float]:
+def reference(
+    records: Sequence[dict[str, Any]], survivor: str, *, accumulate: int = 1, width: int = 8, length: int = LENGTH
+) -> list[float]:
     """Weights after a training in one process, with what the newest attempt of each step has used.
 
     Args:
@@ -169,8 +171,9 @@ def reference(records: Sequence[dict[str, Any]], survivor: str, *, accumulate: i
         survivor: A worker that has made all steps.
         accumulate: Batches of an update.
         width: Of the encoder.
+        length: Samples of an epoch.
     """
-    net, data = encoder(width), training.data(LENGTH)
+    net, data = encoder(width), training.data(length)
     for step in sorted({r["step"] for r in records}):
         own = [r for r in records if r["step"] == step and r["worker"] == survivor]
         order = own[-1]["members"]

@@ -47,3 +47,21 @@ def run(host: str) -> dict[str, Any]:
     trainer = training.trainer(pl, strategy_for(host)(compensation="none"))
     trainer.fit(several, loaders())
     return {"weights": training.weights(several), "steps": trainer.global_step, "seen": several.seen}
+
+
+def gather(host: str) -> dict[str, Any]:
+    """Train with a loss over the features of all workers, from loaders whose last batches are short."""
+    pl = training.use(host)
+
+    class Gathering(module(pl)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            super().training_step(batch, batch_idx)
+            features = [self.net(part[1]) for part in parts(batch)]
+            gathered = [self.all_gather(some, sync_grads=True) for some in features]
+            return torch.stack([some.square().mean() for some in gathered]).sum()
+
+    gathering = Gathering()
+    trainer = training.trainer(pl, strategy_for(host)(compensation="none"), max_epochs=1)
+    trainer.fit(gathering, {"a": training.loader(7), "b": training.loader(31)})
+    newest = gathering.seen[-trainer.global_step :]  # the first step is made twice
+    return {"weights": training.weights(gathering), "sizes": [[len(part) for part in parts] for parts in newest]}

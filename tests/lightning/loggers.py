@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,30 @@ def logger(host: str, kind: str) -> Any:
     raise ValueError(kind)
 
 
-def run(host: str, kind: str, dies: bool) -> dict[str, Any]:
-    """Train; rank 0 kills itself on the way, if it is to."""
+def run(host: str, kind: str, how: str) -> dict[str, Any]:
+    """Train; rank 0 kills itself on the way.
+
+    Args:
+        host: The class tree.
+        kind: The logger's.
+        how: "dies": at once; "hands over": when a newcomer has come, which then trains alone for a while.
+    """
     pl = training.use(host)
 
     class Logging(training.regression(pl)):  # type: ignore[misc]
+        steps_with_another = 0
+        steps_after = 0
+
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if dies and batch_idx == DIES_AT and self.trainer.is_global_zero and self.trainer.world_size > 1:
+            several = self.trainer.world_size > 1
+            self.steps_with_another += several
+            self.steps_after += self.steps_with_another > 0 and not several
+            dies = batch_idx == DIES_AT if how == "dies" else self.steps_with_another == DIES_AT
+            if dies and several and self.trainer.is_global_zero:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if how == "hands over":
+                time.sleep(0.02)
+                self.trainer.should_stop = self.steps_after == NUM_STEPS
             self.log("number", float(self.trainer.global_step))
             return super().training_step(batch, batch_idx)
 
@@ -60,7 +77,7 @@ def run(host: str, kind: str, dies: bool) -> dict[str, Any]:
                 folder().with_name("version").write_text(str(self.logger.version))
 
     made = logger(host, kind)
-    trainer = training.trainer(pl, logger=made, max_epochs=1, log_every_n_steps=1)
+    trainer = training.trainer(pl, logger=made, max_epochs=1 if how == "dies" else 1000, log_every_n_steps=1)
     trainer.fit(Logging(), training.loader(LENGTH))
     if kind == "comet":
         made.experiment.end()

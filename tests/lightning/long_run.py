@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import WeightedRandomSampler
 
 from ef_common.launch.environment import read_environment
+from ef_lightning import Compensation, strategy_for
 from tests.lightning import training
 
 LENGTH = 203
@@ -223,6 +224,8 @@ def run_losing_the_logger(host: str, *, written: bool) -> list[float]:
 
     module = Logging()
     logs = [pl.loggers.CSVLogger(directory, "csv", prefix="my"), pl.loggers.TensorBoardLogger(directory, "board")]
-    trainer = training.trainer(pl, logger=logs, log_every_n_steps=1, callbacks=[pl.callbacks.LearningRateMonitor()])
+    monitor = pl.callbacks.LearningRateMonitor()
+    scaled = strategy_for(host)(compensation=Compensation(reference_batch_size=24))  # so that there is a scale to log
+    trainer = training.trainer(pl, scaled, logger=logs, log_every_n_steps=1, callbacks=[monitor])
     trainer.fit(module, training.loader())
     return training.weights(module)

@@ -300,7 +300,7 @@ class Updates(pl.Callback):
         self.seen: set[int] = set()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.seen |= {trainer.strategy._train_loader.dealer.num_updates} - {0}
+        self.seen |= {trainer.strategy._fit.train_loader.dealer.num_updates} - {0}
 
 
 class BreaksOffWhenSaved(pl.Callback):
@@ -310,10 +310,10 @@ class BreaksOffWhenSaved(pl.Callback):
         self.done = False
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        job = trainer.strategy._checkpoints.job
+        job = trainer.strategy._fit.checkpoints.job
         if job._saver is not None:
             assert job._saver.flush(ENOUGH_S)
-            assert job._saver.saved.step == trainer.strategy._train_loader.dealer.num_updates
+            assert job._saver.saved.step == trainer.strategy._fit.train_loader.dealer.num_updates
             raise BreaksOffError
 
 
@@ -354,7 +354,7 @@ class BreaksOff(pl.Callback):
 
 
 def flush(trainer: Any) -> None:
-    saver = trainer.strategy._checkpoints.job._saver
+    saver = trainer.strategy._fit.checkpoints.job._saver
     assert saver is not None
     assert saver.flush(ENOUGH_S)
 
@@ -612,7 +612,7 @@ def test_who_begins_again_from_a_store_writes_where_its_own_program_says(
     class BeginsAgain(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, *args: Any) -> None:
             state, known = trainer.strategy.session.state, trainer.checkpoint_callback
-            monkeypatch.setattr(trainer.strategy._checkpoints, "saved", lambda: forge(state.checkpoint()))
+            monkeypatch.setattr(trainer.strategy._fit.checkpoints, "saved", lambda: forge(state.checkpoint()))
             before = dict(vars(known))
             assert state.restore()
             self.changed = {key: value for key, value in vars(known).items() if value is not before[key]}

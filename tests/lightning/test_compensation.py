@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +16,27 @@ import torch
 from torch import optim
 
 from ef_common.core.compensation import Compensation
+from ef_common.data.compensator import Compensator
 from ef_common.errors import UsageError
 from ef_common.events import expand
-from ef_common.testing.harness import Job
+from ef_common.testing.harness import Job, WorkerProcess
 from ef_lightning import strategy_for
 from ef_lightning.compensation import ScaledSettings, kind_of
 from tests import closed_forms, warm
 from tests.gpu import on_gpu
 from tests.lightning import compensated, training
-from tests.lightning.compensated import TRACE, fit, module_of, noting, problem, rates, recorder, sgd, weights_of
+from tests.lightning.compensated import (
+    TRACE,
+    fit,
+    module_of,
+    noting,
+    problem,
+    rates,
+    recorder,
+    sgd,
+    view_of,
+    weights_of,
+)
 from tests.lightning.conftest import HOSTS
 from tests.lightning.training import BATCH_SIZE
 
@@ -357,7 +369,7 @@ def test_monitor_shows_the_effective_rate_and_loggers_get_the_scale(host: str) -
 
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
             members = compensated.view_of(TRACE[trainer.global_step])
-            trainer.strategy._compensation.compensator._session = SimpleNamespace(completed_in=members)
+            trainer.strategy._fit.compensation.compensator._session = SimpleNamespace(completed_in=members)
 
     options = {"logger": logger, "log_every_n_steps": 1, "callbacks": [Upcoming(), monitor]}
     trainer = fit(tree, module_of(tree, make), **options)
@@ -369,6 +381,15 @@ def test_monitor_shows_the_effective_rate_and_loggers_get_the_scale(host: str) -
     assert list(logger.column("lr-Adam-momentum").values()) == pytest.approx(momenta)
     assert float(trainer.callback_metrics["lr-Adam"]) == pytest.approx(0.02 * scales[-1])
     assert "_extract_stats" not in vars(monitor)  # it is given back
+
+
+@pytest.mark.parametrize(("trace", "steps"), [([4] * 5, []), ([4, 4, 2, 2, 2, 4, 4, 4, 4], range(2, 9))])
+def test_scale_is_logged_from_the_first_change_of_the_world_on(trace: list[int], steps: Sequence[int]) -> None:
+    logger = recorder(pl)
+    options = {"compensation": {"reference_batch_size": 4 * BATCH_SIZE}, "log_every_n_steps": 1}
+    fit(pl, module_of(pl, sgd), trace, logger=logger, max_steps=len(trace), **options)
+    for name in ("lr_scale", "global_batch_size"):
+        assert list(logger.column(name)) == list(steps)
 
 
 def test_scale_is_logged_when_lightning_logs() -> None:
@@ -431,6 +452,18 @@ def test_weight_decay_is_scaled_if_it_is_decoupled(make: Any, decoupled: bool, d
     assert found["weight_decay"] == pytest.approx(decay)
 
 
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_momentum_that_is_switched_off_stays_off_in_a_smaller_world(number: Any) -> None:
+    betas = tuple(map(number, (0.0, 0.99)))
+    capturable = {"capturable": number is torch.tensor, "foreach": False}
+    optimizer = optim.Adam([torch.nn.Parameter(torch.zeros(2))], 0.01, betas=betas, **capturable)
+    scaled = ScaledSettings(optimizer, "sqrt")
+    scaled.apply(1 / 8)
+    assert list(map(float, optimizer.param_groups[0]["betas"])) == pytest.approx([0.0, 1 - 0.01 / 8])
+    scaled.restore()
+    assert list(map(float, optimizer.param_groups[0]["betas"])) == pytest.approx([0.0, 0.99])
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
@@ -457,7 +490,7 @@ def test_named_rule_scales_what_an_unknown_optimizer_has(rule: Any, expected: di
 
 def test_process_alone_has_nothing_to_compensate() -> None:
     trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_epochs=1)
-    there = noting(pl, "on_train_start", lambda trainer: trainer.strategy._compensation)
+    there = noting(pl, "on_train_start", lambda trainer: trainer.strategy._fit.compensation)
     trainer.callbacks.append(there)
     trainer.fit(module_of(pl, lambda m: optim.Adagrad(m.parameters())), training.loader())
     assert there.notes == [None]
@@ -495,6 +528,58 @@ def test_optimizer_without_a_rule_trains_unchanged_and_the_first_change_of_the_w
     assert "how the settings of Adagrad follow it: they stay as they are. Choose 'linear'" in message
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("name", compensated.WITHOUT_RULE)
+def test_optimizer_without_a_rule_trains_unchanged_with_others_and_the_first_resize_is_told_once(
+    job: Job, name: str
+) -> None:
+    options = {"length": 403, "max_epochs": 50, "stop": "enough", "optimizer": name}
+    first, lost = job.start_world(2, compensated.run, options)
+    job.wait_for_step(3)
+    assert warnings_of(first, lost) == [0, 0]
+    lost.kill()
+    job.view(1, after=1)
+    newest = max(event["step"] for event in job.events("step"))
+    job.wait_for_step(newest + 3)
+    other = job.start(compensated.run, options)
+    job.view(2, after=job.generation)
+    newest = max(event["step"] for event in job.events("step"))
+    job.wait_for_step(newest + 3)
+    (job.directory / "enough").touch()
+    results = [worker.result() for worker in (first, other)]
+    job.audit()
+    assert results[0]["weights"] == results[1]["weights"]
+    for result in results:
+        assert {rate for _, rate in result[f"lr-{name}"]} == {0.02}
+    assert warnings_of(first, other) == [1, 0]
+
+
+def warnings_of(*workers: WorkerProcess) -> list[int]:
+    return [worker.output.read_text().count("compensation='auto' does not know") for worker in workers]
+
+
+def test_newcomer_does_not_tell_again_what_has_been_told(caplog: pytest.LogCaptureFixture) -> None:
+    def compensator() -> Compensator:
+        session = SimpleNamespace(rank=0, completed_in=view_of(1))
+        found = Compensator(Compensation(reference_batch_size=4), session, log=SimpleNamespace(enabled=False))
+        found.without_rule.append("Lion")
+        return found
+
+    def told(one: Compensator, world_size: int) -> int:
+        caplog.clear()
+        one.commit(view_of(world_size), 4, step=1)
+        return len(caplog.records)
+
+    first, newcomer, resumed, other = (compensator() for _ in range(4))
+    assert [told(first, 1), told(first, 2), told(first, 3)] == [0, 1, 0]
+    newcomer.load_state(first.state())
+    assert told(newcomer, 3) == 0
+    resumed.resume(first.state())  # a start from a checkpoint has a log of its own
+    assert told(resumed, 3) == 1
+    other.load_state(compensator().state())
+    assert told(other, 2) == 1
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
@@ -528,15 +613,8 @@ def test_process_alone_hands_the_reference_batch_on(tmp_path: Path) -> None:
     alone.callbacks.append(saving)
     alone.fit(module_of(pl, sgd), training.loader(compensated.LENGTH), ckpt_path=paths[0])
     saved = [torch.load(path, weights_only=True)["elasticflow"]["compensation"] for path in paths]
-    assert (
-        saved[0]
-        == saved[1]
-        == {
-            "reference_batch_size": BATCH_SIZE,
-            "world_size": 1,
-            "ramp": [2.0, 4.0, 1],
-        }
-    )
+    expected = {"reference_batch_size": BATCH_SIZE, "world_size": 1, "ramp": [2.0, 4.0, 1], "told": True}
+    assert saved == [expected, expected]
 
 
 # ---------------------------------------------------------------- real workers
@@ -569,13 +647,15 @@ def test_workers_agree_on_the_scale_through_a_join_and_a_loss(job: Job) -> None:
     assert [worlds[n] for n in range(1, len(worlds)) if worlds[n] != worlds[n - 1]] == [3, 2]
     ratios = closed_forms.ramped([size / 2 for size in worlds], 8)
     by_step = [dict(result["lr_scale"]) for result in results]
-    assert len(by_step[0]) > 20
+    changed = worlds.index(3)
+    assert sorted(by_step[0]) == list(range(changed, len(worlds)))  # before, there is nothing to tell
+    assert len(by_step[0]) > 15
     assert [by_step[0][n] for n in sorted(by_step[1])] == [by_step[1][n] for n in sorted(by_step[1])]
     assert by_step[0] == pytest.approx({n: ratios[n] for n in by_step[0]})
     shown = dict(results[0]["lr-SGD"])  # asked for before the reduction, so it cannot know of a loss in it
     assert sum(shown[n] != pytest.approx(0.02 * scale) for n, scale in by_step[0].items()) <= 1
     batches = {n: size / BATCH_SIZE for n, size in results[0]["global_batch_size"]}
-    assert batches == dict(enumerate(worlds))
+    assert batches == {n: size for n, size in enumerate(worlds) if n >= changed}
     changes = {worker.id: job.events("compensation", worker=worker.id) for worker in (second, third)}
     assert [event["global_batch_size"] for event in changes[second.id]] == [size * BATCH_SIZE for size in (2, 3, 2)]
     assert {event["reference_batch_size"] for events in changes.values() for event in events} == {2 * BATCH_SIZE}
@@ -593,11 +673,11 @@ def test_reference_batch_survives_a_restart_with_another_world_and_batch(
     saved = tmp_path / "checkpoints"
     options = {"max_steps": 5, "checkpoints": str(saved), "sleep_s": 0.0}
     (first, _) = run(2, compensated.run, options)
-    assert dict(first["lr_scale"]) == dict.fromkeys(range(5), 1.0)
+    assert first["lr_scale"] == []
     assert dict(first["lr-SGD"]) == dict.fromkeys(range(5), 0.02)
     path = str(max(saved.glob("*.ckpt"), key=lambda path: int(path.stem.split("step=")[1])))
     with Job(tmp_path / "again", preload=warm.TORCH) as again:
-        options = {"max_steps": 15, "ckpt_path": path, "batch_size": 2 * BATCH_SIZE, "sleep_s": 0.0, "max_epochs": 9}
+        options = {"max_steps": 27, "ckpt_path": path, "batch_size": 2 * BATCH_SIZE, "sleep_s": 0.0, "max_epochs": 9}
         workers = again.start_world(3, compensated.run, options)
         results = [worker.result() for worker in workers]
         again.audit()

@@ -133,7 +133,7 @@ def test_copy_of_a_strategy_has_its_settings_and_no_worker(host: str, tmp_path: 
     strategy._worker = object()
     for fresh in (pickled(strategy), copy.deepcopy(strategy)):
         assert type(fresh) is type(strategy)
-        assert (fresh.global_batch_size, fresh.checkpoint) == (32, strategy.checkpoint)
+        assert (fresh.settings.global_batch_size, fresh.settings.checkpoint) == (32, strategy.settings.checkpoint)
         assert fresh.world_size == 1
     plugin = checkpoint_io_for(TREES[host])()
     assert type(pickled(plugin)) is type(plugin)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_evaluation_counts_every_sample_once(run: Callable[..., list[Any]], host: str) -> None:
-    results = run(3, evaluation.run, host, audit=False)
+    results = run(3, evaluation.run, host)
     first = results[0]
     for name in ("fit", "validate", "test", "test_by_another", "by_hand", "one_batch_each", "half"):
         assert all(result[name] == first[name] for result in results), name
@@ -55,7 +55,7 @@ def check_test(metrics: dict[str, float], length: int) -> None:
 
 @pytest.mark.parametrize("host", HOSTS[:1])
 def test_prediction_predicts_every_sample_once_and_tells_which(run: Callable[..., list[Any]], host: str) -> None:
-    results = run(3, evaluation.run, host, audit=False)
+    results = run(3, evaluation.run, host)
     everything = list(range(PREDICT_LENGTH))
     for name in ("predicted", "predicted_by_another"):
         assert sorted(index for result in results for index in result[name]) == everything

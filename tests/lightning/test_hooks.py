@@ -6,6 +6,7 @@ Each row names a private attribute, how to get there, and who uses it. When a re
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 from dataclasses import fields
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -88,6 +90,7 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
         "rate_monitor": pl.callbacks.LearningRateMonitor(),
         "timer": pl.callbacks.Timer(timedelta(seconds=1)),
         "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
+        "exceptions_module": importlib.import_module(f"{host}.utilities.exceptions"),
         "overrides_module": overrides,
         "data_connector_module": importlib.import_module(f"{host}.trainer.connectors.data_connector"),
         "recorder": recorder,
@@ -180,6 +183,20 @@ def test_versions_of_loggers_are_taken_if_they_name_no_other_folder(host: str, t
     for version in (None, "../../x", "..", "/etc", "a/b", "", 1.5, ["x"]):
         hooks.set_logger_versions(trainer, [version])
         assert hooks.logger_versions(trainer) == ["a.b=c"]
+
+
+@pytest.mark.parametrize("version", [mock.Mock(), object(), 1.5, ["x"], Path("x")])
+def test_version_of_a_logger_that_is_no_name_is_not_sent(version: Any, world_of_one: Path) -> None:
+    pl = importlib.import_module("lightning.pytorch")
+
+    class Odd(pl.loggers.CSVLogger):  # type: ignore[misc, name-defined]
+        version = None
+
+    log = Odd(world_of_one / "logs")
+    Odd.version = version
+    trainer = training.trainer(pl, logger=log, max_epochs=1)
+    trainer.fit(training.regression(pl)(), training.loader(8))
+    assert hooks.logger_versions(trainer) == [None]
 
 
 RUN_FIELDS = {
@@ -282,6 +299,51 @@ def test_values_are_settled_before_anybody_reads_them(host: str) -> None:
     watched.detach()
     assert "_get_cache" not in vars(trainer.fit_loop.epoch_loop._results)
     assert "on_epoch_end" not in vars(trainer._logger_connector)
+
+
+@pytest.mark.parametrize(("interval", "before", "own", "after"), [(0.5, 4, 3, 2), (3, 3, 5, 3), (1.0, 8, 2, 4)])
+def test_validations_follow_the_length_of_an_epoch_unless_user_code_says_when(
+    interval: float, before: int, own: int, after: int
+) -> None:
+    fit_loop = SimpleNamespace(max_batches=8)
+    trainer = SimpleNamespace(fit_loop=fit_loop, val_check_interval=interval, val_check_batch=before)
+    hooks.set_num_batches(trainer, 4)
+    assert (fit_loop.max_batches, trainer.val_check_batch) == (4, after)
+    trainer.val_check_batch = own
+    hooks.set_num_batches(trainer, 8)
+    assert (fit_loop.max_batches, trainer.val_check_batch) == (8, own)
+
+
+def test_batch_that_is_replaced_is_seen_by_the_hooks_after_the_step_where_it_can_be_changed() -> None:
+    results = SimpleNamespace(batch=None, batch_size=3)
+    trainer = SimpleNamespace(_results=results)
+    for old, new in (([1, 2], [1, 2, 3]), ({"a": 1}, {"a": 2}), ((1,), (1, 2))):
+        arguments = {"batch": old}
+        hooks.set_batch(trainer, arguments, new)
+        assert arguments["batch"] == new
+        assert results.batch is arguments["batch"]
+        assert results.batch_size is None
+        assert (arguments["batch"] is old) == isinstance(old, (list, dict))
+
+
+class Owner:
+    """An object with a method."""
+
+    def act(self) -> str:
+        return "the class's"
+
+
+def test_method_that_is_replaced_is_as_it_was_afterwards() -> None:
+    plain, special = Owner(), Owner()
+    special.act = lambda: "its own"  # type: ignore[method-assign]
+    for owner, expected in ((plain, "the class's"), (special, "its own")):
+        for number in range(2):
+            hooks.replace(owner, "act", lambda original, number=number: lambda: (number, original()))
+            assert owner.act() == (number, expected)
+            assert copy.deepcopy(owner).act() == expected
+        hooks.put_back(owner, "act")
+        assert owner.act() == expected
+    assert "act" not in vars(plain)
 
 
 def test_metric_states_are_synchronized_by_one_method() -> None:

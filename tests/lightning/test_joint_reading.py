@@ -158,3 +158,27 @@ def test_two_workers_train_as_one_process_that_accumulates(run: Callable[..., li
     for index in range(2):
         ours = sorted(batch[index] for worker in (first, second) for batch in worker["seen"])
         assert ours == sorted(batch[index] for batch in plain.seen)
+
+
+@pytest.mark.processes
+def test_workers_gather_from_batches_of_one_size_where_one_of_them_has_a_short_one(
+    run: Callable[..., list[Any]],
+) -> None:
+    first, second = run(2, joint.gather, HOSTS[0])
+    assert first == second
+    assert first["sizes"] == [[4, 4]] * 4
+
+
+@pytest.mark.parametrize("mode", LENGTHS)
+def test_batch_is_filled_up_to_the_size_of_those_beside_it(mode: str) -> None:
+    several = [training.loader(10), training.loader(7)]
+    reading = JointReading(JointLoader(combine(several, mode), mode=mode, unflatten=list))
+    session: Any = LoneSession()
+    length = reading.length(1.0, 1)
+    order = reading.order(session, seed=1, epoch=0, length=length)
+    assert reading.at(order, [1], length=length)[1] == [4, 5, 6]
+    assert reading.at(order, [1], length=length, beside=[0, 1])[1] == [4, 5, 6, 4]
+    assert reading.at(order, [1], length=length, beside=[1])[1] == [4, 5, 6]
+    if mode != "min_size":
+        last = reading.at(order, [2], length=length, beside=[1, 2])
+        assert last == [[8, 9, 8, 9], None if mode == "max_size" else [0, 1, 2, 3]]

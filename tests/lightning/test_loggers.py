@@ -10,6 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,22 +123,49 @@ KINDS: dict[str, tuple[str, Callable[[Path], dict[str, set[int]]]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logger_goes_on_in_the_same_run_without_rank_0(job: Job, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def runs(job: Job, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, set[int]]]:
+    """Asks for the steps of each run that this kind of logger has written."""
     package, runs_of = KINDS[kind]
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed: pip install 'elasticflow[loggers]'")
     directory = job.directory / "logged"
     if kind == "mlflow":
         prepare_mlflow(directory)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    workers = job.start_world(2, loggers.run, HOSTS[0], kind, True)
-    assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0]
-    (result,) = [worker.result() for worker in workers if worker.wait() == 0]
-    runs = runs_of(directory)
+    return lambda: runs_of(directory)
+
+
+def missing_steps(job: Job, runs: dict[str, set[int]], result: dict[str, Any]) -> set[int]:
+    """Steps that the only run has not; it is the one that the first rank 0 has begun."""
     (run,) = runs
     assert result["version"] == (job.directory / "version").read_text()
     assert run in (result["version"], f"version_{result['version']}")
-    missing = set(range(result["step"])) - runs[run]
+    return set(range(result["step"])) - runs[run]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logger_goes_on_in_the_same_run_without_rank_0(
+    job: Job, kind: str, runs: Callable[[], dict[str, set[int]]]
+) -> None:
+    workers = job.start_world(2, loggers.run, HOSTS[0], kind, "dies")
+    assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0]
+    (result,) = [worker.result() for worker in workers if worker.wait() == 0]
     # W&B and Comet write late, so what the killed process had given them is lost with it.
-    assert missing <= (set(range(loggers.DIES_AT)) if kind in ("wandb", "comet") else set())
+    lost = set(range(loggers.DIES_AT)) if kind in ("wandb", "comet") else set()
+    assert missing_steps(job, runs(), result) <= lost
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logger_goes_on_in_the_same_run_in_a_newcomer_that_becomes_rank_0(
+    job: Job, kind: str, runs: Callable[[], dict[str, set[int]]]
+) -> None:
+    (founder,) = job.start_world(1, loggers.run, HOSTS[0], kind, "hands over")
+    job.wait_for_step(2)
+    newcomer = job.start(loggers.run, HOSTS[0], kind, "hands over")
+    assert founder.wait() == -signal.SIGKILL
+    result = newcomer.result()
+    missing = missing_steps(job, runs(), result)
+    own = set(range(result["step"] - loggers.NUM_STEPS, result["step"]))
+    assert not missing & own
+    assert not missing or kind in ("wandb", "comet")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ef_common.testing.harness import Job
 from ef_lightning import strategy_for
-from tests.lightning import training
+from tests.lightning import habits, training
 from tests.lightning.conftest import HOSTS
 
 pytestmark = [
@@ -196,3 +199,54 @@ def test_slurm_does_not_requeue_what_leaves_for_another_reason(slurm: Path, tmp_
     with pytest.raises(SystemExit):
         trainer.fit(training.regression(pl)(), training.loader(29))
     assert not slurm.exists()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_slurm_requeues_two_workers_once(job: Job, tmp_path: Path) -> None:
+    said, saved = tmp_path / "said", tmp_path / "saved"
+    scontrol = job.directory / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {said}\n')
+    scontrol.chmod(0o755)
+    workers = job.start_world(2, habits.run_as_tasks_of_slurm, HOSTS[0], str(saved))
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert said.read_text() == "requeue 12345\n"
+    pl = importlib.import_module(HOSTS[0])
+    resumed = training.trainer(pl, "auto", max_steps=20, max_epochs=-1)
+    resumed.fit(training.regression(pl)(), training.loader(habits.LENGTH), ckpt_path=saved / "hpc_ckpt_1.ckpt")
+    assert resumed.global_step == 20
+    steps = [event["step"] for event in job.events("step")]
+    assert 2 <= max(steps) < 2000  # they have left
+
+
+# ---------------------------------------------------------------- two workers
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_validation_loaders_that_are_none_leave_two_workers_to_train(run: Callable[..., list[Any]]) -> None:
+    first, second = run(2, habits.run_without_validation, HOSTS[0])
+    assert first == second
+    assert first["step"] == 4
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_module_without_an_optimizer_is_run_by_two_workers(run: Callable[..., list[Any]]) -> None:
+    first, second = run(2, habits.run_without_an_optimizer, HOSTS[0])
+    assert first == second
+    assert (first["step"], first["weights"]) == (4, first["before"])
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_checkpoints_of_two_workers_go_once_through_plugins_that_are_wrapped(
+    job: Job, run: Callable[..., list[Any]]
+) -> None:
+    first, second = run(2, habits.run_with_wrapped_io, HOSTS[0])
+    assert first == second
+    names = [f"step={step}.ckpt" for step in range(1, 5)]
+    assert (job.directory / "written").read_text().splitlines() == names
+    assert sorted(path.name for path in (job.directory / "saved").iterdir()) == names
+    last = torch.load(job.directory / "saved" / names[-1], weights_only=True)["state_dict"]
+    assert [float(value) for tensor in last.values() for value in tensor.double().flatten()] == first["weights"]

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,6 +206,43 @@ def test_synchronized_batch_norm_in_steps_that_cannot_be_made_again_raises() -> 
     trainer.lightning_module.automatic_optimization = False
     with pytest.raises(UnsupportedError, match="manual optimization"):
         check_sync_batchnorm(trainer, global_batch_size=None)
+
+
+def test_converted_batch_norm_in_steps_that_cannot_be_made_again_raises() -> None:
+    trainer, module = training.trainer(pl, strategy_for(HOSTS[0])()), Regression()
+    module.net.insert(0, torch.nn.SyncBatchNorm(4))
+    trainer.strategy.connect(module)
+    check_sync_batchnorm(trainer, global_batch_size=None)
+    with pytest.raises(UnsupportedError, match="Leave the BatchNorm layers as they were"):
+        check_sync_batchnorm(trainer, global_batch_size=8)
+    module.automatic_optimization = False
+    with pytest.raises(UnsupportedError, match=r"torch.nn.SyncBatchNorm needs .* manual optimization"):
+        check_sync_batchnorm(trainer, global_batch_size=None)
+
+
+class SparseOfItsOwn(torch.autograd.Function):
+    """Has a sparse gradient, as code of users may."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.shape = weight.shape
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return torch.ones(ctx.shape).to_sparse(1)
+
+
+def test_sparse_gradient_of_users_raises_also_as_long_as_nobody_has_joined(world_of_one: Path) -> None:
+    class Module(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return SparseOfItsOwn.apply(self.net[0].weight)  # type: ignore[no-untyped-call]
+
+    module = Module()
+    before = training.weights(module)
+    with pytest.raises(UnsupportedError, match="Make it dense in your own function"):
+        training.trainer(pl, strategy_for(HOSTS[0])()).fit(module, training.loader())
+    assert training.weights(module) == before
 
 
 def test_callback_of_the_other_class_tree_raises() -> None:

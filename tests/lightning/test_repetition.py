@@ -168,3 +168,42 @@ def test_newcomer_has_batches_of_the_size_of_the_others(job: Job) -> None:
     job.wait_for_step(3)
     check(job, [*workers, job.start(contrastive.train, options)])
     assert {event["world_size"] for event in job.events("step")} == {2, 3}
+
+
+def sizes(job: Job) -> list[list[int]]:
+    """Samples of each worker's newest batch, step after step."""
+    newest = {(r["step"], r["worker"]): len(r["indices"]) for r in contrastive.tapes(job.directory)}
+    return [[size for (of, _), size in newest.items() if of == step] for step in sorted({step for step, _ in newest})]
+
+
+def test_first_step_that_gathers_is_made_again_with_batches_of_one_size(job: Job) -> None:
+    options = {"length": 7}
+    check(job, job.start_world(2, contrastive.train, options), length=7)
+    assert sizes(job) == [[4, 4], [4, 4]]
+    assert [event["step"] for event in job.events("repeated")] == [1, 1]
+
+
+def test_step_in_which_a_module_begins_to_gather_is_made_again_with_batches_of_one_size(job: Job) -> None:
+    options = {"gathers_from": (3, 0), "num_workers": 1}
+    workers = job.start_world(2, contrastive.train, options)
+    check(job, workers, late=True)
+    assert sizes(job)[3] == [3, 3]
+    assert [event["step"] for event in job.events("repeated")] == [4, 4]
+
+
+@pytest.mark.parametrize(("place", "index"), [("before_gather", 0), ("after_gather", 1)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_worker_is_lost_in_a_step_whose_batches_are_filled_up(job: Job, place: str, index: int, rank: int) -> None:
+    options = {"length": 11}
+    *others, _ = start(job, options, {"where": place, "step": 0, "index": index}, rank=rank)
+    check(job, others, length=11)
+    assert job.events("fault")
+    assert all(len(worker.events("repeated", step=1)) == 2 for worker in others)
+
+
+def test_default_group_gathers_from_batches_of_one_size(job: Job) -> None:
+    workers = job.start_world(2, contrastive.train, {"length": 7, "default_group": True})
+    results = [worker.result() for worker in workers]
+    assert results[0]["weights"] == results[1]["weights"]
+    assert sizes(job) == [[4, 4], [4, 4]]
+    job.audit()

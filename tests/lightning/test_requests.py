@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from ef_lightning.host import HOSTS as HOSTS_BY_NAME
 from ef_lightning.requests import Requests
 from tests.lightning import requested
 from tests.lightning.conftest import HOSTS
@@ -41,9 +42,100 @@ def test_all_workers_do_at_the_same_step_what_one_asks_for(job: Job, case: str, 
     job.audit()
 
 
+BEFORE = {
+    "setup": ("stop", 0),
+    "on_fit_start": ("stop", 0),
+    "on_sanity_check_start": ("stop", 0),
+    "on_sanity_check_end": ("fewer_batches", 6),
+    "on_train_start": ("stop", 0),
+}
+"""What is asked before the first epoch, and the updates that all workers make then."""
+
+
 @pytest.mark.processes
-def test_worker_that_raises_a_keyboard_interrupt_interrupts_all(job: Job) -> None:
-    workers = job.start_world(2, requested.run, HOSTS[0], "interrupt", "on_train_batch_start", 1, (1,), {})
+@pytest.mark.parametrize("hook", BEFORE)
+def test_all_workers_do_what_one_asks_for_before_the_first_epoch(job: Job, hook: str) -> None:
+    name, step = BEFORE[hook]
+    workers = job.start_world(2, requested.run, HOSTS[0], name, hook, None, (1,), {"num_sanity_val_steps": 1}, 0)
+    results = [worker.result() for worker in workers]
+    assert [result["step"] for result in results] == [step, step]
+    assert results[0] == results[1]
+    if step:
+        job.audit()
+
+
+@pytest.mark.processes
+def test_sanity_check_is_left_out_by_all_if_one_asks_for_it(job: Job) -> None:
+    options = {"num_sanity_val_steps": 1, "max_epochs": 1}
+    workers = job.start_world(2, requested.run, HOSTS[0], "no_validation", "setup", None, (1,), options, 0)
+    assert [worker.result()["validations"] for worker in workers] == [[], []]
+
+
+VALIDATIONS = {
+    "validate_after_two": ({}, [4, 6, 8, 10, 12]),
+    "validate_after_three": ({"val_check_interval": 2}, [2, 4, 7, 11]),
+    "validate_twice": ({}, [4, 8, 12]),  # as with Lightning, until it loads the data anew
+    "validate_every_other_epoch": ({}, [4, 8]),
+    "no_validation": ({}, [4]),
+}
+"""What is asked when epoch 1 begins, with these options, and after which updates all workers validate."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", VALIDATIONS)
+def test_all_workers_validate_when_one_asks_for_it(job: Job, name: str) -> None:
+    options, expected = VALIDATIONS[name]
+    workers = job.start_world(2, requested.run, HOSTS[0], name, "on_train_epoch_start", None, (1,), options)
+    assert [worker.result()["validations"] for worker in workers] == [expected, expected]
+    job.audit()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["clip", "clip_values", "log_often"])
+def test_all_workers_clip_and_log_as_one_asks_for(job: Job, name: str) -> None:
+    options = {"limit_val_batches": 0}
+    workers = job.start_world(2, requested.run, HOSTS[0], name, "on_train_batch_end", 1, (1,), options)
+    results = [worker.result() for worker in workers]
+    assert results[0] == results[1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one", "all"])
+def test_all_workers_leave_out_the_rest_of_an_epoch_from_the_same_batch_on(
+    job: Job, batch: int, ranks: tuple[int, ...]
+) -> None:
+    workers = job.start_world(2, requested.run, HOSTS[0], "skip", "", batch, ranks, {})
+    results = [worker.result() for worker in workers]
+    assert [result["step"] for result in results] == [8 + batch] * 2
+    assert results[0] == results[1]
+    committed = [event for event in job.events("step", worker=workers[0].id) if event["epoch"] == 1]
+    assert sum(stop - start for event in committed for start, stop in event["committed"]) == 8 * batch
+    job.audit()
+
+
+@pytest.mark.processes
+def test_worker_is_lost_while_the_others_hear_whether_a_batch_is_left_out(job: Job) -> None:
+    workers = job.start_world(3, requested.run, HOSTS[0], "die", "on_train_batch_start", 1, (1,), {})
+    statuses = [worker.wait() for worker in workers]
+    assert sorted(statuses) == [-9, 0, 0]
+    first, second = (worker.result() for worker, status in zip(workers, statuses, strict=True) if not status)
+    assert first == second
+    job.audit()
+
+
+@pytest.mark.processes
+def test_worker_that_is_alone_leaves_out_the_rest_of_an_epoch_as_without_elasticflow(job: Job) -> None:
+    worker = job.start(requested.run, HOSTS[0], "skip", "", 3, (0,), {})
+    expected = requested.run(HOSTS[0], "skip", "", 3, (0,), {"strategy": "auto"})
+    assert worker.result() == expected
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_batch_end"])
+def test_worker_that_raises_a_keyboard_interrupt_interrupts_all(job: Job, hook: str) -> None:
+    batch = 1 if "train" in hook else None
+    workers = job.start_world(2, requested.run, HOSTS[0], "interrupt", hook, batch, (1,), {})
     assert [worker.wait() for worker in workers] == [1, 1]  # Lightning's status for it
     for worker in workers:
         text = worker.output.read_text()
@@ -51,6 +143,17 @@ def test_worker_that_raises_a_keyboard_interrupt_interrupts_all(job: Job) -> Non
         assert "JobFailed" not in text
     steps = {worker.name: max(event["step"] for event in worker.events("step")) for worker in workers}
     assert len(set(steps.values())) == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_worker_that_raises_a_keyboard_interrupt_interrupts_the_evaluation_of_all(job: Job, stage: str) -> None:
+    workers = job.start_world(2, requested.evaluate, HOSTS[0], stage)
+    assert [worker.wait() for worker in workers] == [1, 1]
+    for worker in workers:
+        text = worker.output.read_text()
+        assert "Traceback" not in text
+        assert "JobFailed" not in text
 
 
 @pytest.mark.processes
@@ -66,6 +169,19 @@ def test_newcomer_has_the_limits_that_the_others_have_agreed_on(job: Job) -> Non
     job.audit()
 
 
+@pytest.mark.processes
+def test_newcomer_that_asks_to_stop_before_it_is_admitted_stops_all(job: Job) -> None:
+    options = {"limit_val_batches": 0, "sleep_s": 0.05, "max_epochs": 50}
+    workers = job.start_world(2, requested.run, HOSTS[0], "stop", "on_train_start", None, (), options)
+    job.wait_for_step(3)
+    newcomer = job.start(requested.run, HOSTS[0], "stop", "on_train_start", None, (1, 2), options, 0)
+    results = [worker.result() for worker in (*workers, newcomer)]
+    assert len({result["step"] for result in results}) == 1
+    assert results[0]["step"] < 50 * 4
+    assert {event["world_size"] for event in job.events("step")} == {2, 3}
+    job.audit()
+
+
 class Loops:
     """A Trainer of which only the limits are looked at."""
 
@@ -73,19 +189,25 @@ class Loops:
         self.should_stop = False
         self.limit_train_batches = self.limit_val_batches = 1.0
         self.check_val_every_n_epoch = self.accumulate_grad_batches = 1
-        self.reload_dataloaders_every_n_epochs = 0
-        self.fit_loop = SimpleNamespace(max_epochs=3, min_epochs=None, epoch_loop=SimpleNamespace(min_steps=None))
+        self.reload_dataloaders_every_n_epochs = self.num_sanity_val_steps = 0
+        self.val_check_interval, self.val_check_batch = 1.0, 4
+        self.log_every_n_steps = 50
+        self.gradient_clip_val = self.gradient_clip_algorithm = None
+        loops = {"epoch_loop": SimpleNamespace(min_steps=None), "max_batches": 4}
+        self.fit_loop = SimpleNamespace(max_epochs=3, min_epochs=None, **loops)
 
 
 def requests_of(trainer: Any, others: list[dict[str, Any]], *, world_size: int = 2) -> Requests:
-    session: Any = SimpleNamespace(completed_in=SimpleNamespace(world_size=world_size), newcomer=False)
+    session: Any = SimpleNamespace(completed_in=SimpleNamespace(world_size=world_size), newcomer=False, entering=False)
     kept: dict[str, int] = {"max_steps": -1}
     return Requests(
         trainer,
+        HOSTS_BY_NAME[HOSTS[0]],
         session,
         gather=lambda own: [own, *others],
         max_steps=lambda: kept["max_steps"],
         set_max_steps=lambda value: kept.update(max_steps=value),
+        on_skip=lambda: None,
     )
 
 
@@ -113,6 +235,17 @@ def test_what_is_asked_is_taken_back_until_all_know_of_it() -> None:
     requests._end_batch()
     assert trainer.should_stop
     assert not requests.pending
+
+
+def test_newcomer_in_its_first_hooks_keeps_what_it_asks_for_without_an_exchange() -> None:
+    trainer = Loops()
+    requests = requests_of(trainer, [])
+    requests._gather = None  # type: ignore[assignment]
+    requests._session.entering = True
+    trainer.should_stop = True
+    requests.settle()
+    assert not trainer.should_stop
+    assert requests.pending
 
 
 def test_worker_that_is_alone_asks_nobody() -> None:

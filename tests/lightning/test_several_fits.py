@@ -15,6 +15,7 @@ from ef_common.launch import process
 from ef_common.testing.harness import HarnessError, Job
 from ef_lightning import strategy_for
 from tests.lightning import training
+from tests.lightning.compensated import noting
 from tests.lightning.conftest import HOSTS
 
 pytestmark = [
@@ -66,6 +67,21 @@ def test_program_trains_and_evaluates_several_times_with_two_workers(run: Callab
     first, second = run(2, program, host)  # and audits what they have logged
     assert first == second
     assert first[2:4] == [2, 2]
+
+
+def test_second_fit_has_the_reference_batch_of_its_own_start(world_of_one: Path, tmp_path: Path) -> None:
+    pl = importlib.import_module(HOSTS[0])
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_epochs=1)
+    kept = noting(pl, "on_train_end", lambda trainer: trainer.strategy._compensation.compensator.state())
+    trainer.callbacks.append(kept)
+    trainer.fit(training.regression(pl)(), training.loader(32))
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(training.regression(pl)(), training.loader(32, 8))
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(training.regression(pl)(), training.loader(32, 8), ckpt_path=tmp_path / "first.ckpt")
+    batches = [state["reference_batch_size"] for state in kept.notes]
+    assert batches == [training.BATCH_SIZE, 8, training.BATCH_SIZE]
 
 
 @pytest.mark.parametrize("where", ["alone", "in_a_job"])

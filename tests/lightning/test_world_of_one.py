@@ -10,7 +10,6 @@ import pytest
 
 from ef_common.audit import audit
 from ef_lightning import strategy_for
-from ef_lightning.train_loader import ElasticLoader, LoneLoader
 from tests.lightning import battery, training
 from tests.lightning.conftest import HOSTS
 
@@ -146,31 +145,13 @@ class Diary:
 
         class Notes(pl.Callback):  # type: ignore[misc, name-defined]
             def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-                loader = trainer.strategy._train_loader
+                loader = trainer.strategy._fit.train_loader
                 diary.states.append({k: v for k, v in loader.state_dict().items() if k not in ("order", "returned")})
                 diary.batches.append(batch[0].tolist())
                 if len(diary.batches) == save_at:
                     trainer.save_checkpoint(path)
 
         self.callback = Notes()
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("length", [3, 13, 16, 17])
-def test_lone_loader_keeps_the_same_account_as_one_whose_world_may_change(
-    length: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pl = importlib.import_module(HOSTS[0])
-    diaries = []
-    for kind in (LoneLoader, ElasticLoader):
-        monkeypatch.setattr("ef_lightning.strategy.LoneLoader", kind)
-        diary = Diary(pl)
-        fit = training.trainer(pl, callbacks=[diary.callback], accumulate_grad_batches=accumulate)
-        fit.fit(training.regression(pl)(), training.loader(length, shuffle=True))
-        diaries.append(diary)
-    lone, elastic = diaries
-    assert lone.batches == elastic.batches
-    assert lone.states == elastic.states
 
 
 @pytest.mark.parametrize("save_at", [2, 3])

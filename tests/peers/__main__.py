@@ -43,6 +43,11 @@ def main(tests: tuple[str, ...], ways: tuple[str, ...], again: bool) -> None:
     plain = read_outcomes(OUTCOMES / "plain.jsonl")
     found = [compare(way, plain, read_outcomes(OUTCOMES / f"{way}.jsonl"), known) for way in chosen]
     for difference in found:
+        if not difference.num_compared:
+            raise click.ClickException(
+                f"no test was run both plain and {difference.way}, and passed plain: see the ends of plain.txt and "
+                f"{difference.way}.txt in {OUTCOMES}. Received: LIGHTNING_SRC={source}"
+            )
         _show(difference)
     sys.exit(any(difference.unknown or difference.gone for difference in found))
 

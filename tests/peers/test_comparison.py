@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tests.peers import __main__ as peers
 from tests.peers.__main__ import KNOWN, ROOT
 from tests.peers.comparison import compare, read_known, read_outcomes
 
@@ -57,3 +59,19 @@ def test_without_a_checkout_nothing_is_run_and_it_is_said() -> None:
     command = [sys.executable, "-B", "-m", "tests.peers"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
     assert "LIGHTNING_SRC does not name a checkout" in done.stdout
+
+
+@pytest.mark.parametrize("plain", ["", '{"test": "a.py::test_x", "outcome": "failed"}\n'])
+def test_checkout_whose_tests_do_not_run_fails_and_says_where_to_look(
+    plain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests" / "tests_pytorch").mkdir(parents=True)
+    monkeypatch.setattr(peers, "OUTCOMES", tmp_path / "outcomes")
+
+    def run(way: str, *_: object) -> None:
+        (tmp_path / "outcomes" / f"{way}.jsonl").write_text(plain)
+
+    monkeypatch.setattr(peers, "_run", run)
+    result = CliRunner().invoke(peers.main, ["--way=alone"], env={"LIGHTNING_SRC": str(tmp_path)})
+    assert result.exit_code == 1
+    assert "Error: no test was run both plain and alone, and passed plain: see the ends of plain.txt" in result.output

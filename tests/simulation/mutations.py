@@ -565,5 +565,18 @@ _OF_THE_SESSION = {
     )
 }
 
-MUTATIONS = {"": _OF_THE_SESSION, "failover": _OF_FAILOVER, "hangs": _OF_HANGS}
+
+def let_in_whoever_is_ready(patch: Patch) -> None:
+    """A newcomer is admitted whatever training of the program it is ready for."""
+
+    def ready(state: Any, training: int) -> Any:
+        return [member for member, phase in state.workers.values() if phase is Phase.READY]
+
+    patch.setattr(roster, "ready", ready)
+    patch.setattr(rules, "pass_over", lambda state: (state, ()))
+
+
+_OF_TRAININGS = {mutation.__name__: mutation for mutation in (let_in_whoever_is_ready,)}
+
+MUTATIONS = {"": _OF_THE_SESSION, "failover": _OF_FAILOVER, "hangs": _OF_HANGS, "trainings": _OF_TRAININGS}
 """By the family of schedules that must show them, and by name."""

@@ -107,12 +107,25 @@ HANG_RARE = {
 }
 
 
+TRAININGS_RARE = {
+    "skipped": 400,  # a training was over in the others before a newcomer could join in it
+    "planned change": 400,
+    "loss": 200,
+    "restart": 20,
+    "takeover": 30,
+}
+
+
 @pytest.mark.timeout(900)
 @PARTS
 @pytest.mark.parametrize(
     ("family", "most", "rare"),
-    [("failover", NUM_SCHEDULES // 4, FAILOVER_RARE), ("hangs", NUM_SCHEDULES // 16, HANG_RARE)],
-    ids=["failover", "hangs"],
+    [
+        ("failover", NUM_SCHEDULES // 4, FAILOVER_RARE),
+        ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
+        ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
+    ],
+    ids=["failover", "hangs", "trainings"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ef_common.collectives.gradients.sparse import check_dense
+
 ONE_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 DOUBLE_BUFFER_BYTES = 1 << 20
@@ -145,6 +147,7 @@ class Layout:
                 Bucket(group, num_flags=num_flags * last, num_buffers=2 if self.double_buffered else 1, like=like)
             )
         self.retired: list[Tensor | None] = []
+        self._is_checked = False
         # Index of the bucket of each parameter, and its place there.
         self.place_of = {
             id(source): (index, place)
@@ -159,6 +162,16 @@ class Layout:
         """
         last = len(self.buckets) - 1
         return [p for p in self.parameters if self.place_of[id(p)][0] < last or is_copied_early(p)]
+
+    def check_first_gradients(self) -> None:
+        """Refuse what cannot be reduced, in a world of one: once, as it costs time.
+
+        Raises:
+            UnsupportedError: A sparse gradient of a parameter that is to have none.
+        """
+        if not self._is_checked:
+            self._is_checked, sparse = True, {id(parameter) for parameter in self.sparse}
+            check_dense(parameter for parameter in self.parameters if id(parameter) not in sparse)
 
     def own_gradients(self) -> None:
         """Before new gradients are added: let no `param.grad` lie in a bucket any more."""

@@ -18,8 +18,16 @@ from ef_common.session import Barrier, Session
 
 
 def hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
-    """Have `act` called when the gradient of a parameter is complete. Returns a handle to remove the hook."""
-    return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
+    """Have `act` called when the gradient of a parameter is complete. Returns a handle to remove the hook.
+
+    The parameter may be frozen now, and have a gradient again later; torch takes a hook only while it is not.
+    """
+    trainable = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        return parameter.register_post_accumulate_grad_hook(act)  # type: ignore[no-untyped-call]
+    finally:
+        parameter.requires_grad_(trainable)
 
 
 class Inventory:

@@ -104,6 +104,7 @@ class Reduction:
             self._pieces.settle(group, view)
         self._alone = isinstance(group, LoneGroup)
         if self._alone:
+            self.layout.check_first_gradients()  # when others join, it is too late to refuse them
             self._flags = self._own_flags()
             return
         if self._group is not group:

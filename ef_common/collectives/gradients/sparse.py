@@ -35,8 +35,8 @@ def sparsify(parameters: Iterable[Tensor]) -> None:
                 parameter.grad = parameter.grad.to_sparse(1).coalesce()
 
 
-def check_dense(parameters: Iterable[Tensor], error: Exception) -> None:
-    """An error may come from a sparse gradient where none is expected.
+def check_dense(parameters: Iterable[Tensor], error: Exception | None = None) -> None:
+    """There may be a sparse gradient where none is expected, and an error may come from it.
 
     Raises:
         UnsupportedError: So it is.

@@ -8,9 +8,13 @@ The coordinator runs :func:`decide` on every event. Rules:
 2. After it, a worker that arrives *warms up* (imports, model, data workers) and then says that it is ready.
    Ready workers wait; the members learn that a change is pending, agree on a step boundary among themselves,
    and report it. When all have, the next view holds the members that stay and the workers that are ready.
+   A program may train several times. Members tell to which training they have come, and whoever is ready tells for
+   which one it is. Only those of the members' training come in. Who is behind is told to pass over what is over; who
+   is ahead (the members have begun anew) waits.
 3. A member that is gone makes a new view of the remaining members at once, without newcomers: they may be
    anywhere in a step, and only a boundary is a place to receive a newcomer.
-4. If no member is left, the state is lost. The ready workers form a new view as in rule 1.
+4. If no member is left, the state is lost. The ready workers form a new view as in rule 1: those of the earliest
+   training for which enough are ready. If enough are there only together, all go to the latest one.
 5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
 6. A member that suspects its group (a broken connection that the coordinator does not see) gets a new view
    with the same members when everyone suspects it, or when the time in which a loss would have been noticed
@@ -18,7 +22,8 @@ The coordinator runs :func:`decide` on every event. Rules:
 7. A member that says goodbye has nothing more to do, and mostly the others have not either. If all have settled
    in the view (their group is built), they keep it, and whoever does need another one (its group breaks, it
    stands at a boundary) gets it at once. Else somebody may be waiting for the one that has gone: as in rule 3.
-8. Once the job is closed, whoever is not a member is told that it has finished.
+8. Once the job is closed, as a member's program ends, whoever is not a member is told that it has finished, and no
+   view holds any more.
 9. A member that wants to leave goes at a boundary that all have agreed on, as newcomers come. Whoever is no member
    goes at once, and is told so. If all members want to go while newcomers are ready, these come in first, and get the
    state; the others go at the next boundary. If all go, one of them may be saving the state: nothing begins anew
@@ -46,6 +51,7 @@ from ef_common.core.membership.model import (
     Announce,
     Arrived,
     AtBoundary,
+    Begun,
     Claim,
     Claimed,
     Closed,
@@ -71,6 +77,7 @@ from ef_common.core.membership.model import (
     Settings,
     Settled,
     Silent,
+    Skip,
     StepDown,
     Stored,
     Suspected,
@@ -87,6 +94,7 @@ __all__ = [
     "Announce",
     "Arrived",
     "AtBoundary",
+    "Begun",
     "Claim",
     "Claimed",
     "Closed",
@@ -112,6 +120,7 @@ __all__ = [
     "Settings",
     "Settled",
     "Silent",
+    "Skip",
     "StepDown",
     "Stored",
     "Suspected",

@@ -8,6 +8,7 @@ from ef_common.core.membership import claims, failure, rules, takeover
 from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
+    Begun,
     Claimed,
     Closed,
     Decision,
@@ -83,8 +84,10 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return claims.claimed(state, event), (), ""
         case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
             return takeover.told_meanwhile(state, event), (), ""
-        case Ready(worker):
-            return rules.ready(state, worker, now, settings)
+        case Ready():
+            return rules.ready(state, event, now, settings)
+        case Begun(worker, training):
+            return rules.begun(state, worker, training, settings)
         case AtBoundary(worker, generation):
             return rules.at_boundary(state, worker, generation, settings)
         case Settled(worker, generation):
@@ -96,7 +99,7 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
         case Outpaced(worker):
             return rules.plan_or(*rules.outpaced(state, worker, settings), settings)
         case Closed(worker):
-            return rules.closed(state, worker)
+            return rules.closed(state, worker, settings)
         case Gone():
             state, actions, reason = rules.gone(state, event, settings)
         case Silent():

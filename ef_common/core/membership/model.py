@@ -61,6 +61,8 @@ class Membership:
     suspected_at: float | None = None
     last_arrival: float = 0.0
     announced: bool = False
+    training: int = 1  # of the members' program: the one that they are in, or came to last
+    ready_for: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # the training of the ready ones
     closed: bool = False
     dismissed: frozenset[str] = frozenset()  # newcomers that are told that they are out, still connected
     last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected
@@ -94,9 +96,18 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker has done its slow work and stands at its first boundary."""
+    """A worker has done its slow work and stands at its first boundary, in this training of its program."""
 
     worker: str
+    training: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A member's program has come to another training."""
+
+    worker: str
+    training: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,7 @@ class Outpaced:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A member has trained to the end; nobody can join any more."""
+    """The program of a member ends, and all its trainings have ended before; nobody can join any more."""
 
     worker: str
 
@@ -177,9 +188,10 @@ class Returned:
         received: The view of that generation and those that it has received since.
         at_boundary: It waits at the boundary of the newest of them.
         suspects: The group of the newest of them broke.
-        closed: It has trained to the end.
+        closed: Its program ends.
         failed: Its own code has raised this.
         store: Its store (see :class:`Stored`), or None if it has not told.
+        training: A member's newest training; the one that a newcomer is ready for.
     """
 
     member: Member
@@ -192,6 +204,7 @@ class Returned:
     closed: bool = False
     failed: str = ""
     store: str | None = None
+    training: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +268,7 @@ class FailedElsewhere:
 Event = (
     Arrived
     | Ready
+    | Begun
     | AtBoundary
     | Settled
     | Suspected
@@ -279,10 +293,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Tell a worker how to start: `warm_up` first (the job runs already), or wait for the first view."""
+    """Tell a worker how to start: `warm_up` first (the job runs already), or wait for the first view.
+
+    `training`: the one that the members are in, so that a newcomer's program passes over those before it.
+    """
 
     worker: str
     warm_up: bool
+    training: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +316,14 @@ class Announce:
     """Tell the members of this view that a change is pending."""
 
     view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Tell a newcomer that the members are in this training: its program passes over those before it."""
+
+    worker: str
+    training: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,5 +390,19 @@ class Resign:
     worker: str
 
 
-Action = Welcome | Install | Announce | Finish | Dismiss | Redirect | Resume | StepDown | Abort | Claim | Agree | Resign
+Action = (
+    Welcome
+    | Install
+    | Announce
+    | Skip
+    | Finish
+    | Dismiss
+    | Redirect
+    | Resume
+    | StepDown
+    | Abort
+    | Claim
+    | Agree
+    | Resign
+)
 Decision = tuple[Membership, tuple[Action, ...], str]

@@ -33,14 +33,24 @@ def gone(state: Membership) -> frozenset[str]:
     return state.gone | leaving
 
 
+def ready(state: Membership, training: int) -> list[Member]:
+    """Who is ready for this training, in the order of arrival."""
+    return [m for m, phase in state.workers.values() if phase is Phase.READY and readiness(state, m.id) == training]
+
+
+def readiness(state: Membership, worker: str) -> int:
+    """The training that a ready worker is ready for."""
+    return state.ready_for.get(worker, 1)
+
+
 def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
-    """Ready workers, as far as `max_nodes` allows, in the order in which they arrived."""
+    """Who is ready for the members' training, as far as `max_nodes` allows, in the order in which they arrived."""
     if state.closed:
         return []
     nodes = {m.node for m in staying}
     joining = []
-    for member, phase in state.workers.values():
-        if phase is Phase.READY and (member.node in nodes or len(nodes) < settings.max_nodes):
+    for member in ready(state, state.training):
+        if member.node in nodes or len(nodes) < settings.max_nodes:
             nodes.add(member.node)
             joining.append(member)
     return joining

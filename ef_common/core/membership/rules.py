@@ -16,8 +16,10 @@ from ef_common.core.membership.model import (
     Install,
     Membership,
     Phase,
+    Ready,
     Settings,
     Silent,
+    Skip,
     Welcome,
 )
 from ef_common.core.membership.roster import admissible, present, remaining, with_phase
@@ -45,20 +47,26 @@ def arrived(state: Membership, member: Member, now: float) -> Decision:
     workers = MappingProxyType({**state.workers, member.id: (member, phase)})
     # A warming worker does not delay the next view: only `Ready` counts as its arrival.
     arrival = state.last_arrival if warm_up else now
-    welcome = Welcome(member.id, warm_up)
+    welcome = Welcome(member.id, warm_up, training_of(state))
     after = replace(state, workers=workers, last_arrival=arrival)
     return after, (welcome,), f"{member.id} arrived, {phase.value}"
 
 
-def ready(state: Membership, worker: str, now: float, settings: Settings) -> Decision:
+def training_of(state: Membership) -> int:
+    """The training that the members are in. If there are none, whoever comes begins with the first one."""
+    return 1 if state.view is None else state.training
+
+
+def ready(state: Membership, event: Ready, now: float, settings: Settings) -> Decision:
     """A worker has warmed up."""
-    state, actions, reason = _take_ready(state, worker, now, settings)
+    state, actions, reason = _take_ready(state, event, now, settings)
     if state.view is not None:
         return plan_or(state, actions, reason, settings)
     return form_or(state, actions, reason, now, settings)
 
 
-def _take_ready(state: Membership, worker: str, now: float, settings: Settings) -> Decision:
+def _take_ready(state: Membership, event: Ready, now: float, settings: Settings) -> Decision:
+    worker, training = event.worker, event.training
     if worker in state.dismissed:
         return state, (), ""  # on its way when it was told
     phase = phase_of(state, worker)
@@ -66,8 +74,19 @@ def _take_ready(state: Membership, worker: str, now: float, settings: Settings) 
         raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
     if state.closed:
         return state, (Finish(worker),), f"{worker} was ready after the end"
-    state = replace(state, workers=with_phase(state, {worker: Phase.READY}), last_arrival=now)
     view = state.view
+    if training < state.training and (view is not None or state.gathering_since is not None):
+        return state, (Skip(worker, state.training),), f"{worker} is ready for training {training}, which is over"
+    known = {w: t for w, t in state.ready_for.items() if w in state.workers and phase_of(state, w) is Phase.READY}
+    ready_for = MappingProxyType({**known, worker: training})
+    workers = with_phase(state, {worker: Phase.READY})
+    state = replace(state, workers=workers, ready_for=ready_for, last_arrival=now)
+    if view is not None and training > state.training:
+        return state, (), f"{worker} waits for training {training}"
+    if view is None and state.gathering_since is None:
+        state, skips = _gather_ready(state, settings)
+        if skips:
+            return state, skips, f"{worker} is ready for training {training}, others are for another one"
     room = view is None or admissible(state, remaining(state, view), settings)
     if view is not None and not room and not replacement.spares(state, view, settings):
         return state, (), f"{worker} is ready, and a spare"
@@ -111,15 +130,53 @@ def announce(state: Membership, reason: str) -> Decision:
     return replace(state, announced=True), (Announce(state.view),), reason
 
 
-def closed(state: Membership, worker: str) -> Decision:
-    """Rule 8: a member has trained to the end."""
+def begun(state: Membership, worker: str, training: int, settings: Settings) -> Decision:
+    """Rule 2: a member's program has come to another training."""
+    if worker not in state.workers:
+        return state, (), ""  # it is out already
+    phase = phase_of(state, worker)
+    if phase not in (Phase.MEMBER, Phase.LEAVING):
+        raise ProtocolError(f"worker {worker} begins a training, but it is {phase.value}")
+    if training <= state.training:
+        return state, (), ""
+    state = replace(state, training=training)
+    if state.gathering_since is not None:
+        return state, (), ""
+    return advance(state, f"training {training} begins", settings)
+
+
+def advance(state: Membership, reason: str, settings: Settings) -> Decision:
+    """The members have come to another training: who waits for it may join now, the other newcomers go there."""
+    state, skips = pass_over(state)
+    actions: tuple[Action, ...] = ()
+    if state.view is not None and admissible(state, remaining(state, state.view), settings):
+        state, actions, _ = announce(state, reason)
+    return state, (*skips, *actions), reason
+
+
+def pass_over(state: Membership) -> tuple[Membership, tuple[Action, ...]]:
+    """Tell newcomers that have not come to the members' training to go there; who was ready has to warm up again."""
+    if state.training == 1:
+        return state, ()
+    behind = [
+        worker
+        for worker, (_, phase) in state.workers.items()
+        if phase is Phase.WARMING or (phase is Phase.READY and roster.readiness(state, worker) < state.training)
+    ]
+    state = replace(state, workers=with_phase(state, dict.fromkeys(behind, Phase.WARMING)))
+    return state, tuple(Skip(worker, state.training) for worker in behind)
+
+
+def closed(state: Membership, worker: str, settings: Settings) -> Decision:
+    """Rule 8: a member's program ends."""
     phase = phase_of(state, worker)
     if phase not in (Phase.MEMBER, Phase.LEAVING):
         raise ProtocolError(f"worker {worker} closes the job, but it is {phase.value}")
     waiting = tuple(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY))
     if state.closed:
         return state, (), ""
-    return replace(state, closed=True), waiting, f"{worker} has finished the training"
+    state, install, why = plan(replace(state, closed=True), settings)  # it may have held
+    return state, (*waiting, *install), why or f"the program of {worker} ends"
 
 
 def at_boundary(state: Membership, worker: str, generation: int, settings: Settings) -> Decision:
@@ -157,7 +214,7 @@ def plan(state: Membership, settings: Settings) -> Decision:
     if hands_over:
         staying, leaving = leaving, []
     members = (*staying, *joining)
-    if len({m.node for m in members}) < settings.min_nodes and not leaving and not hands_over:
+    if _holds(state, members, settings) and not leaving and not hands_over:
         return state, (), ""  # rule 5: hold here until enough are ready
     reason = f"planned: {len(joining)} join, {len(leaving)} leave"
     dropped = tuple(m.id for m in leaving)
@@ -169,6 +226,11 @@ def plan(state: Membership, settings: Settings) -> Decision:
     if coming:
         state = replace(state, replacement=coming[0].id)
     return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
+
+
+def _holds(state: Membership, members: Collection[Member], settings: Settings) -> bool:
+    """Rule 5: too few for a view; but once nobody can join any more, nobody waits for more."""
+    return len(_nodes(members)) < settings.min_nodes and not state.closed
 
 
 def install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
@@ -279,13 +341,41 @@ def founders(state: Membership, settings: Settings) -> list[Member]:
     """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
     if state.closed or state.last or state.idle or state.gathering_since is not None:
         return []
-    waiting = Phase.READY if state.generation else Phase.EARLY
-    members = [m for m, phase in state.workers.values() if phase is waiting]
+    members = _beginners(state, settings)
     nodes: dict[str, int] = {}
     for member in members:
         nodes[member.node] = nodes.get(member.node, 0) + 1
     complete = state.generation > 0 or all(nodes[m.node] >= m.local_world_size for m in members)
     return members if complete and len(nodes) >= settings.min_nodes else []
+
+
+def _beginners(state: Membership, settings: Settings) -> list[Member]:
+    """Who may begin together: enough whose programs are at one training, the earliest one.
+
+    Who has skipped more waits for them: where there are checkpoints, they come to its training at once.
+    """
+    if not state.generation:
+        return [m for m, phase in state.workers.values() if phase is Phase.EARLY]
+    groups = [roster.ready(state, training) for training in _trainings(state)]
+    return next((group for group in groups if len(_nodes(group)) >= settings.min_nodes), [])
+
+
+def _trainings(state: Membership) -> list[int]:
+    ready = [worker for worker, (_, phase) in state.workers.items() if phase is Phase.READY]
+    return sorted({roster.readiness(state, worker) for worker in ready})
+
+
+def _nodes(members: Collection[Member]) -> set[str]:
+    return {member.node for member in members}
+
+
+def _gather_ready(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
+    """Without members, and with enough newcomers only if they are at one training: all go to the latest one."""
+    trainings = _trainings(state)
+    ready = [member for training in trainings for member in roster.ready(state, training)]
+    if len(_nodes(ready)) < settings.min_nodes or _beginners(state, settings):
+        return state, ()
+    return pass_over(replace(state, training=trainings[-1]))
 
 
 def is_at_work(state: Membership) -> bool:
@@ -314,9 +404,14 @@ def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
     waiting = state.workers[members[0].id][1]
     taken = nodes[: settings.max_nodes]
     chosen = tuple(m for m in members if m.node in taken)
+    if waiting is Phase.READY:
+        state = replace(state, training=roster.readiness(state, members[0].id))
     state, actions, reason = _install(
         state, chosen, settings, planned=True, dropped=(), reason=f"{len(chosen)} workers start"
     )
+    if waiting is Phase.READY:
+        state, skips = pass_over(state)
+        actions = (*actions, *skips)
     # Whoever found no room waits as a spare; it must do its slow work meanwhile.
     spare = tuple(m.id for m in members if m.node not in taken and waiting is Phase.EARLY)
     state = replace(state, workers=with_phase(state, dict.fromkeys(spare, Phase.WARMING)))
@@ -365,7 +460,7 @@ def _install(
         members=members,
         admitted_at=after.admitted_at,
         pending=pending,
-        hold=len({m.node for m in members}) < settings.min_nodes,
+        hold=_holds(state, members, settings),
         reason=reason,
         gone=tuple(sorted(state.gone)),
         base=state.chain[0].view.generation if state.chain and state.based else 0,

@@ -16,6 +16,7 @@ from ef_common.core.membership.model import (
     Finish,
     Membership,
     Phase,
+    Ready,
     Redirect,
     Resume,
     Returned,
@@ -46,6 +47,9 @@ def returned(state: Membership, event: Returned, now: float, settings: Settings)
     after, actions, reason = _returned(state, event, now, settings)
     if event.store is not None:
         after = claims.stored(after, Stored(event.member.id, event.store))
+    if after.training > state.training and after.gathering_since is None:
+        after, more, _ = rules.advance(after, reason, settings)
+        actions = (*actions, *more)
     return after, actions, reason
 
 
@@ -69,8 +73,10 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     if state.gathering_since is not None:
         workers = MappingProxyType({**state.workers, worker: (event.member, event.phase)})
         returned = MappingProxyType({**state.returned, worker: event})
-        closed = state.closed or event.closed
-        state = replace(state, generation=generation, workers=workers, returned=returned, closed=closed)
+        closed, training = state.closed or event.closed, max(state.training, event.training)
+        state = replace(
+            state, generation=generation, workers=workers, returned=returned, closed=closed, training=training
+        )
         return state, (welcome,), f"{worker} has come from another coordinator"
     view = state.view
     rank = None if view is None else view.rank_of(worker)
@@ -139,6 +145,7 @@ def _readmit(state: Membership, view: View, event: Returned) -> Membership:
         gone=state.gone - here,
         dead=state.dead - here,
         closed=state.closed or event.closed,
+        training=max(state.training, event.training),
         settled=state.settled | here if event.settled == view.generation else state.settled,
         at_boundary=state.at_boundary | here if current and event.at_boundary else state.at_boundary - here,
     )
@@ -153,10 +160,10 @@ def _newcomer_returned(state: Membership, event: Returned, now: float, settings:
         return state, (Finish(worker),), f"{worker} came after the end"
     workers = MappingProxyType({**state.workers, worker: (event.member, Phase.WARMING)})
     state = replace(state, workers=workers)
-    welcome = Welcome(worker, warm_up=True)
+    welcome = Welcome(worker, warm_up=True, training=rules.training_of(state))
     if event.phase is Phase.WARMING:
         return state, (welcome,), f"{worker} is back, warming"
-    after, actions, reason = rules.ready(state, worker, now, settings)
+    after, actions, reason = rules.ready(state, Ready(worker, event.training), now, settings)
     return after, (welcome, *actions), reason
 
 
@@ -194,6 +201,7 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
         returned=MappingProxyType({}),
     )
     dismissals = tuple(Dismiss(worker, "the newest view is without it") for worker in strangers)
+    state, skips = rules.pass_over(state)
     whole = state.settled.issuperset(view.ids) and not state.suspects
     if whole:
         state, actions, reason = _go_on(state, view, settings)
@@ -203,7 +211,7 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
         state = replace(state, held_since=now)
     if state.closed:
         actions = (*actions, *(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY)))
-    return state, (*dismissals, *actions), reason
+    return state, (*dismissals, *skips, *actions), reason
 
 
 def _go_on(state: Membership, view: View, settings: Settings) -> Decision:

@@ -46,7 +46,11 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, help="run so many")
     parser.add_argument("--jobs", type=int, default=1, help="in so many processes")
     families = parser.add_mutually_exclusive_group()
-    for name, what in (("failover", "coordinators are lost"), ("hangs", "workers hang")):
+    for name, what in (
+        ("failover", "coordinators are lost"),
+        ("hangs", "workers hang"),
+        ("trainings", "programs train several times"),
+    ):
         families.add_argument(
             f"--{name}", dest="family", action="store_const", const=name, help=f"schedules in which {what}"
         )

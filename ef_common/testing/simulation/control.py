@@ -26,6 +26,7 @@ from ef_common.core.membership import (
     Resign,
     Resume,
     Settings,
+    Skip,
     StepDown,
     Welcome,
 )
@@ -34,7 +35,7 @@ from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
-from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, ProtocolError
+from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, ProtocolError, TrainingOver
 from ef_common.ports import Bootstrap, GetClaim
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.cuts import Cuts
@@ -59,7 +60,6 @@ _CLAIM_S, _SLOW_CLAIM_S = 0.05, 3.0
 _SLOW_STORE, _FAILING_STORE = 0.2, 0.2
 
 _SIMPLE: Mapping[str, Callable[[str], Event]] = {
-    "ready": membership.Ready,
     "leave": membership.Leaving,
     "close": membership.Closed,
 }
@@ -165,8 +165,8 @@ class Coordinator:
 
     def _carry_out(self, action: membership.Action) -> None:
         match action:
-            case Welcome(worker, warm_up):
-                self._tell(worker, "welcome", warm_up)
+            case Welcome(worker, warm_up, training):
+                self._tell(worker, "welcome", training if warm_up else 0)
             case Install(view, dropped):
                 self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; hold={view.hold}")
                 self._tell_out(view)
@@ -176,6 +176,8 @@ class Coordinator:
             case Announce(view):
                 for worker in view.ids:
                     self._tell(worker, "announce", view.generation)
+            case Skip(worker, training):
+                self._tell(worker, "skip", training)
             case Finish(worker):
                 self._tell(worker, "finish", None)
             case Dismiss(worker):
@@ -291,6 +293,10 @@ class Coordinator:
             self._drop(wire, "it has gone to another coordinator", silent=True)
         elif kind == "bye":
             self._drop(wire, "goodbye", goodbye=True)
+        elif kind == "ready":
+            self.handle(membership.Ready(worker, max(1, value)))
+        elif kind == "begin":
+            self.handle(membership.Begun(worker, value))
         elif kind == "at_boundary":
             self.handle(membership.AtBoundary(worker, value))
         elif kind == "settled":
@@ -458,6 +464,7 @@ class Line:
         self._on_view: Callable[[int], None] = lambda generation: None
         self._view: View | None = None
         self._warm_up = False
+        self._training = 1
         self._end: Exception | None = None
         self._taken = True  # this coordinator has had a view for us, or we have only now come to it
         self._seeks_since = 0.0
@@ -516,6 +523,8 @@ class Line:
             self._raise_end()
             if self._view is not None and self._view.generation > after:
                 return self._view
+            if not self.standing.links and self._training > self.standing.training:
+                raise TrainingOver
             self._pause()
 
     def bootstrap(self, generation: int) -> Bootstrap:
@@ -528,6 +537,11 @@ class Line:
     def job_place(self) -> Place | None:
         """See the port."""
         return None
+
+    def job_training(self) -> int:
+        """See the port."""
+        self._raise_end()
+        return self._training
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port. The claims are those of the simulated store."""
@@ -655,8 +669,9 @@ class Line:
 
     def _read(self, kind: str, value: Any) -> None:
         if kind == "welcome":
-            self._warm_up = self._warm_up or value
+            self._warm_up = self._warm_up or value > 0
             if value:
+                self._training = value
                 self.standing = self.standing.warming()
         elif kind == "announce":
             if self._view is not None and value == self._view.generation:
@@ -673,6 +688,8 @@ class Line:
         elif kind == "end":
             if self._end is None and self.member.standby:
                 self._part(over=value)
+        elif kind == "skip":
+            self.standing, self._training = self.standing.behind(), value
         elif kind == "resume":
             self._taken = True
         elif kind == "claim":

@@ -61,6 +61,7 @@ class Job:
         standbys: Each node keeps a coordinator ready.
         hang_timeout_s: A worker that keeps the others waiting for so long in a step is evicted; 0: nobody looks.
         store: Of claims: "" for none, "one" for all, or one "apart" for each worker.
+        trainings: Each epoch is a training of its own; the program does something else before it.
     """
 
     num_workers: int
@@ -82,6 +83,7 @@ class Job:
     standbys: bool = False
     hang_timeout_s: float = 0.0
     store: str = ""
+    trainings: bool = False
 
     def store_of(self, worker: str) -> str:
         """What a worker reads in its store; "" if it has none."""
@@ -172,6 +174,24 @@ def failover_of(seed: int) -> Schedule:
         ),
         k=draw.choice((0, 0, 1, 1, 2)),
     )
+    faults = [fault for theme in themes for fault in theme(draw, job)]
+    return Schedule(seed, job, tuple(faults))
+
+
+def trainings_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a program of several trainings, which newcomers come into."""
+    draw = random.Random(f"elasticflow/trainings/{seed}")
+    standbys = draw.random() < 0.3
+    job = replace(_job(draw), epochs=draw.choice((2, 3, 4)), trainings=True, standbys=standbys)
+    if standbys:
+        job = replace(job, min_nodes=1, max_nodes=1_000_000)
+    job = replace(job, length=draw.choice((3, 7, 17, 29)), step_s=draw.choice((0.005, 0.02, 0.05)))
+    themes = [
+        _join,
+        *draw.choices((_crash_anywhere, _crash_at_place, _join, _leave, _slow), k=draw.choice((0, 1, 1, 2))),
+    ]
+    if standbys:
+        themes.append(draw.choice((_coordinator_lost, _coordinator_lost_at_place)))
     faults = [fault for theme in themes for fault in theme(draw, job)]
     return Schedule(seed, job, tuple(faults))
 
@@ -510,5 +530,5 @@ _FAILOVERS = (
     _exception_and_coordinator_lost,
 )
 
-FAMILIES = {"": schedule_of, "failover": failover_of, "hangs": hang_of}
+FAMILIES = {"": schedule_of, "failover": failover_of, "hangs": hang_of, "trainings": trainings_of}
 """By the name of a family: draws the schedule of a seed."""

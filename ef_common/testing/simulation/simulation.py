@@ -11,7 +11,7 @@ from typing import Any
 from ef_common.core.membership import Arrived, Claimed, Event, Gone, Leaving, Membership, Outpaced, Phase, Settings
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
-from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left
+from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, MembershipError
 from ef_common.pace import Pace
 from ef_common.session import Session
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
@@ -39,12 +39,15 @@ _SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
 _REMIND_S = 1.0
+CANNOT_BEGIN = "cannot begin anew"
+"""End of a newcomer that has skipped a training, when nobody is left who has its result."""
 _ENDS = {
     JobFinished: "told the end",
     Left: "left",
     Evicted: "evicted",
     CoordinatorLost: "lost the coordinator",
     JobFailed: "told the failure",
+    MembershipError: CANNOT_BEGIN,
 }
 _TOLD_S = 10.0
 """Within this time after an exception has ended the job all have ended that run."""
@@ -143,7 +146,7 @@ class Worker:
         try:
             self.trainer.train()
             self.end = "finished"
-        except (JobFinished, Left, Evicted, CoordinatorLost, JobFailed) as end:
+        except (JobFinished, Left, MembershipError) as end:
             self.end = _ENDS[type(end)]
             self.session.stop()
         except UsersError:
@@ -427,7 +430,7 @@ class Simulation:
         if isinstance(event, Claimed):
             self.count("claim won" if event.worker in event.named else "claim lost")
         members = [worker for worker in lost_in(event) if before.view is not None and worker in before.view.ids]
-        if members:
+        if members and any(self.workers[worker].end != CANNOT_BEGIN for worker in members):
             self.count("loss" if not after.closed else "goodbye")
             if len(members) > 1:
                 self.count("silent together")

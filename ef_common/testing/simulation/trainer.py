@@ -16,6 +16,7 @@ from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core import sharding
 from ef_common.core.sharding import Commit, EpochProgress, GlobalBatch, Window
 from ef_common.core.view import View
+from ef_common.errors import TrainingOver
 from ef_common.session import Barrier, Session
 from ef_common.testing.simulation.invariants import Invariants, Record, Result, Violation, add_once
 from ef_common.testing.simulation.operations import Buffers, Gather, Note, Reduction
@@ -122,9 +123,15 @@ class Trainer:
         self._agree_on_store()
         session.state = self
         while self.epoch < job.epochs:
-            while self.progress.remaining:
-                self._boundary()
-                self._step()
+            if job.trainings and self._begin_training():
+                continue
+            try:
+                while self.progress.remaining:
+                    self._boundary()
+                    self._step()
+            except TrainingOver:
+                self._skip()
+                continue
             if self.done != (1 << job.length) - 1:
                 raise Violation(f"{self.worker} ends epoch {self.epoch} with positions {self.done:b}")
             self._evaluate()
@@ -133,6 +140,7 @@ class Trainer:
             self.progress = EpochProgress(self.epoch, job.length)
         self._mark("closing")
         session.run(Gather("closing", None, mark=self._mark, note=self._note))
+        session.end_training()
         session.close()
         session.stop()
         self._invariants.finished(self._result())
@@ -143,6 +151,26 @@ class Trainer:
             raise Violation(f"{self.worker} has made other updates than one worker alone would have made")
         total = sum(gradient(epoch, position) for epoch in range(job.epochs) for position in range(job.length))
         return Result(self.worker, self.life, self.updates, self.weights, self.base + total, self.fingerprint)
+
+    # ------------------------------------------------------------ trainings
+
+    def _begin_training(self) -> bool:
+        """Do something that takes time; whether the training that follows is over already."""
+        self._mark("between")
+        self._sleep(self._delay(0.1))
+        self.session.begin_training(self.epoch + 1)
+        if self.session.is_behind:
+            self._skip()
+            return True
+        return False
+
+    def _skip(self) -> None:
+        if not self.session.newcomer or self.epoch + 1 >= self.job.epochs:
+            raise Violation(f"{self.worker} skips training {self.epoch + 1} of {self.job.epochs}")
+        self._note("skipped")
+        self.session.skip_training(has_result=False)
+        self.epoch += 1
+        self.progress = EpochProgress(self.epoch, self.job.length)
 
     # ------------------------------------------------------------ the loop
 
@@ -353,6 +381,8 @@ class Trainer:
         state = json.loads(header)
         if state["store"] is not None and state["store"] == self._store:
             self._use_store(self._store)
+        if self.job.trainings and state["epoch"] != self.epoch:
+            raise Violation(f"{self.worker} comes from training {self.epoch + 1} into {state['epoch'] + 1}")
         self.weights, self.fingerprint = self._room
         self.life, self.base = state["life"], state["base"]
         self.epoch, self.updates, self.done = state["epoch"], state["updates"], state["done"]

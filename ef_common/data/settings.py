@@ -1,0 +1,77 @@
+"""What a user sets of an elastic training, whatever the framework: declared once, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ef_common.core.compensation import Compensation
+from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.claiming import place_of
+from ef_common.data.global_batches import check_size
+from ef_common.storage.claims import Place, place_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticSettings:
+    """The settings that all plugins have in common.
+
+    Args:
+        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world.
+        global_batch_size: Samples of an update, however many workers share it; None for a batch of each worker's.
+        deterministic: The weights have the same bits for every number of workers.
+        checkpoint: Where checkpoints go, and when they are taken; None for what the environment says.
+        claims: Where workers claim that they go on without others; None for what the environment says, or the place
+            of the checkpoints.
+        evict_stragglers: Replace a worker that is slower than the others as soon as a spare waits.
+
+    Raises:
+        UsageError: A value that is none.
+
+    Example:
+        >>> settings = ElasticSettings.of(compensation="linear", checkpoint="memory://run")
+        >>> settings.compensation.rule, settings.checkpoint.url
+        ('linear', 'memory://run')
+    """
+
+    compensation: Compensation = field(default_factory=Compensation)
+    global_batch_size: int | None = None
+    deterministic: bool = False
+    checkpoint: Checkpointing | None = None
+    claims: Place | None = field(default=None, repr=False)
+    evict_stragglers: bool = False
+
+    def __post_init__(self) -> None:
+        check_size(self.global_batch_size)
+
+    @classmethod
+    def of(cls, **given: Any) -> ElasticSettings:
+        """The settings, from what a user has written: a rule's name, URLs, paths.
+
+        Raises:
+            UsageError: A value that is none, or a package that it needs is missing.
+        """
+        return cls(**{name: _READ[name](value) if name in _READ else value for name, value in given.items()})
+
+    def checkpointing(self, default: str | None) -> Checkpointing | None:
+        """Where checkpoints go.
+
+        Args:
+            default: The URL that the environment names.
+        """
+        return Checkpointing.of(self.checkpoint, default=default)
+
+    def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> Place | None:
+        """Where claims are kept; see :func:`~ef_common.data.claiming.place_of`."""
+        return place_of(self.claims, default, checkpoints=checkpoints, elastic=elastic)
+
+
+def _place(claims: Any) -> Place | None:
+    return None if claims is None else place_for(claims)
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {"compensation": Compensation.of, "checkpoint": Checkpointing.of, "claims": _place}
+)

@@ -1,0 +1,560 @@
+"""One training of a Trainer, from the set-up of its run to the teardown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ef_common.collectives.gradients.deterministic import DeterministicReducer
+from ef_common.collectives.gradients.reducer import GradientReducer
+from ef_common.collectives.torch_codec import as_bytes
+from ef_common.core import sharding
+from ef_common.core.sharding import GlobalBatch
+from ef_common.core.view import View
+from ef_common.data import global_batches
+from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.claiming import Claiming
+from ef_common.data.torch_determinism import Determinism
+from ef_common.errors import UnsupportedError
+from ef_common.launch.leaving import leaving_cleanly
+from ef_common.launch.process import Worker
+from ef_common.session import Barrier
+from ef_lightning import hooks
+from ef_lightning.batch_norm import SyncedBatchNorm
+from ef_lightning.checkpoints import TrainerCheckpoints
+from ef_lightning.checks import (
+    FINDERS,
+    callbacks_of_one,
+    check_optimizers,
+    check_sync_batchnorm,
+    check_trainer_for_global_batch,
+)
+from ef_lightning.combined_loader import check_joint
+from ef_lightning.compensation import TrainerCompensation
+from ef_lightning.global_batch import GlobalStep
+from ef_lightning.joining import Joining
+from ef_lightning.joint_reading import JointLoader, JointReading
+from ef_lightning.reading import Reading, SampleReading
+from ef_lightning.repetition import Repetition
+from ef_lightning.requests import Requests
+from ef_lightning.schedules import Schedules
+from ef_lightning.state import TrainerState
+from ef_lightning.timed_validation import TimedValidation
+from ef_lightning.train_loader import ElasticLoader
+
+if TYPE_CHECKING:
+    from ef_lightning.strategy import ElasticMixin
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[object], DataLoader[Any]]
+
+
+class Fit:
+    """What a training is made of.
+
+    In a process that is no worker of a job there are neither reducer, requests nor repetition.
+
+    Args:
+        strategy: Whose training it is.
+        worker: This process.
+        trainer: The Trainer.
+        stays_one: Nobody can join this worker, which is the only one.
+
+    Attributes:
+        train_loader: What is trained on, once Lightning has asked for it.
+        checkpoints: Those that are taken of it, if there are any.
+        compensation: How the optimizers follow the global batch; None if the ratio is 1 for ever.
+        schedules: Those that follow the samples; None if an update is one update in each world.
+        requests: What the code of one worker asks of all.
+        repetition: Makes steps again in which workers have gathered and one was lost.
+        reducer: Sums gradients.
+        global_step: A step on a batch of fixed size, if that is set.
+        is_over: The others have ended it already, so this newcomer is to skip it.
+        in_trial: Until the training itself begins, a callback tries out others, which are none of the job's.
+    """
+
+    def __init__(self, strategy: ElasticMixin, worker: Worker, trainer: Any, *, stays_one: bool) -> None:
+        self._strategy, self._worker, self._trainer = strategy, worker, trainer
+        self._session, self._settings = worker.session, strategy.settings
+        self._stays_one = stays_one
+        self._first_world_size = 1
+        self.in_trial = False
+        self.train_loader: ElasticLoader | None = None
+        self.compensation: TrainerCompensation | None = None
+        self.schedules: Schedules | None = None
+        self.requests: Requests | None = None
+        self.repetition: Repetition | None = None
+        self.reducer: GradientReducer | None = None
+        self.global_step: GlobalStep | None = None
+        self._deterministic_reducer: DeterministicReducer | None = None
+        self._determinism: Determinism | None = None
+        self._batch_norm: SyncedBatchNorm | None = None
+        self._timed_validation: TimedValidation | None = None
+        self._joining: Joining | None = None
+        self._sanity_steps: float = 0
+        with leaving_cleanly():
+            self.is_over = worker.begin_training()
+        hooks.know_best(trainer)
+        checkpointing = self._checkpointing()
+        self._claiming = Claiming(self._place(checkpointing), self._session)
+        self.checkpoints = None if checkpointing is None else self._checkpoints_at(checkpointing)
+
+    # ------------------------------------------------------------ set-up, before that of the model
+
+    def _checkpointing(self) -> Checkpointing | None:
+        if self._trainer.fast_dev_run:
+            return None  # of a trial nothing is to be left
+        found = self._settings.checkpointing(self._worker.checkpoint)
+        return None if found is None else found.of_training(next(self._worker.trainings))
+
+    def _place(self, checkpoints: Checkpointing | None) -> Any:
+        if self._trainer.fast_dev_run:
+            return None
+        return self._settings.place(self._worker.claims, checkpoints=checkpoints, elastic=self._worker.elastic)
+
+    def _checkpoints_at(self, place: Checkpointing) -> TrainerCheckpoints:
+        log, excluded = self._worker.log, self._claiming.excluded
+        return TrainerCheckpoints(place, self._session, self._trainer, log=log, excluded=excluded)
+
+    def set_up_schedules(self) -> None:
+        """All have passed the first barrier: those are the workers for which the user's code makes schedules."""
+        self._first_world_size = self._session.completed_in.world_size
+        if self._strategy.schedules == "samples" and self._settings.global_batch_size is None:
+            self.schedules = Schedules(
+                self._trainer, self._session, world_size=self._first_world_size, loader=lambda: self.train_loader
+            )
+
+    def set_up_requests(self) -> None:
+        """The user's code may ask something of all from here on."""
+        if self._worker.elastic:
+            self.requests = Requests(
+                self._trainer,
+                self._strategy.host,
+                self._session,
+                gather=partial(self._strategy.gather, call="exchange of what callbacks ask of the Trainer"),
+                max_steps=lambda: self.max_steps,
+                set_max_steps=self._set_max_steps,
+                on_skip=self._skip_epoch,
+            )
+
+    def _skip_epoch(self) -> None:
+        if self.train_loader is not None:
+            self.train_loader.skip()
+
+    def load_schedules(self, saved: dict[str, Any] | None) -> None:
+        """Go on with those of a checkpoint."""
+        if self.schedules is not None and saved is not None:
+            self.schedules.load_state(saved)
+            self._forget_train_loader()  # a hook `setup` of the user's may have asked for it
+
+    def resume_schedules(self) -> None:
+        """The optimizers are there."""
+        if self.schedules is not None and self.follows_samples:
+            self.schedules.resume()
+
+    @property
+    def follows_samples(self) -> bool:
+        """The world may have another size than the one for which the schedules were made."""
+        schedules = self.schedules
+        return schedules is not None and (self._worker.elastic or schedules.world_size != self._session.world_size)
+
+    # ------------------------------------------------------------ set-up, after that of the model
+
+    def set_up(self, saved_compensation: dict[str, Any] | None) -> None:
+        """Model and optimizers are there, and equal in all workers."""
+        trainer, size = self._trainer, self._settings.global_batch_size
+        hooks.finish_before_hooks(trainer, self._finish_backward)
+        if size is not None:
+            check_trainer_for_global_batch(trainer, size, self._session.world_size)
+        if self._settings.deterministic:
+            self._determinism = Determinism()
+        if self._worker.elastic:
+            self._set_up_reduction()
+            check_sync_batchnorm(trainer, global_batch_size=size)
+            self._set_up_repetition()
+        self._set_up_compensation(saved_compensation)
+        state = self._set_up_state()
+        if self._session.newcomer:
+            self._sanity_steps = trainer.num_sanity_val_steps
+            trainer.num_sanity_val_steps = 0  # the others have done it
+            self._joining = Joining(
+                trainer,
+                self._session,
+                state,
+                loader=lambda: self.train_loader,
+                prepare=self._prepare_boundary,
+                requests=self.requests,
+            )
+            self._joining.attach()
+        if self._stays_one and callbacks_of_one(trainer) & FINDERS:
+            self.in_trial = True
+            self._forget_train_loader()
+
+    def _set_up_reduction(self) -> None:
+        trainer, session, strategy = self._trainer, self._session, self._strategy
+        check_optimizers(strategy.optimizers)
+        self.reducer = GradientReducer(session, trainer.lightning_module, weights=self.weights)
+        if not self._settings.deterministic:
+            self.reducer.attach()
+        interval = hooks.validation_interval(trainer)
+        if interval is not None:
+            self._timed_validation = TimedValidation(trainer, session, interval_s=interval)
+
+    def _set_up_repetition(self) -> None:
+        """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
+        trainer, strategy = self._trainer, self._strategy
+        if self._settings.global_batch_size is None and trainer.lightning_module.automatic_optimization:
+            self.repetition = repetition = Repetition(
+                trainer, self._session, on_repeat=self._go_back, fill=self._filled
+            )
+            repetition.attach()
+            self._batch_norm = SyncedBatchNorm(
+                trainer.lightning_module,
+                every=hooks.layer_sync(strategy) is not None,
+                gather=strategy.gather_statistics,
+                in_step=lambda: repetition.in_pass,
+                counts=lambda: not strategy.padding,
+            )
+            self._batch_norm.attach()
+
+    def _set_up_compensation(self, saved: dict[str, Any] | None) -> None:
+        settings = self._settings
+        changes = self._worker.elastic and settings.global_batch_size is None
+        if not changes and settings.compensation.reference_batch_size is None:
+            return  # the ratio is 1, for ever
+        self.compensation = TrainerCompensation(
+            settings.compensation,
+            self._trainer,
+            self._session,
+            log=self._worker.log,
+            global_batch_size=settings.global_batch_size,
+            world_size=self._first_world_size,
+        )
+        if saved is not None:
+            self.compensation.compensator.resume(saved)
+        hooks.show_rates(self._trainer, self._strategy.host, self._compensated)
+
+    def _compensated(self) -> AbstractContextManager[None]:
+        compensation, loader = self.compensation, self.train_loader
+        return nullcontext() if compensation is None or loader is None else compensation.shown(loader)
+
+    def _set_up_state(self) -> TrainerState:
+        strategy, checkpoints = self._strategy, self.checkpoints
+        if not self._session.newcomer:
+            self._claiming.begin()
+        state = TrainerState(
+            self._trainer,
+            strategy.host,
+            loader=lambda: self.train_loader,
+            reducer=self.reducer,
+            compensator=None if self.compensation is None else self.compensation.compensator,
+            schedules=self.schedules,
+            checkpoints=checkpoints,
+            claiming=self._claiming,
+            requests=self.requests,
+            adopted=strategy.values_adopted,
+        )
+        if checkpoints is not None:
+            checkpoints.attach(state.checkpoint, resume=state.resume, loader=lambda: self.train_loader)
+        self._prepare_last_leave()
+        self._session.state = state
+        return state
+
+    def _prepare_last_leave(self) -> None:
+        """Have the state saved when all leave; if Slurm has told them to, have it start the job again."""
+        strategy, notices, checkpoints = self._strategy, self._worker.notices, self.checkpoints
+        requeue = hooks.requeue(self._trainer, strategy.host, notices.take, heeded=lambda: notices.active)
+
+        def leave() -> None:
+            if checkpoints is not None:
+                checkpoints.leave()
+            if requeue is not None and requeue.signal in notices.heard:
+                strategy.is_last = True
+                with self._session.alone("on_save_checkpoint, or a state_dict()"):
+                    requeue.act()
+
+        if checkpoints is not None or (requeue is not None and self._worker.elastic):
+            notices.save_on_last_leave(leave)
+
+    # ------------------------------------------------------------ begin and end
+
+    def begin(self) -> None:
+        """The hooks at the start of the training have been called."""
+        if self._joining is not None:  # has prepared before it was admitted
+            self._joining.end_start()
+        elif not self.in_trial:
+            self._prepare_boundary()
+
+    def _prepare_boundary(self) -> None:
+        """Have everything set up before the first boundary, where newcomers meet the others."""
+        if self._session.newcomer:
+            self._trainer.num_sanity_val_steps = self._sanity_steps  # in the next fit it is one of the others
+            hooks.set_up_validation(self._trainer)
+        hooks.load_loader_state(self._trainer)
+        if self.requests is not None:
+            self.requests.settle()
+        if self.schedules is not None and self.train_loader is not None:
+            self.train_loader.begin_training()
+            if self.follows_samples:
+                self.schedules.begin()
+        if self.checkpoints is not None:
+            self.checkpoints.begin_loops()
+
+    def skip(self) -> None:
+        """The others have ended this training: the `fit` ends, too, with the result of it if that was saved."""
+        has_result = self.checkpoints is not None and self.checkpoints.load_result()
+        self._session.skip_training(has_result=has_result)
+        self._claiming.skip()
+        if not has_result:
+            hooks.do_without_best(self._trainer)
+        raise hooks.end_of_run(self._strategy.host)
+
+    def end_trial(self) -> None:
+        """The training itself begins."""
+        if self.in_trial:
+            self.in_trial = False
+            hooks.forget_loaders(self._trainer)
+
+    def complete(self) -> None:
+        """Everybody has come to the end of this training."""
+        if self.in_trial:
+            return
+        with leaving_cleanly():
+            if self.train_loader is not None:
+                self.train_loader.finish()
+            self._log_weights()
+            self._session.run(Barrier("end of the training"))
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
+        self._worker.notices.stop()
+
+    def end(self) -> None:
+        """Let go of the Trainer."""
+        if self._determinism is not None:
+            self._determinism.undo()
+        reducers = (self._deterministic_reducer, self.reducer)
+        for part in (*reducers, self._joining, self.requests, self.repetition, self._batch_norm, self.schedules):
+            if part is not None:
+                part.detach()
+        if self.compensation is not None:
+            hooks.hide_rates(self._trainer, self._strategy.host)
+        if self.checkpoints is not None:
+            self.checkpoints.stop()
+        if self.train_loader is not None:
+            self.train_loader.close()
+        hooks.leave_backward(self._trainer)
+        self._session.state = None
+
+    def saved(self) -> dict[str, dict[str, Any] | None]:
+        """What of it belongs into Lightning's own checkpoints, and is handed on to another fit."""
+        return {
+            "compensation": None if self.compensation is None else self.compensation.compensator.state(),
+            "schedules": None if self.schedules is None else self.schedules.state(),
+        }
+
+    # ------------------------------------------------------------ max_steps
+
+    @property
+    def max_steps(self) -> int:
+        """The user's limit, while `trainer.max_steps` says when it is reached in the world of now."""
+        return int(self._trainer.max_steps) if self.schedules is None else self.schedules.max_steps
+
+    def _set_max_steps(self, max_steps: int) -> None:
+        if self.schedules is None:
+            hooks.set_max_steps(self._trainer, max_steps)
+        else:
+            self.schedules.set_max_steps(max_steps)
+
+    # ------------------------------------------------------------ data
+
+    def wrap(self, dataloader: Any, check: Check) -> ElasticLoader:
+        """The loader of the training that is being set up. `check` refuses what is none."""
+        if isinstance(dataloader, JointLoader):
+            check_joint(dataloader, self._strategy.host)
+            if self._trainer.overfit_batches > 0:
+                hooks.stop_shuffling(dataloader.several, self._strategy.host)
+            for loader in dataloader.loaders:
+                check(loader)
+            return self._wrap(dataloader, JointReading(dataloader))
+        loader = check(dataloader)
+        return self._wrap(loader, SampleReading(loader, seeded=self._settings.deterministic))
+
+    def _wrap(self, dataloader: DataLoader[Any] | JointLoader, reading: Reading) -> ElasticLoader:
+        worker, global_batch = self._worker, self._global_batch(dataloader)
+        loader = ElasticLoader(
+            dataloader,
+            reading,
+            self._session,
+            self._trainer,
+            log=worker.log,
+            # A world of one that never changes gets the batches of an ordinary loader, a last single sample too.
+            min_share=sharding.MIN_SHARE if worker.elastic else 1,
+            global_batch=global_batch,
+            seeded=self._settings.deterministic,
+        )
+        if global_batch is not None:
+            self._set_up_global_step(loader)
+        loader.on_boundary = self._between_steps
+        loader.on_members = self._plan_schedules
+        loader.on_over = self.skip
+        if self.checkpoints is not None:
+            loader.on_resume = self.checkpoints.go_on
+            loader.on_begin = self.checkpoints.boundary
+            loader.on_plan = self.checkpoints.restore_random_state
+        if self.train_loader is not None:  # Lightning reloads
+            loader.succeed(self.train_loader)
+        if self.schedules is not None and self.follows_samples:
+            loader.is_limited = partial(self.schedules.is_limited, loader)
+            if self.train_loader is None:
+                loader.planned_steps = partial(self.schedules.planned_steps, loader)
+        self.train_loader = loader
+        return loader
+
+    def _global_batch(self, dataloader: DataLoader[Any] | JointLoader) -> GlobalBatch | None:
+        size = self._settings.global_batch_size
+        if size is None:
+            return None
+        if isinstance(dataloader, JointLoader):
+            raise UnsupportedError(
+                "global_batch_size says how many samples of one DataLoader an update has, but there are several. Leave "
+                "it out, or combine the data sets, for example with torch.utils.data.StackDataset. "
+                f"Received: {len(dataloader.loaders)} training DataLoaders"
+            )
+        # A loader without a batch size is refused where it is wrapped.
+        batch_size = dataloader.batch_size or size
+        return global_batches.global_batch(size, batch_size, deterministic=self._settings.deterministic)
+
+    def _set_up_global_step(self, loader: ElasticLoader) -> None:
+        if self._settings.deterministic and self._deterministic_reducer is None:
+            self._deterministic_reducer = DeterministicReducer(self._session, self._trainer.lightning_module)
+        self.global_step = GlobalStep(
+            self._trainer,
+            self._session,
+            loader,
+            reducer=lambda: self.reducer,
+            deterministic=self._deterministic_reducer,
+        )
+
+    def _forget_train_loader(self) -> None:
+        if self.train_loader is not None:
+            self.train_loader.close()
+            self.train_loader = None
+        hooks.forget_loaders(self._trainer)
+
+    def _plan_schedules(self) -> None:
+        if self.schedules is not None and self.follows_samples:
+            self.schedules.plan()
+
+    def _between_steps(self) -> None:
+        self._log_weights()
+        if self.schedules is not None:
+            self.schedules.between_batches()
+        if self._timed_validation is not None:
+            self._timed_validation.begin_batch()
+        if self.checkpoints is not None:
+            self.checkpoints.boundary()
+
+    # ------------------------------------------------------------ steps and gradients
+
+    def weights(self, view: View) -> Sequence[float]:
+        """Weight of each member's gradient."""
+        if self.train_loader is None:
+            return [1.0 / view.world_size] * view.world_size
+        return self.train_loader.weights(view)
+
+    def end_manual_step(self) -> None:
+        """A training step in manual optimization is over; every worker reduces in it, also one without gradients."""
+        reducer, loader = self.reducer, self.train_loader
+        if reducer is not None and loader is not None and loader.progress.uncommitted:
+            loader.commit(self._reduced(reducer.skip) or self._session.completed_in)
+
+    def before_backward(self) -> None:
+        """Begin to reduce gradients as they become ready, if this is the last pass of an update."""
+        if self.global_step is not None:
+            self.global_step.before_backward()
+        elif self._strategy.syncs_gradients and self.reducer is not None:
+            repetition = self.repetition
+            self.reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
+
+    def _finish_backward(self, loss: Tensor) -> bool:
+        """Finish the reduction: the gradients are everybody's, and so are the samples in them.
+
+        Returns:
+            Whether this was a backward pass that Lightning's hooks are to know of.
+        """
+        step, loader = self.global_step, self.train_loader
+        if step is not None:
+            step.end_pass(loss)
+            if step.in_extra_pass:
+                return False
+        if not self._strategy.syncs_gradients:
+            return True
+        contributors = self._session.completed_in
+        if step is not None:
+            contributors = self._reduced(step.finish) or contributors
+            loss = step.loss
+        elif self.reducer is not None:
+            contributors = self._reduced(self.reducer.after_backward) or contributors
+        if loader is not None:
+            if self.compensation is not None:
+                self.compensation.commit(contributors, loader)
+            loader.commit(contributors, float(loss.detach()) if self._worker.log.enabled else None)
+        return True
+
+    def _reduced(self, finish: Callable[[], View | None]) -> View | None:
+        """Finish a reduction, and hear in its flags what others have to tell."""
+        reducer = self._deterministic_reducer or self.reducer
+        requests, timed = self.requests, self._timed_validation
+        if reducer is None or requests is None:
+            return finish()
+        reducer.wants_stop = float(requests.pending) + (0.5 if timed is not None and timed.due else 0.0)
+        with leaving_cleanly():
+            contributors = finish()
+        if contributors is None:
+            return None  # there was nothing to reduce
+        if self.repetition is not None:
+            self.repetition.check(contributors)
+            self.repetition.end_update()
+        requests.hear(reducer.num_stops)
+        if timed is not None:
+            timed.settle(due=reducer.num_stops % 1 > 0)
+        return contributors
+
+    def _filled(self) -> Any:
+        return None if self.train_loader is None else self.train_loader.filled()
+
+    def _go_back(self, why: str) -> None:
+        """A step is about to be made again."""
+        if self.reducer is not None:
+            self.reducer.cancel()
+        loader = self.train_loader
+        if loader is not None:
+            logger.info("%s: making the step again", why)
+            self._worker.log.write(
+                "repeated",
+                step=loader.dealer.num_updates + 1,
+                epoch=loader.progress.epoch,
+                generation=self._session.completed_in.generation,
+            )
+
+    # ------------------------------------------------------------ audit
+
+    def _log_weights(self) -> None:
+        """In audit mode, note a hash of the weights after each update."""
+        loader = self.train_loader
+        if self._worker.audit and loader is not None:
+            state = self._trainer.lightning_module.state_dict().values()
+            loader.dealer.log_weights(as_bytes(value).numpy() for value in state if isinstance(value, Tensor))
+
+
+def nothing(device: torch.device) -> Tensor:
+    """The loss of a batch that is skipped: no parameter has a gradient of it."""
+    return torch.zeros((), device=device, requires_grad=True)

@@ -1,0 +1,75 @@
+"""What all workers begin a run of the Trainer with alike, besides the weights.
+
+Whoever has joined in a later training of the program has skipped those before it. So its Trainers have not trained
+there, and their loops and callbacks lack what those of the others know: where an epoch counter stands, which checkpoint
+is the best. It takes that from the first rank, which has been there for longest.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ef_common.collectives import torch_operations as operations
+from ef_common.collectives.torch_codec import TENSORS
+from ef_common.session import Session
+from ef_lightning import hooks
+from ef_lightning.host import Host
+from ef_lightning.state import private_fields
+
+logger = logging.getLogger(__name__)
+
+
+def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
+    """Rank 0's loggers are everybody's; so are its loops and callbacks where a worker has skipped a training.
+
+    Costs one small exchange. If somebody has skipped a training, there is a second one, of what callbacks save.
+
+    Args:
+        trainer: The Trainer.
+        host: Its class tree.
+        session: The worker's session.
+    """
+    mine = {
+        "versions": hooks.logger_versions(trainer),
+        "skipped": session.has_skipped,
+        "lacks": session.lacks_results,
+    }
+    everybody, _ = operations.gather(session, mine, what="a logger's version")
+    hooks.set_logger_versions(trainer, everybody[0]["versions"])
+    if not any(theirs["skipped"] for theirs in everybody):
+        return
+    if everybody[0]["lacks"] and session.rank == 0:
+        logger.warning(
+            "no worker is left that has made all trainings of this program, and there are no checkpoints of them: what "
+            "only those have trained is as the program made it"
+        )
+    memories, _ = operations.gather(session, memory_of(trainer, host), what="state of a callback")
+    if session.has_skipped:
+        remember(trainer, host, memories[0])
+
+
+def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
+    """What a Trainer knows of its earlier runs, as far as it can be sent."""
+    return {
+        "loops": hooks.loop_progress(trainer),
+        "fields": hooks.loop_fields(trainer),
+        "callbacks": {c.state_key: state for c in trainer.callbacks if TENSORS.knows(state := c.state_dict())},
+        "files": [private_fields(callback) for callback in _checkpointing(trainer, host)],
+    }
+
+
+def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
+    """Let a Trainer know it."""
+    for callback, private in zip(_checkpointing(trainer, host), memory["files"], strict=True):
+        vars(callback).update(private)
+    for callback in trainer.callbacks:
+        if state := memory["callbacks"].get(callback.state_key):
+            callback.load_state_dict(state)
+    hooks.know_best(trainer)
+    hooks.load_loop_fields(trainer, memory["fields"])
+    hooks.load_loop_progress(trainer, memory["loops"])
+
+
+def _checkpointing(trainer: Any, host: Host) -> list[Any]:
+    return [c for c in trainer.callbacks if isinstance(c, host.get("callbacks", "ModelCheckpoint"))]

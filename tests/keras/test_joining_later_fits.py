@@ -1,0 +1,58 @@
+"""Newcomers to a program of several fits: they skip those that are over, and join in the one that the others are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests import warm
+from tests.keras import fits
+from tests.waiting import is_ready, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+BACKENDS = ["torch", "tensorflow"]
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["without_checkpoints", "with_checkpoints"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_newcomer_that_comes_in_the_second_fit_skips_the_first_and_joins(
+    tmp_path: Path, backend: str, saved: bool
+) -> None:
+    args = (backend, str(tmp_path), str(tmp_path / "checkpoints") if saved else "")
+    (tmp_path / "validation").touch()
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        members = job.start_world(2, fits.program, *args)
+        wait_until(job, lambda state: state.training == 2)
+        newcomer = job.start(fits.program, *args)
+        wait_until(job, is_ready(2))
+        (tmp_path / "second").touch()
+        first, second, third = [worker.result() for worker in (*members, newcomer)]
+        assert first == second
+        assert third["tuned"] == first["tuned"]
+        assert third["tuning"] == first["tuning"]
+        assert len(newcomer.events("admitted")) == 1
+        if saved:
+            assert third == first
+        else:
+            assert third["losses"] == []
+            assert third["pretrained"] != first["pretrained"]
+        job.audit()
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:1])
+def test_newcomer_that_waits_between_two_fits_joins_in_the_second(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        members = job.start_world(2, fits.program, backend, str(tmp_path))
+        job.wait_for("epoch_end")
+        newcomer = job.start(fits.program, backend, str(tmp_path))
+        wait_until(job, is_ready(1))
+        (tmp_path / "validation").touch()
+        wait_until(job, is_ready(2))
+        (tmp_path / "second").touch()
+        first, second, third = [worker.result() for worker in (*members, newcomer)]
+        assert first == second
+        assert third["tuned"] == first["tuned"]
+        job.audit()

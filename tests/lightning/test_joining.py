@@ -1,0 +1,161 @@
+"""What the hooks of a newcomer see, and what comes of a newcomer that cannot take part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.core.membership import Settings
+from ef_common.testing.harness import Job, WorkerProcess
+from tests import warm
+from tests.lightning import newcomers
+from tests.lightning.newcomers import JOINS
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def joined(job: Job, name: str, changes: dict[str, Any] | None = None) -> tuple[list[WorkerProcess], WorkerProcess]:
+    """Two workers that train a program, and a newcomer that comes in epoch `JOINS`."""
+    workers = job.start_world(2, newcomers.train, name)
+    job.wait_for("epoch", epoch=JOINS)
+    return workers, job.start(newcomers.train, name, changes)
+
+
+def results(job: Job, name: str) -> list[dict[str, Any]]:
+    workers, newcomer = joined(job, name)
+    found = [worker.result() for worker in (*workers, newcomer)]
+    assert len(job.events("admitted")) == 1
+    assert [result["weights"] for result in found[1:]] == [found[0]["weights"]] * 2
+    assert len({result["step"] for result in found}) == 1
+    job.audit()
+    return found
+
+
+def test_newcomers_hooks_see_epoch_step_optimizer_and_callbacks_of_the_others(job: Job) -> None:
+    first, _, newcomer = results(job, "looking")
+    notes = dict(newcomer["notes"])
+    epoch, step, rate, has_momentum, rank, batches = notes["start"]
+    admitted = job.events("admitted")[0]
+    assert (epoch, step) == (admitted["epoch"], admitted["step"])
+    assert epoch >= JOINS
+    assert rate == pytest.approx(0.05 * 0.5**epoch)
+    assert has_momentum
+    assert rank == 2
+    assert batches < dict(first["notes"])["start"][-1]
+    assert notes["epoch"] == notes["batch"] == notes["start"]
+    assert notes["gathered"] == 1  # the others are in their step
+    assert [name for name, _ in newcomer["notes"]] == ["start", "gathered", "counted", "epoch", "batch", "at the end"]
+    assert notes["counted"] == epoch + 1  # the others have counted this epoch
+    assert notes["at the end"] == dict(first["notes"])["at the end"] == 4
+
+
+@pytest.mark.parametrize("name", ["dated", "dated_in_this_process", "dated_by_a_loader"])
+def test_data_set_that_is_told_the_epoch_is_told_the_others_in_a_newcomer(job: Job, name: str) -> None:
+    found = results(job, name)
+    assert all(current == told for result in found for current, told in result["notes"])
+    assert {current for current, _ in found[2]["notes"]} <= {JOINS, JOINS + 1}
+    assert found[2]["notes"]
+
+
+def test_newcomers_hooks_set_what_is_its_own_and_undo_no_step_of_the_others(job: Job) -> None:
+    found = results(job, "curriculum")  # of equal weights
+    assert all(scale == 1.0 + epoch for result in found for epoch, scale in result["notes"])
+    assert found[2]["notes"]
+
+
+def test_layers_that_are_unfrozen_are_alike_in_newcomers_that_take_over(job: Job) -> None:
+    (founder,) = job.start_world(1, newcomers.train, "finetuning")
+    job.wait_for("epoch", epoch=JOINS)
+    others = [job.start(newcomers.train, "finetuning") for _ in range(2)]
+    view = job.view(3)
+    statistics = job.events("step")[-1]["step"]
+    founder.kill()
+    first, second = (worker.result() for worker in view[1:])
+    assert {worker.name for worker in view[1:]} == {worker.name for worker in others}
+    assert first["weights"] == second["weights"]
+    assert first["notes"][:3] == [True, False, 0]
+    assert second["notes"][:3] == [True, False, 1]
+    assert first["notes"][3] == second["notes"][3] == first["step"] - newcomers.LENGTH // 4  # frozen in epoch 0
+    assert first["step"] > statistics
+    job.audit()
+
+
+def test_parameters_that_user_code_has_added_are_added_by_a_newcomer(job: Job) -> None:
+    found = results(job, "added")
+    assert found[0]["notes"] == found[2]["notes"]
+    assert [number for number, _ in found[2]["notes"]] == [4, 2]
+
+
+def test_parameters_that_were_frozen_again_keep_no_newcomer_out(job: Job) -> None:
+    results(job, "frozen_again")
+
+
+@pytest.mark.parametrize("name", ["looking", "curriculum"])
+@pytest.mark.parametrize("is_saved", [False, True], ids=["from the start", "from a checkpoint"])
+def test_newcomers_that_begin_anew_begin_together(tmp_path: Path, name: str, is_saved: bool) -> None:
+    store, gate = str(tmp_path / "store") if is_saved else None, tmp_path / "gate"
+    settings = Settings(start_nodes=2, last_call_s=60.0)
+    with Job(tmp_path / "run", preload=warm.TORCH, settings=settings) as job:
+        founders = [job.start(newcomers.train, name, None, store) for _ in range(2)]
+        job.wait_for("epoch", epoch=1)
+        others = [job.start(newcomers.train, name, None, store, str(gate)) for _ in range(2)]
+        job.wait_for("epoch", epoch=2)
+        for worker in founders:
+            worker.kill()
+        gate.touch()
+        first, second = (worker.result() for worker in others)
+        (rollback,) = job.events("rollback")
+        assert (rollback["epoch"] >= 1) == is_saved
+        assert first["weights"] == second["weights"]
+        assert first["step"] == second["step"]
+        if name == "looking":
+            check_they_begin_at(rollback, first, second, gathered=1 if is_saved else 2)
+        job.audit()
+
+
+def check_they_begin_at(rollback: Any, *results: dict[str, Any], gathered: int) -> None:
+    for result in results:
+        notes = dict(result["notes"])
+        assert notes["start"][:2] == notes["epoch"][:2] == notes["batch"][:2] == [rollback["epoch"], rollback["step"]]
+        assert notes["gathered"] == gathered
+        assert notes["at the end"] == 4
+
+
+WRONG = {
+    "model": ({"wrong": "model"}, "Missing key(s) in state_dict"),
+    "callback": ({"wrong": "callback"}, "this is not mine"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_newcomer_that_cannot_take_in_the_state_ends_alone(job: Job, what: str) -> None:
+    changes, reason = WRONG[what]
+    check_it_ends_alone(job, "picky", changes, "cannot go on from the state of the others", reason)
+    assert not job.events("admitted")
+
+
+def test_newcomer_without_parameters_that_were_added_ends_alone(job: Job) -> None:
+    workers = job.start_world(2, newcomers.train, "added", {"where": "elsewhere"})
+    job.wait_for("epoch", epoch=JOINS)
+    newcomer = job.start(newcomers.train, "added")
+    check_ended_alone(job, workers, newcomer, "cannot find in its model by name", "(none of the model's) in Adam")
+
+
+def test_newcomer_whose_hooks_raise_ends_alone(job: Job) -> None:
+    check_it_ends_alone(job, "picky", {"wrong": "hook"}, "this machine lacks a file", "fails before its first step")
+
+
+def check_it_ends_alone(job: Job, name: str, changes: dict[str, Any], *texts: str) -> None:
+    workers, newcomer = joined(job, name, changes)
+    check_ended_alone(job, workers, newcomer, *texts)
+
+
+def check_ended_alone(job: Job, workers: list[WorkerProcess], newcomer: WorkerProcess, *texts: str) -> None:
+    assert newcomer.wait() == 1
+    output = newcomer.output.read_text()
+    assert [text for text in texts if text not in output] == []
+    first, second = (worker.result() for worker in workers)
+    assert first["weights"] == second["weights"]
+    job.audit()

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import elasticflow
+from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.settings import ElasticSettings
+from ef_common.errors import UsageError
+from ef_common.storage.etcd import Etcd
+from ef_lightning.strategy import ElasticMixin
+
+
+def test_settings_from_what_a_user_writes_are_parsed() -> None:
+    settings = ElasticSettings.of(compensation="sqrt", checkpoint="memory://run", claims="memory://claims")
+    assert settings.compensation.rule == "sqrt"
+    assert settings.checkpoint == Checkpointing("memory://run")
+    assert "memory://claims" in str(settings.claims)
+
+
+def test_settings_of_nothing_are_the_defaults() -> None:
+    given = {"compensation": "auto", "checkpoint": None, "claims": None}
+    assert ElasticSettings.of(**given) == ElasticSettings()
+
+
+def test_settings_name_a_checkpoint_before_the_environment_does() -> None:
+    assert ElasticSettings.of(checkpoint="memory://mine").checkpointing("memory://theirs") == Checkpointing(
+        "memory://mine"
+    )
+    assert ElasticSettings().checkpointing("memory://theirs") == Checkpointing("memory://theirs")
+    assert ElasticSettings().checkpointing(None) is None
+
+
+def test_settings_claim_where_the_checkpoints_are_unless_a_place_is_named() -> None:
+    settings = ElasticSettings()
+    checkpoints = Checkpointing("memory://run")
+    assert "memory://run" in str(settings.place(None, checkpoints=checkpoints, elastic=True))
+    assert isinstance(settings.place("etcd://127.0.0.1:2379/x", checkpoints=checkpoints, elastic=True), Etcd)
+    assert settings.place(None, checkpoints=checkpoints, elastic=False) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size=0"),
+        ({"checkpoint": 3}, "checkpoint=3"),
+        ({"claims": " "}, "claims="),
+        ({"compensation": "cubic"}, "cubic"),
+    ],
+)
+def test_settings_that_are_none_are_named(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        ElasticSettings.of(**given)
+
+
+def _front_doors() -> list[Callable[..., Any]]:
+    keras = pytest.importorskip("ef_keras.callbacks")
+    return [ElasticMixin.__init__, keras.callbacks, elasticflow.train]
+
+
+def test_front_doors_take_every_setting_with_the_same_default() -> None:
+    defaults = {"compensation": "auto"}
+    for door in _front_doors():
+        parameters = inspect.signature(door).parameters
+        for field in fields(ElasticSettings):
+            expected = defaults.get(field.name, field.default)
+            assert parameters[field.name].default == expected, (door, field.name)
