@@ -13,8 +13,8 @@ The coordinator runs :func:`decide` on every event. Rules:
    is ahead (the members have begun anew) waits.
 3. A member that is gone makes a new view of the remaining members at once, without newcomers: they may be
    anywhere in a step, and only a boundary is a place to receive a newcomer.
-4. If no member is left, the state is lost. The ready workers form a new view as in rule 1: those of the earliest training
-   for which enough are ready. If enough are there only together, all go to the latest one.
+4. If no member is left, the state is lost. The ready workers form a new view as in rule 1: those of the earliest
+   training for which enough are ready. If enough are there only together, all go to the latest one.
 5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
 6. A member that suspects its group (a broken connection that the coordinator does not see) gets a new view
    with the same members when everyone suspects it, or when the time in which a loss would have been noticed
