@@ -72,7 +72,7 @@ def test_program_trains_and_evaluates_several_times_with_two_workers(run: Callab
 def test_second_fit_has_the_reference_batch_of_its_own_start(world_of_one: Path, tmp_path: Path) -> None:
     pl = importlib.import_module(HOSTS[0])
     trainer = training.trainer(pl, strategy_for(HOSTS[0])(), max_epochs=1)
-    kept = noting(pl, "on_train_end", lambda trainer: trainer.strategy._compensation.compensator.state())
+    kept = noting(pl, "on_train_end", lambda trainer: trainer.strategy._fit.compensation.compensator.state())
     trainer.callbacks.append(kept)
     trainer.fit(training.regression(pl)(), training.loader(32))
     trainer.save_checkpoint(tmp_path / "first.ckpt")
