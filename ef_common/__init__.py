@@ -10,6 +10,7 @@ Glossary
     newcomer     a worker that does its slow work while the others train, and is admitted at a boundary
     survivor     a member that goes on after a loss, in the same process
     position     index of a sample in an epoch's order
+    call         what a collective is for, in words that are the same in all members that are in it
     window       the positions that one step deals to all members
     place        how far the members are for sure: what a newcomer may skip in a stream, and what it must keep
     commit       a gradient reduction has completed: its samples are used

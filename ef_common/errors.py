@@ -5,6 +5,7 @@
     ElasticFlowError
     ├── UsageError                  you can mend it: a setting, an unsupported feature, bad input
     │   ├── EventLogError           an event log that cannot be read (in `events`)
+    │   ├── CallMismatch            workers have made different calls that exchange values between them
     │   ├── UnsupportedError        a feature of the host framework that elastic training cannot keep
     │   ├── MixedImportsError       objects of `lightning.pytorch` and `pytorch_lightning` in one run
     │   └── NewerFormat             checkpoints that a newer version of ElasticFlow has written
@@ -45,6 +46,10 @@ class UsageError(ElasticFlowError, ValueError):
 
 class UnsupportedError(UsageError):
     """A feature of the host framework that cannot be kept elastic; the message names what to use instead."""
+
+
+class CallMismatch(UsageError):
+    """Workers have made different calls that exchange values between them; all of them raise this, at these calls."""
 
 
 class MixedImportsError(UsageError):

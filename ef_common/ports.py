@@ -33,18 +33,49 @@ class Pending(Protocol):
         """
 
 
+class Meeting(Protocol):
+    """Members tell each other which call they are in."""
+
+    def wait(self) -> None:
+        """Block until all have told.
+
+        Raises:
+            CallMismatch: They are in different ones.
+            GroupBroken: A member is gone, or the group was aborted.
+        """
+
+
 class Group(Protocol):
     """The process group of one view.
 
-    Every member must call the same collectives in the same order. Each raises `GroupBroken`, and nothing else,
-    when communication fails; after that the group is good for nothing but `abort`, and all else raises again. A
-    tensor is whatever the adapter's framework calls one, or a C-contiguous NumPy array; it must be contiguous.
+    Every member must call the same collectives in the same order. A `call` says in a few words what a collective is
+    for. Where members meet with different calls, or with sums of different sizes, all raise `CallMismatch`, at the
+    first such collective. Each raises `GroupBroken`, and nothing else, when communication fails. After either, the
+    group is good for nothing but `abort`, and all else raises again. A tensor is whatever the adapter's framework calls
+    one, or a C-contiguous NumPy array; it must be contiguous.
     """
 
-    def all_reduce(self, tensor: Any) -> Pending:
-        """Start to sum `tensor` over the members, in place; bit for bit equal in all of them."""
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
+        """Start to compare the calls of the members.
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+        Args:
+            call: Of this member.
+            tensors: What it is about to sum in it, if that is all that it does. Small sums tell the call themselves,
+                so nothing is sent if all are small. Large ones begin only when all are known to be in one call;
+                whoever meets in time need not wait for that.
+        """
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
+        """Start to sum `tensor` over the members, in place; bit for bit equal in all of them.
+
+        Args:
+            tensor: To be summed.
+            call: What for.
+            meeting: Of this call. Without one, a large sum has a meeting of its own, and those before it may have to
+                begin first, which waits for the others.
+        """
+
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         """Exchange small payloads; returns everybody's, in rank order. Completes only if all have entered."""
 
     def send(self, tensors: Sequence[Any], target: int) -> None:

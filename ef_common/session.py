@@ -36,6 +36,7 @@ from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
 from ef_common.errors import (
+    CallMismatch,
     CannotJoin,
     CoordinatorLost,
     GroupBroken,
@@ -47,19 +48,29 @@ from ef_common.errors import (
 )
 from ef_common.note import Note
 from ef_common.pace import Pace
-from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Operation, State
+from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Meeting, Operation, State
 
 logger = logging.getLogger(__name__)
 
+_AT_BOUNDARY = "wait between two steps, for workers that come or go"
+_ENTERED = "barrier after a change of the workers"
+_SETTLING = "exchange of positions in a new view"
 T = TypeVar("T")
 
 
 class Barrier:
-    """An operation without a result. It settles that everybody has come here, and which view counts from here."""
+    """An operation without a result. It settles that everybody has come here, and which view counts from here.
+
+    Args:
+        call: What it is for.
+    """
+
+    def __init__(self, call: str = "barrier") -> None:
+        self.call = call
 
     def run(self, group: Group, view: View) -> None:
         """Wait for everybody."""
-        group.all_gather(b"")
+        group.all_gather(b"", self.call)
 
     def describe(self) -> bytes:
         """Nothing to describe."""
@@ -73,13 +84,16 @@ class Barrier:
 class LoneGroup:
     """Group of a world of one: everything is complete at once."""
 
-    def all_reduce(self, tensor: Any) -> LoneGroup:
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> LoneGroup:
+        return self
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> LoneGroup:
         return self
 
     def wait(self) -> None:
         """Nothing to wait for."""
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         return [payload]
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
@@ -218,7 +232,7 @@ class Session:
         self.newcomer = self._channel.start(self._view_replaced)
         if not self.newcomer:
             self._recover()
-            self.run(Barrier())
+            self.run(Barrier(_ENTERED))
         return self.newcomer
 
     def join(self) -> None:
@@ -241,7 +255,7 @@ class Session:
             self._troubled_since = None
             raise
         self.newcomer = False
-        self.run(Barrier())
+        self.run(Barrier(_ENTERED))
 
     def leave(self) -> None:
         """Ask to leave at the next boundary that all agree on; :meth:`boundary` then raises `Left`.
@@ -348,6 +362,9 @@ class Session:
 
         Returns:
             The view whose members contributed to the result.
+
+        Raises:
+            CallMismatch: In all members, if they are in different calls. The collective does not count.
         """
         if self._alone_for is not None:
             raise UnsupportedError(
@@ -365,6 +382,9 @@ class Session:
                 operation.run(self._group, self.view)
                 if self._ousted:
                     raise GroupBroken("this worker alone has lost its place in the view")
+            except CallMismatch:
+                self._group.abort()
+                raise
             except GroupBroken:
                 self._recover(operation)
                 if self.completed == number:
@@ -486,6 +506,7 @@ class Session:
         changed = False
         while self.change_agreed:
             agreed_in = self._change_agreed_in or 0
+            self._meet_at_boundary()
             self._begin_trouble()
             if self.view.hold:
                 logger.warning("too few nodes are left: waiting at this step for more to join")
@@ -496,8 +517,19 @@ class Session:
             if self.view.admitted_at > agreed_in:
                 self._change_agreed_in = None
         if changed:
-            self.run(Barrier())
+            self.run(Barrier(_ENTERED))
         return changed
+
+    def _meet_at_boundary(self) -> None:
+        """Nobody waits here for a view while another waits for it in a collective."""
+        self._pace.wait(self.view.generation, self.completed)
+        try:
+            self._group.meet(_AT_BOUNDARY).wait()
+        except CallMismatch:
+            self._group.abort()
+            raise
+        except GroupBroken as broken:
+            logger.debug("a worker was lost before all were at the boundary: %s", broken)
 
     # ------------------------------------------------------------ recovery
 
@@ -547,7 +579,7 @@ class Session:
             replaced = self._newest_known > view.generation
         if replaced:  # the notice of the newer view came while the group was being built, and missed it
             raise GroupBroken("replaced while it was built")
-        told = [payload.split() for payload in group.all_gather(b"%d %d" % (self.completed, self.training))]
+        told = [payload.split() for payload in group.all_gather(b"%d %d" % (self.completed, self.training), _SETTLING)]
         numbers = [int(number) for number, _ in told]
         if self.completed == FRESH and (others := {int(training) for _, training in told} - {self.training}):
             raise ProtocolError(f"admitted to training {self.training} while others are in {sorted(others)}")
@@ -587,7 +619,7 @@ class Session:
                 self._receive_state(group, source)
         self.completed = max(self.completed, replay.newest)  # a newcomer holds the state from here on
         if replay.states:
-            group.all_gather(b"")
+            group.all_gather(b"", "handing on of the state to newcomers")
 
     def _restore(self) -> None:
         """Nobody has a state; the others will get this worker's."""

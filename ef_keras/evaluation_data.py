@@ -60,7 +60,9 @@ class EvaluationData:
             _check(results)
             if missing is None:
                 with leaving_cleanly():
-                    self._session.run(Barrier())  # everybody has the result: whoever ends now takes nothing along
+                    self._session.run(
+                        Barrier("end of an evaluation")
+                    )  # everybody has the result: whoever ends now takes nothing along
                 metrics.merge(self._model, [result["metrics"] for result in results])
                 return
             share, _ = missing

@@ -228,7 +228,7 @@ class Fit:
             return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
-        self._session.run(Barrier())
+        self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
         self._release()

@@ -135,6 +135,7 @@ class GlobalReducer(Reducer):
     def _run(self, pieces: Pieces, batch: Any) -> Any:
         kind = CanonicalReduction if self._deterministic else SharedReduction
         self._reduction = reduction = kind(self._room, self.session, pieces, self._flags)
+        reduction.start()
         self._starts = [_value(variable).astype(self._room.dtype) for variable in self._statistics]
         self._seeds = [_value(state) for state in self._generators]
         self._used[:] = 0

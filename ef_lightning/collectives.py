@@ -18,6 +18,10 @@ from ef_common.session import Barrier, Session
 from ef_lightning.gathering import GatherWithGradients, Peers
 from ef_lightning.repetition import Repetition
 
+# The calls, as whoever has made them in one worker only knows them.
+_REDUCE = "strategy.reduce or self.log(sync_dist=True)"
+_ALL_GATHER = "self.all_gather"
+_STATISTICS = "synchronized BatchNorm"
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 
 
@@ -53,16 +57,16 @@ class CollectivesMixin:
         """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
         return False
 
-    def gather(self, value: Any) -> list[Any]:
-        """Everybody's value, in rank order."""
+    def gather(self, value: Any, call: str) -> list[Any]:
+        """Everybody's value, in rank order; and what it is for."""
         self._refuse_in_part()
-        return [value] if self._alone else self.gather_in_view(value)[0]
+        return [value] if self._alone else self.gather_in_view(value, call)[0]
 
-    def gather_in_view(self, value: Any) -> tuple[list[Any], View]:
+    def gather_in_view(self, value: Any, call: str) -> tuple[list[Any], View]:
         """The same, and the members whose they are."""
         self._refuse_in_part()
         with leaving_cleanly():
-            return operations.gather(self.session, value)
+            return operations.gather(self.session, value, call=call)
 
     def _refuse_in_part(self) -> None:
         if self._in_part:
@@ -80,18 +84,18 @@ class CollectivesMixin:
         if name is None:
             raise UnsupportedError(f"unknown reduction. Expected one of {tuple(_REDUCTIONS)}. Received: {reduce_op!r}")
         with leaving_cleanly():
-            return operations.reduce(self.session, tensor, name)
+            return operations.reduce(self.session, tensor, name, call=_REDUCE)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all (or any) of the workers say yes."""
-        decisions = self.gather(bool(decision))
+        decisions = self.gather(bool(decision), "strategy.reduce_boolean_decision")
         return bool(min(decisions)) if all else bool(max(decisions))
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for everybody."""
         if not self._alone and not self._in_part:
             with leaving_cleanly():
-                self.session.run(Barrier())
+                self.session.run(Barrier(f"barrier {name!r}" if name else "strategy.barrier"))
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Rank `src`'s value, for everybody. Plain values and tensors only: nothing is unpickled.
@@ -100,7 +104,7 @@ class CollectivesMixin:
         """
         if self._alone or self.session.completed_in.world_size == 1:
             return obj
-        values = self.gather(obj)
+        values = self.gather(obj, "strategy.broadcast")
         return values[min(src, len(values) - 1)]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
@@ -123,18 +127,23 @@ class CollectivesMixin:
         if self._worker is None or not self._worker.elastic:
             return tensor
         if not (sync_grads and tensor.requires_grad and torch.is_grad_enabled()):
-            return torch.stack(self._gather_tensor(tensor)[0])
+            return torch.stack(self._gather_tensor(tensor, _ALL_GATHER)[0])
         self._check_gradients()
-        return self._gather_with_gradients(tensor, self._gather_tensor)
+        return self._gather_with_gradients(tensor, self._gather_tensor, _ALL_GATHER)
 
     def gather_statistics(self, tensor: Tensor) -> Tensor:
         """The same, with gradients, of a tensor whose shape does not depend on the batch."""
         if not (tensor.requires_grad and torch.is_grad_enabled()):
-            return torch.stack(self._gather_tensor(tensor, follows_batch=False)[0])
-        return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False))
+            return torch.stack(self._gather_tensor(tensor, _STATISTICS, follows_batch=False)[0])
+        return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False), _STATISTICS)
 
-    def _gather_with_gradients(self, tensor: Tensor, gather: Callable[..., Any]) -> Tensor:
-        peers = Peers(partial(gather, in_backward=True), add=self.add, rank=self._rank_in, weights=self.weights_in)
+    def _gather_with_gradients(self, tensor: Tensor, gather: Callable[..., Any], call: str) -> Tensor:
+        peers = Peers(
+            partial(gather, call=call, in_backward=True),
+            add=partial(self.add, call=f"backward pass of {call}"),
+            rank=self._rank_in,
+            weights=self.weights_in,
+        )
         gathered: Tensor = GatherWithGradients.apply(tensor, peers)  # type: ignore[no-untyped-call]
         return gathered
 
@@ -150,12 +159,12 @@ class CollectivesMixin:
         )
 
     def _gather_tensor(
-        self, tensor: Tensor, *, in_backward: bool = False, follows_batch: bool = True
+        self, tensor: Tensor, call: str, *, in_backward: bool = False, follows_batch: bool = True
     ) -> tuple[list[Tensor], View | None]:
         """Everybody's tensor, all of the same shape, and of whom they are; this worker's own, if it is alone."""
         if self._alone:
             return [tensor.detach()], None
-        values, view = self._exchanged(tensor, in_backward=in_backward)
+        values, view = self._exchanged(tensor, call, in_backward=in_backward)
         if follows_batch:
             self._note_rows(values)
         if _differ(values):
@@ -166,19 +175,19 @@ class CollectivesMixin:
             )
         return [value.to(tensor.device) for value in values], view
 
-    def _exchanged(self, value: Any, *, in_backward: bool) -> tuple[list[Any], View]:
+    def _exchanged(self, value: Any, call: str, *, in_backward: bool) -> tuple[list[Any], View]:
         if self._repetition is not None:
             self._repetition.begin_collective(in_backward=in_backward)
-        values, view = self.gather_in_view(value)
+        values, view = self.gather_in_view(value, call)
         if self._repetition is not None:
             self._repetition.check(view)
         return values, view
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, call: str) -> list[Any]:
         """Everybody's value, for the default process group. In a step, that is a collective of the step."""
         if self._alone:
             return [value]
-        values, _ = self._exchanged(value, in_backward=True)
+        values, _ = self._exchanged(value, call, in_backward=True)
         self._note_rows(values)
         return values
 
@@ -194,14 +203,14 @@ class CollectivesMixin:
             if not is_even and _differ(values):
                 raise SharesUneven
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def add(self, tensor: Tensor, call: str) -> Tensor:
         """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""
         if self._alone:
             return tensor.clone()
         self._refuse_in_part()
         if self._repetition is not None:
             self._repetition.begin_collective(in_backward=True)
-        operation = operations.SumTensor(tensor)
+        operation = operations.SumTensor(tensor, call)
         with leaving_cleanly():
             view = self.session.run(operation)
         if self._repetition is not None:

@@ -20,10 +20,10 @@ class Exchanging(Protocol):
     def session(self) -> Session:
         """The worker's session."""
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, call: str) -> list[Any]:
         """Everybody's value, in rank order."""
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def add(self, tensor: Tensor, call: str) -> Tensor:
         """Sum of a tensor over the workers."""
 
 
@@ -51,10 +51,10 @@ class Workers:
         session = self._strategy.session
         return session.rank + 1 if session.newcomer else session.completed_in.world_size
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, call: str) -> list[Any]:
         """Everybody's value."""
-        return self._strategy.exchange(value)
+        return self._strategy.exchange(value, call)
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def add(self, tensor: Tensor, call: str) -> Tensor:
         """The sum."""
-        return self._strategy.add(tensor)
+        return self._strategy.add(tensor, call)

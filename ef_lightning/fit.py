@@ -139,7 +139,7 @@ class Fit:
                 self._trainer,
                 self._strategy.host,
                 self._session,
-                gather=self._strategy.gather,
+                gather=partial(self._strategy.gather, call="exchange of what callbacks ask of the Trainer"),
                 max_steps=lambda: self.max_steps,
                 set_max_steps=self._set_max_steps,
                 on_skip=self._skip_epoch,
@@ -331,7 +331,7 @@ class Fit:
             if self.train_loader is not None:
                 self.train_loader.finish()
             self._log_weights()
-            self._session.run(Barrier())
+            self._session.run(Barrier("end of the training"))
         if self.checkpoints is not None:
             self.checkpoints.finish()
         self._worker.notices.stop()

@@ -31,7 +31,8 @@ from ef_lightning.host import Host
 from ef_lightning.metrics import MetricSync, metrics_of, metrics_within, state_of
 from ef_lightning.reductions import Part, combine
 
-Gather = Callable[[Any], tuple[list[Any], View]]
+Gather = Callable[[Any, str], tuple[list[Any], View]]
+"""Everybody's value, in rank order, and of whom they are; the second argument says what it is for."""
 
 
 class Logged:
@@ -42,7 +43,7 @@ class Logged:
         host: The class tree.
         session: The worker's session.
         metrics: Its torchmetrics objects.
-        gather: Everybody's value, in rank order.
+        gather: How to get everybody's values.
         weight: The samples of the newest training batch that were this worker's, in any unit.
     """
 
@@ -128,7 +129,7 @@ class Logged:
         if self._is_alone:
             return
         own = {"logged": self._weighed(hooks.epoch_results(self._trainer)), "shown": self._unsettled()}
-        parts, _ = self._gather({**own, "weight": self._weight()})
+        parts, _ = self._gather({**own, "weight": self._weight()}, "exchange of what is logged")
         self._apply([part["logged"] for part in parts], self._gather_states)
         self._settle_shown(parts)
 
@@ -187,7 +188,9 @@ class Logged:
 
     def _gather_states(self, names: list[str]) -> list[dict[str, Any]]:
         metrics = metrics_of(self._trainer.lightning_module)
-        parts, view = self._gather({name: state_of(metrics[name]) for name in names})
+        parts, view = self._gather(
+            {name: state_of(metrics[name]) for name in names}, "exchange of the states of logged metrics"
+        )
         return parts + ([] if self._evaluation is None else self._evaluation.states_of_the_lost(view.ids))
 
     # ------------------------------------------------------------ what is shown already
@@ -217,7 +220,9 @@ class Logged:
         if self._is_alone:
             return values
         own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        parts, _ = self._gather({"values": own, "weight": self._weight()})
+        parts, _ = self._gather(
+            {"values": own, "weight": self._weight()}, "exchange of what a scheduler or a checkpoint monitors"
+        )
         return {**values, **self._combined([part["values"] for part in parts], parts)}
 
     def _combined(self, values: Sequence[dict[str, Tensor]], parts: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

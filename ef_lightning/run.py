@@ -167,7 +167,7 @@ class Run:
         if requests is not None and not self._trainer.sanity_checking:
             requests.settle()
         else:
-            self._strategy.barrier()
+            self._strategy.barrier("end of an evaluation")
 
     @property
     def padding(self) -> bool:

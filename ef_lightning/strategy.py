@@ -470,7 +470,7 @@ class ElasticMixin(CollectivesMixin):
             writer = self.session.completed_in.ids[0]
             if writer == self.session.worker.id:
                 self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-            self.barrier()
+            self.barrier("trainer.save_checkpoint")
             done = self._alone or writer in self.session.completed_in.ids
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

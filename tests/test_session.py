@@ -88,7 +88,12 @@ class Group:
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def meet(self, call: str, tensors: Any = None) -> Group:
+        return self
+
+    def wait(self) -> None: ...
+
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         return [payload] * self._size
 
     def send(self, tensors: Any, target: int) -> None: ...
@@ -247,7 +252,7 @@ class Sending(Group):
         for tensor in tensors:
             tensor[:] = (1).to_bytes(len(tensor), "big")
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         return [b"7 1", b"-1 1"]
 
     def abort(self) -> None:
@@ -327,7 +332,7 @@ class Gathering(Groups):
     def build(self, view: View, *, rank: int, bootstrap: Any) -> Group:
         group, others = Group(view.world_size), self._others
         if others:
-            group.all_gather = lambda payload: [*others, payload]  # type: ignore[method-assign]
+            group.all_gather = lambda payload, call="": [*others, payload]  # type: ignore[method-assign]
         return group
 
 

@@ -25,9 +25,10 @@ from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
 from ef_common.collectives.sockets import NewSockets, own_address, shut_down
+from ef_common.core.calls import HEADER_BYTES, call_in, header, length_in
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Bootstrap, Group, Pending
+from ef_common.ports import Bootstrap, Group, Meeting, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class HorovodGroup(LinkedGroup):
     """Horovod's group in one view; see :class:`~ef_common.ports.Group` for the contract."""
 
     def __init__(self, horovod: Binding, view: View, *, links: Links, sockets: Sequence[tuple[int, int]]) -> None:
-        super().__init__(links, sockets, horovod.memory)
+        super().__init__(view, links, sockets, horovod.memory)
         self._horovod = horovod
         self._generation = view.generation
         self._ended = False
@@ -143,22 +144,30 @@ class HorovodGroup(LinkedGroup):
     def _has_ended(self) -> bool:
         return self._ended  # another thread may have set it meanwhile
 
-    def all_reduce(self, tensor: Any) -> Pending:
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
+        """Nothing: sums of different calls are not told from each other here, only gathers are."""
+        return Nothing()
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
         """Start to sum a tensor over the members, in place."""
         if not tensor.nbytes:
             return Nothing()
         kind = f"sum.{tensor.dtype}.{tensor.nbytes}"
         return HorovodPending(self, *self._start(kind, lambda name: self._horovod.all_reduce(name, tensor)))
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         """Exchange payloads of different sizes."""
-        framed = len(payload).to_bytes(8, "big") + payload
+        framed = header(call or "a gather", len(payload)) + payload
         rest = memoryview(self.finish(*self._start("gather", lambda name: self._horovod.all_gather(name, framed))))
-        parts = []
+        calls, parts = [], []
         while rest:
-            end = 8 + int.from_bytes(rest[:8], "big")
-            parts.append(bytes(rest[8:end]))
+            frame = bytes(rest[:HEADER_BYTES])
+            end = HEADER_BYTES + length_in(frame)
+            calls.append(call_in(frame))
+            parts.append(bytes(rest[HEADER_BYTES:end]))
             rest = rest[end:]
+        if len(set(calls)) > 1:
+            raise self.mismatch(calls)
         return parts
 
     def abort(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -11,23 +12,31 @@ from typing import Any
 from ef_common.collectives.arrays import Memory
 from ef_common.collectives.links import Links
 from ef_common.collectives.sockets import shut_down
-from ef_common.errors import GroupBroken
+from ef_common.core.calls import mismatch
+from ef_common.core.view import View
+from ef_common.errors import CallMismatch, GroupBroken
 
 _COMMUNICATION_ERROR = re.compile(
     r"gloo/|shut ?down|connection|connect|timed out|timeout|socket|reset by peer|broken pipe|abort", re.IGNORECASE
 )
 
 
+_LINGER_S = 1.0
+"""In a mismatch: the end of the member that finds it first must not keep the others from finding it."""
+
+
 class LinkedGroup:
     """The part of a group that is the same for each engine.
 
     Args:
+        view: The members.
         links: To the other members.
         sockets: (descriptor, inode) of the engine's own connections.
         memory: Of the engine's tensors.
     """
 
-    def __init__(self, links: Links, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
+    def __init__(self, view: View, links: Links, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
+        self._view = view
         self._links = links
         self._sockets = list(sockets)
         self._memory = memory
@@ -49,6 +58,12 @@ class LinkedGroup:
                 self._broken = (str(error).splitlines() or ["aborted"])[0][:200]
                 raise GroupBroken(self._broken) from None
             raise
+
+    def mismatch(self, calls: Sequence[str]) -> CallMismatch:
+        """The error of members that are in these calls, in rank order. The group is good for nothing else then."""
+        self._broken = "members are in different calls"
+        time.sleep(_LINGER_S)
+        return CallMismatch(mismatch(calls, self._view.members))
 
     def _is_aborted(self) -> bool:
         return self._aborted  # another thread may have set it meanwhile
@@ -74,7 +89,7 @@ class LinkedGroup:
 
 
 class Nothing:
-    """The sum of a tensor without elements."""
+    """The sum of a tensor without elements, or a meeting that is not needed."""
 
     def wait(self) -> None:
         """It is complete."""

@@ -16,15 +16,21 @@ from ef_common.session import LoneGroup, Session
 
 
 class GatherBytes:
-    """Everybody's payload, in rank order."""
+    """Everybody's payload, in rank order.
 
-    def __init__(self, payload: bytes) -> None:
+    Args:
+        payload: This worker's.
+        call: What it is for.
+    """
+
+    def __init__(self, payload: bytes, call: str = "a gather") -> None:
         self._payload = payload
+        self.call = call
         self.parts: list[bytes] = []
 
     def run(self, group: Group, view: View) -> None:
         """Exchange the payloads."""
-        self.parts = group.all_gather(self._payload)
+        self.parts = group.all_gather(self._payload, self.call)
 
     def describe(self) -> bytes:
         """All payloads."""
@@ -40,6 +46,8 @@ class GatherBytes:
 class FirstRankArrays:
     """Arrays of rank 0, for everybody (a model at the start). They are changed in place by `apply`."""
 
+    call = "copy of rank 0's model at the start"
+
     def __init__(self, arrays: Sequence[np.ndarray], session: Session) -> None:
         self._arrays = list(arrays)
         self._session = session
@@ -52,9 +60,9 @@ class FirstRankArrays:
         for array, part in self._parts() if own else ():
             part[:] = array.reshape(-1).view(np.uint8)
         if isinstance(group, LoneGroup) or not self._bytes.size:
-            group.all_gather(b"")
+            group.all_gather(b"", self.call)
         else:
-            group.all_reduce(self._bytes).wait()
+            group.all_reduce(self._bytes, self.call).wait()
 
     def describe(self) -> bytes:
         """Nothing to describe."""
@@ -76,8 +84,18 @@ class FirstRankArrays:
         return parts
 
 
-def gather(session: Session, value: Any, *, what: str = "value", codec: Codec = ARRAYS) -> tuple[list[Any], View]:
-    """Everybody's value (a plain tree, see `codec`) in rank order, and the view that they are of."""
-    operation = GatherBytes(codec.dumps(value, what=what))
+def gather(
+    session: Session, value: Any, *, what: str = "value", call: str | None = None, codec: Codec = ARRAYS
+) -> tuple[list[Any], View]:
+    """Everybody's value (a plain tree, see `codec`) in rank order, and the view that they are of.
+
+    Args:
+        session: The worker's session.
+        value: This worker's.
+        what: Its name, for errors.
+        call: What it is exchanged for, if that says more.
+        codec: For it.
+    """
+    operation = GatherBytes(codec.dumps(value, what=what), call or f"exchange of {what}")
     view = session.run(operation)
     return [codec.loads(part) for part in operation.parts], view

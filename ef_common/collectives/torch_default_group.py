@@ -24,6 +24,7 @@ from torch import Tensor
 from ef_common.errors import UnsupportedError
 
 BACKEND = "elasticflow"
+_CALL = "torch.distributed."
 _ProcessGroup: Any = dist.ProcessGroup  # torch's stub knows its methods as those of one release
 
 
@@ -38,10 +39,10 @@ class Peers(Protocol):
     def size(self) -> int:
         """Number of members."""
 
-    def gather(self, value: Any) -> list[Any]:
-        """Everybody's value (a plain tree with tensors), in rank order."""
+    def gather(self, value: Any, call: str) -> list[Any]:
+        """Everybody's value (a plain tree with tensors), in rank order; and what it is for."""
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def add(self, tensor: Tensor, call: str) -> Tensor:
         """Sum over the members, in a new tensor."""
 
 
@@ -124,14 +125,14 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce in place."""
         for tensor in tensors:
-            tensor.detach().copy_(self._reduced(tensor, opts))
+            tensor.detach().copy_(self._reduced(tensor, opts, "all_reduce"))
         return _done(tensors)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce, for one rank; the others' tensors stay as they are."""
-        reduced = [self._reduced(tensor, opts) for tensor in tensors]
+        reduced = [self._reduced(tensor, opts, "reduce") for tensor in tensors]
         if opts.rootRank == self.rank():
             for tensor, value in zip(tensors, reduced, strict=True):
                 tensor.detach().copy_(value)
@@ -141,7 +142,8 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         """Each rank's part of a reduction."""
         for output, parts in zip(outputs, inputs, strict=True):
             rank = self.rank()
-            output.detach().copy_(self._reduced(torch.stack(list(parts)), opts)[rank])
+            reduced = self._reduced(torch.stack(list(parts)), opts, "reduce_scatter")
+            output.detach().copy_(reduced[rank])
         return _done(outputs)
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
@@ -150,11 +152,11 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def _reduced(self, tensor: Tensor, opts: Any) -> Tensor:
+    def _reduced(self, tensor: Tensor, opts: Any, name: str) -> Tensor:
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         if op == dist.ReduceOp.SUM:
-            return self.peers.add(tensor)
-        values = torch.stack([value.to(tensor.device) for value in self.peers.gather(tensor)])
+            return self.peers.add(tensor, f"{_CALL}{name}")
+        values = torch.stack([value.to(tensor.device) for value in self.peers.gather(tensor, f"{_CALL}{name}")])
         for known, reduce in _REDUCTIONS:
             if op == known:
                 return reduce(values)
@@ -165,7 +167,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Everybody's tensors."""
         for places, tensor in zip(outputs, inputs, strict=True):
-            _fill(places, self.peers.gather(tensor))
+            _fill(places, self.peers.gather(tensor, f"{_CALL}all_gather"))
         return _done(outputs)
 
     allgather_coalesced = allgather
@@ -179,14 +181,14 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Everybody's tensors, for one rank."""
         for index, tensor in enumerate(inputs):
-            values = self.peers.gather(tensor)
+            values = self.peers.gather(tensor, f"{_CALL}gather")
             if outputs:
                 _fill(outputs[index], values)
         return _done(outputs)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """One rank's tensors, for everybody."""
-        values = self.peers.gather(list(tensors))
+        values = self.peers.gather(list(tensors), f"{_CALL}broadcast")
         for tensor, value in zip(tensors, values[min(opts.rootRank, len(values) - 1)], strict=True):
             tensor.detach().copy_(value)
         return _done(tensors)
@@ -195,7 +197,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         """Each rank's part of what one rank has."""
         rank, root = self.rank(), opts.rootRank
         parts = [list(some) for some in inputs] if rank == root else None
-        found = self.peers.gather(parts)
+        found = self.peers.gather(parts, f"{_CALL}scatter")
         sent = next((some for some in found if some is not None), None)
         if sent is None:
             raise UnsupportedError("the worker whose tensors were to be scattered is lost. Broadcast them instead")
@@ -206,7 +208,8 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """What everybody has for this rank."""
         rank = self.rank()
-        _fill(outputs, [parts[rank] for parts in self.peers.gather(list(inputs))])
+        found = self.peers.gather(list(inputs), f"{_CALL}all_to_all")
+        _fill(outputs, [parts[rank] for parts in found])
         return _done(outputs)
 
     def all_to_all_single(
@@ -222,7 +225,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for everybody."""
-        self.peers.gather(None)
+        self.peers.gather(None, f"{_CALL}barrier")
         return _done([])
 
     # ------------------------------------------------------------ what there is not

@@ -1,6 +1,6 @@
 """The group of a view on `torch.distributed`'s Gloo, without the global default group.
 
-Three things make it elastic:
+Several things make it elastic:
 
 * A group is built in milliseconds, its addresses travel over the coordinator (`bootstrap_store`), and
   building it can be abandoned when a newer view is known.
@@ -10,6 +10,9 @@ Three things make it elastic:
 * With one exception: Gloo forgets a message that is half sent or half received when its connection ends, and
   whoever waits for it would wait for ever. Such an operation is *lost*: it is found out after the abort, and
   given up.
+* Members that meet in different collectives would end the process in Gloo, or take each other's numbers for their own.
+  So small messages tell the call that they are sent in (`torch_exchange`), and what is large begins when all are known
+  to be in one call (`torch_queue`).
 * Only errors of communication become `GroupBroken`; every other error reaches the user.
 """
 
@@ -24,6 +27,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -33,11 +37,13 @@ from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
 from ef_common.collectives.sockets import NewSockets, any_ended, own_address
+from ef_common.collectives.torch_exchange import DirectSum, Exchanges, RollCall, sum_of
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
+from ef_common.collectives.torch_queue import Queue
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError
-from ef_common.ports import Bootstrap, Group, Pending
+from ef_common.ports import Bootstrap, Group, Meeting, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +55,6 @@ _SETTLE_POLL = timedelta(milliseconds=2)
 _IDLE_LOOKS = 3
 _SETTLE_S = 2.0
 _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
-_FRAME_BYTES = 128
-# So much is exchanged directly, in one round; Gloo's ring takes twice as many rounds as there are members.
-_DIRECT_BYTES = 1 << 20
 
 
 class TorchPending:
@@ -65,36 +68,22 @@ class TorchPending:
         """Block until it is complete."""
         self._group.finish(self._work)
 
-
-class DirectSum:
-    """A sum in flight, of a tensor so small that everybody sends it to everybody."""
-
-    def __init__(self, tensor: Tensor, received: Tensor, exchange: TorchPending) -> None:
-        self._tensor = tensor
-        self._received = received
-        self._exchange: TorchPending | None = exchange
-
-    def wait(self) -> None:
-        """Block until everything is there, and add it up in rank order, so that all get the same."""
-        if self._exchange is None:
-            return
-        self._exchange.wait()
-        self._exchange = None
-        first, second, *others = self._received.view(self._tensor.dtype).unbind()
-        total = torch.add(first, second, out=self._tensor.view(-1))
-        for other in others:
-            total.add_(other)
+    def is_over(self) -> bool:
+        """Whether it is complete, or has failed; never waits."""
+        return bool(self._work.is_completed())
 
 
 class SumOnDevice:
-    """A sum in flight, on a GPU."""
+    """A sum in flight, on a GPU; it may have begun before its meeting is over."""
 
-    def __init__(self, finish: Callable[[], Any]) -> None:
+    def __init__(self, meeting: Meeting, finish: Callable[[], Any]) -> None:
+        self._meeting = meeting
         self._finish: Callable[[], Any] | None = finish
 
     def wait(self) -> None:
         """Block until it is complete."""
         if self._finish is not None:
+            self._meeting.wait()
             self._finish()
             self._finish = None
 
@@ -102,10 +91,10 @@ class SumOnDevice:
 class SumOnHost:
     """A sum in flight, of a tensor on a GPU whose type can be summed on the host only."""
 
-    def __init__(self, tensor: Tensor, group: TorchGroup) -> None:
+    def __init__(self, tensor: Tensor, group: TorchGroup, call: str, meeting: Meeting | None) -> None:
         self._tensor = tensor
         self._copy = tensor.cpu()
-        self._pending = group.all_reduce(self._copy)
+        self._pending = group.all_reduce(self._copy, call, meeting)
 
     def wait(self) -> None:
         """Block until it is complete."""
@@ -118,7 +107,8 @@ class TorchGroup(LinkedGroup):
 
     Args:
         process_group: Gloo's.
-        world_size: Number of members.
+        view: The members.
+        rank: Rank of this one.
         sockets: (descriptor, inode) of its connections.
         links: To the other members.
         sums: Of tensors on GPUs, if Gloo is not to sum them.
@@ -127,15 +117,17 @@ class TorchGroup(LinkedGroup):
     def __init__(
         self,
         process_group: Any,
-        world_size: int,
+        view: View,
+        rank: int,
         sockets: Sequence[tuple[int, int]],
         links: Links,
         sums: NcclSums | None = None,
     ) -> None:
-        super().__init__(links, sockets, TorchMemory())
+        super().__init__(view, links, sockets, TorchMemory())
         self._sums = sums
         self._process_group = process_group
-        self._world_size = world_size
+        self._exchanges = Exchanges(view.world_size, rank, start=self._start, mismatch=self.mismatch)
+        self._queue = Queue()
         self._lost = False
         self._flying: set[Any] = set()
 
@@ -170,61 +162,66 @@ class TorchGroup(LinkedGroup):
                 return
         raise GroupBroken("aborted, and lost by Gloo")
 
-    def _is_direct(self, num_bytes: int) -> bool:
-        return num_bytes * self._world_size <= _DIRECT_BYTES
+    def _is_direct(self, tensor: Tensor) -> bool:
+        return tensor.nbytes <= self._exchanges.most_bytes and tensor.device.type == "cpu"
 
-    def _exchange(self, message: Tensor) -> tuple[Tensor, TorchPending]:
-        """Start to send these bytes to everybody. Returns shape (world size, bytes), once it is complete."""
-        shape = (self._world_size, message.numel())
-        sent, received = message.expand(shape).contiguous(), torch.empty(shape, dtype=torch.uint8)
-        return received, self._start(lambda group: group.alltoall_base(received, sent, [], []))
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
+        """Start to compare the calls of the members; see the port."""
+        if tensors is None:
+            return self._meet(call)
+        summed = [tensor_of(tensor) for tensor in tensors]
+        return Nothing() if all(map(self._is_direct, summed)) else self._meet(sum_of(call, summed))
 
-    def all_reduce(self, tensor: Any) -> Pending:
+    def _meet(self, call: str) -> RollCall:
+        self._queue.flush()
+        return RollCall(self._exchanges.begin(call))
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
         """Start to sum a tensor, or an array, over the members, in place."""
         summed = tensor_of(tensor)
         if not summed.numel():
             return Nothing()
+        if self._is_direct(summed):
+            flat, what = summed.view(-1).view(torch.uint8).numpy(), sum_of(call, [summed])
+            return self._queue.begin(None, lambda: DirectSum(summed, self._exchanges.begin(what, flat)))
+        if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:
+            return SumOnHost(summed, self, call, meeting)
+        met = meeting if isinstance(meeting, RollCall) else self._meet(sum_of(call, [summed]))
         if summed.is_cuda:
-            return self._all_reduce_on_device(summed)
-        if self._is_direct(summed.nbytes) and summed.device.type == "cpu":
-            received, exchange = self._exchange(summed.view(-1).view(torch.uint8))
-            return DirectSum(summed, received, exchange)
-        return self._start(lambda group: group.allreduce([summed]))
+            return self._all_reduce_on_device(summed, met)
+        return self._queue.begin(met, lambda: self._start(lambda group: group.allreduce([summed])))
 
-    def _all_reduce_on_device(self, tensor: Tensor) -> Pending:
+    def _all_reduce_on_device(self, tensor: Tensor, meeting: RollCall) -> Pending:
         if not tensor.is_contiguous():
             raise ValueError(f"expected a contiguous tensor. Received: shape={tuple(tensor.shape)}, {tensor.stride()=}")
-        if tensor.dtype in UNKNOWN_TYPES:
-            return SumOnHost(tensor, self)
         sums = self._sums
+        if sums is not None and not sums.is_settled:
+            meeting.wait()  # whoever is in another call does not connect with NCCL
         pending = None if sums is None else self._guard(partial(sums.start, tensor))
         if sums is None or pending is None:
-            return self._start(lambda group: group.allreduce([tensor]))
-        return SumOnDevice(partial(self._guard, partial(sums.finish, pending)))
+            return self._queue.begin(meeting, lambda: self._start(lambda group: group.allreduce([tensor])))
+        return SumOnDevice(meeting, partial(self._guard, partial(sums.finish, pending)))
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         """Exchange payloads: one round if all are small, else a second one with the largest size."""
-        frames = self._gather_frames(payload[: _FRAME_BYTES - 8], len(payload), _FRAME_BYTES)
-        largest = max(length for length, _ in frames)
-        if largest > _FRAME_BYTES - 8:
-            frames = self._gather_frames(payload, len(payload), largest + 8)
-        return [data for _, data in frames]
-
-    def _gather_frames(self, payload: bytes, length: int, size: int) -> list[tuple[int, bytes]]:
-        framed = length.to_bytes(8, "big") + payload
-        mine = torch.frombuffer(bytearray(framed.ljust(size, b"\0")), dtype=torch.uint8)
-        if self._is_direct(size):
-            frames, exchange = self._exchange(mine)
-        else:
-            frames = torch.empty(self._world_size, size, dtype=torch.uint8)
-            exchange = self._start(lambda group: group.allgather([list(frames.unbind())], [mine]))
+        self._queue.flush()
+        is_small = 0 < len(payload) <= self._exchanges.most_bytes
+        content = np.frombuffer(payload, np.uint8) if is_small else None
+        exchange = self._exchanges.begin(call or "a gather", content, length=len(payload))
         exchange.wait()
-        result = []
-        for frame in frames.numpy():
-            raw = frame.tobytes()
-            count = int.from_bytes(raw[:8], "big")
-            result.append((count, raw[8 : 8 + count]))
-        return result
+        lengths = exchange.lengths()
+        if max(lengths) <= self._exchanges.most_bytes:
+            parts = [part.tobytes() for part in exchange.contents(lengths)]
+        else:
+            parts = self._gather_large(payload, lengths)
+        exchange.let_go()
+        return parts
+
+    def _gather_large(self, payload: bytes, lengths: Sequence[int]) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(payload.ljust(max(lengths), b"\0")), dtype=torch.uint8)
+        received = torch.empty(self._view.world_size, max(lengths), dtype=torch.uint8)
+        self._start(lambda group: group.allgather([list(received.unbind())], [mine])).wait()
+        return [row[:length].tobytes() for row, length in zip(received.numpy(), lengths, strict=True)]
 
     def abort(self) -> None:
         """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once.
@@ -353,4 +350,4 @@ def _connect(
     sums = None
     if record is not None:
         sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))
-    return TorchGroup(process_group, view.world_size, sockets, Links(view, rank, bootstrap), sums)
+    return TorchGroup(process_group, view, rank, sockets, Links(view, rank, bootstrap), sums)

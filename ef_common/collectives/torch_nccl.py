@@ -95,7 +95,8 @@ class NcclSums:
         self._view, self._rank, self._bootstrap = view, rank, bootstrap
         self._record = record
         self._is_cut = is_cut
-        self._is_asked = False
+        self.is_settled = False
+        """Whether it is known if NCCL makes the sums of this view."""
         self._process_group: Any = None
         self._stream: Any = None
         self._lock = threading.Lock()
@@ -113,9 +114,9 @@ class NcclSums:
         Raises:
             GroupBroken: A member is gone, the view has been replaced, or the group was aborted.
         """
-        if not self._is_asked:
+        if not self.is_settled:
             self._connect(tensor.device)
-            self._is_asked = True
+            self.is_settled = True
         group, stream = self._process_group, self._stream
         if self._aborted:
             raise GroupBroken("aborted")

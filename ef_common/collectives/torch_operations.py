@@ -21,16 +21,22 @@ in a worker that has nothing to log, and Gloo ends a process that receives anoth
 
 
 class SumTensor:
-    """Sum of a tensor over the members."""
+    """Sum of a tensor over the members.
 
-    def __init__(self, tensor: Tensor) -> None:
+    Args:
+        tensor: This worker's.
+        call: What it is for.
+    """
+
+    def __init__(self, tensor: Tensor, call: str = "") -> None:
+        self.call = call
         self._input = tensor.detach()
         self.total = torch.empty_like(self._input, memory_format=torch.contiguous_format)
 
     def run(self, group: Group, view: View) -> None:
         """Sum, from the input that was kept."""
         self.total.copy_(self._input)
-        group.all_reduce(self.total).wait()
+        group.all_reduce(self.total, self.call).wait()
 
     def describe(self) -> bytes:
         """Nothing to describe."""
@@ -43,6 +49,8 @@ class SumTensor:
 
 class FirstRankValues:
     """Tensors of rank 0, for everybody (the state of a module at the start)."""
+
+    call = "copy of rank 0's model at the start"
 
     def __init__(self, tensors: Sequence[Tensor], session: Session) -> None:
         self._session = session
@@ -58,10 +66,11 @@ class FirstRankValues:
         own = view.rank_of(self._session.worker.id) in (0, None)
         for bucket in self._buckets:
             bucket.fill_values(own=own)
-        for pending in [group.all_reduce(bucket.buffer) for bucket in self._buckets]:
+        meeting = group.meet(self.call, self.result(None))
+        for pending in [group.all_reduce(bucket.buffer, self.call, meeting) for bucket in self._buckets]:
             pending.wait()
         if not self._buckets:
-            group.all_gather(b"")
+            group.all_gather(b"", self.call)
 
     def describe(self) -> bytes:
         """Nothing to describe."""
@@ -81,19 +90,28 @@ def _summable(tensor: Tensor) -> Tensor:
     return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
-def gather(session: Session, value: Any, *, what: str = "value") -> tuple[list[Any], View]:
+def gather(session: Session, value: Any, *, what: str = "value", call: str | None = None) -> tuple[list[Any], View]:
     """Everybody's value (a plain tree, with tensors) in rank order, and the view that they are of."""
-    return operations.gather(session, value, what=what, codec=TENSORS)
+    return operations.gather(session, value, what=what, call=call, codec=TENSORS)
 
 
-def reduce(session: Session, tensor: Tensor, op: str) -> Tensor:
-    """Reduce a tensor: "sum", "mean", "max" or "min" over the members; same shape, floating for a mean."""
+def reduce(session: Session, tensor: Tensor, op: str, *, call: str = "reduce") -> Tensor:
+    """Reduce a tensor: "sum", "mean", "max" or "min" over the members; same shape, floating for a mean.
+
+    Args:
+        session: The worker's session.
+        tensor: Of the same shape in all members.
+        op: How.
+        call: What it is for.
+    """
+    shape = list(tensor.shape) if tensor.numel() > 1 else "one number"
+    call = f"{call}, {op} of {shape}"
     if op in ("sum", "mean"):
         small = tensor.is_floating_point() and tensor.numel() <= _FEW
-        operation = SumTensor(tensor.double() if small else tensor)
+        operation = SumTensor(tensor.double() if small else tensor, call)
         view = session.run(operation)
         total = operation.total.to(tensor.dtype) if small else operation.total
         return total / view.world_size if op == "mean" else total
-    parts, _ = gather(session, tensor)
+    parts, _ = gather(session, tensor, call=call)
     stacked = torch.stack([part.to(tensor.device) for part in parts])
     return stacked.amax(0) if op == "max" else stacked.amin(0)

@@ -322,7 +322,7 @@ class Checkpointer:
             writer = _first(session)
             if writer == session.worker.id:
                 self.save(step, make, complete=complete, timeout_s=timeout_s)
-            session.run(Barrier())
+            session.run(Barrier("last checkpoint of the training"))
             done = writer == _first(session) or writer in session.completed_in.ids
 
     def is_complete(self, end: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ class Coverage:
     def settle(self) -> None:
         """Agree on whom the positions are dealt to. All members call it together, before `begin`."""
         if not self._session.newcomer:
-            self._session.run(Barrier())
+            self._session.run(Barrier("start of an evaluation"))
         self._run = self._session.completed  # a number on which all agree
 
     def begin(self, length: int, *, logged: bool = True) -> tuple[np.ndarray, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ef_common.collectives.linked_group import Nothing
 from ef_common.collectives.torch_group import TorchGroups
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
@@ -88,11 +89,14 @@ class ThreadGroup:
             meeting.done.set()
         return meeting
 
-    def all_reduce(self, tensor: Any) -> ThreadPending:
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Any:
+        return Nothing()
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Any = None) -> ThreadPending:
         tensor = torch.as_tensor(tensor)  # of an array, it is the same memory
         return ThreadPending(self, self._enter(tensor), tensor)
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         meeting = self._enter(payload)
         ThreadPending(self, meeting, None).wait()
         return [meeting.values[rank] for rank in range(meeting.size)]

@@ -62,7 +62,7 @@ def reduce_again_and_again(seat: Seat) -> list[float]:
 def gather_payloads_of_different_sizes(seat: Seat) -> list[list[int]]:
     group = seat.build()
     found = []
-    for size in (0, 1, 119, 120, 121, 5000):
+    for size in (0, 1, 119, 120, 121, 5000, 1 << 19):
         payload = bytes([seat.rank]) * (size * seat.rank)
         parts = group.all_gather(payload)
         assert all(part == bytes([rank]) * len(part) for rank, part in enumerate(parts))
@@ -180,7 +180,8 @@ def reduce_without_waiting(seat: RealSeat) -> list[bool]:
         if seat.rank == 0 and is_late:
             seat.sleep(SETTLED_S)
         began = time.monotonic()
-        pending = [group.all_reduce(tensor) for tensor in tensors]
+        meeting = group.meet("several", tensors)
+        pending = [group.all_reduce(tensor, "several", meeting) for tensor in tensors]
         at_once = time.monotonic() - began < SETTLED_S / 2
         for each in pending:
             each.wait()

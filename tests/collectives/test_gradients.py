@@ -291,7 +291,10 @@ class Recorder:
     def __init__(self) -> None:
         self.reduced: list[Tensor] = []
 
-    def all_reduce(self, tensor: Tensor) -> Any:
+    def meet(self, call: str, tensors: Any = None) -> Any:
+        return self
+
+    def all_reduce(self, tensor: Tensor, call: str = "", meeting: Any = None) -> Any:
         self.reduced.append(tensor)
         return self
 

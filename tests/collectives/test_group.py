@@ -52,7 +52,7 @@ def test_same_operation_many_times_gives_the_result_each_time(run: Run) -> None:
 
 
 def test_all_gather_brings_payloads_of_all_sizes_in_rank_order(run: Run) -> None:
-    expected = [[0, size, 2 * size] for size in (0, 1, 119, 120, 121, 5000)]
+    expected = [[0, size, 2 * size] for size in (0, 1, 119, 120, 121, 5000, 1 << 19)]
     assert run(scripts.gather_payloads_of_different_sizes, 3) == [expected] * 3
 
 

@@ -117,7 +117,7 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
         def wait(self) -> None:
             pass
 
-    group = TorchGroup(ProcessGroup(), 2, (), Links())  # type: ignore[arg-type]
+    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), Links())  # type: ignore[arg-type]
     group._start(begin)
     wait_for_burials()
     assert ended_in == ["ef-bury"]

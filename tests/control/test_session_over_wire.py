@@ -19,7 +19,14 @@ class RelayGroup:
     def __init__(self, view, rank, bootstrap):
         self._view, self._rank, self._bootstrap, self._number = view, rank, bootstrap, 0
 
-    def all_gather(self, payload):
+    def meet(self, call, tensors=None):
+        self.all_gather(call.encode())
+        return self
+
+    def wait(self):
+        """All have met."""
+
+    def all_gather(self, payload, call=""):
         self._number += 1
         self._bootstrap.put(f"{self._number}/{self._rank}", payload)
         return [self._bootstrap.get(f"{self._number}/{rank}") for rank in range(self._view.world_size)]

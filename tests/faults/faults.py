@@ -18,7 +18,7 @@ from ef_common.core.view import View
 from ef_common.data.checkpointer import Checkpointer
 from ef_common.errors import GroupBroken
 from ef_common.launch import process
-from ef_common.ports import Bootstrap, Group, Pending
+from ef_common.ports import Bootstrap, Group, Meeting, Pending
 from tests.faults.harms import HARMS
 
 MARKS = "TEST_MARKS"
@@ -159,20 +159,24 @@ class FaultyGroup:
         if self.broken:
             raise GroupBroken("it broke before")
 
-    def all_reduce(self, tensor: Any) -> FaultyPending:
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
+        self.check()
+        return self._group.meet(call, tensors)
+
+    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> FaultyPending:
         self.check()
         striker = self.striker
         index = striker.num_reduces
         striker.num_reduces += 1
         striker.at("reduction", step=striker.step, index=index, moment="issue")
-        return FaultyPending(self._group.all_reduce(tensor), self, index, tensor)
+        return FaultyPending(self._group.all_reduce(tensor, call, meeting), self, index, tensor)
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         self.check()
         plans = b"offer" in payload and b"busy" in payload
         if plans:
             self.striker.at("plan", moment="issue")
-        found = self._group.all_gather(payload)
+        found = self._group.all_gather(payload, call)
         if plans:
             self.striker.at("plan", moment="wait")
         return found

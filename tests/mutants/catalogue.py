@@ -152,8 +152,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-barrier-after-a-loss-in-a-join",
         file="ef_common/session.py",
-        old="        if changed:\n            self.run(Barrier())\n",
-        new="        if changed and self.view.admitted_at == self.view.generation:\n            self.run(Barrier())\n",
+        old="        if changed:\n            self.run(Barrier(_ENTERED))\n",
+        new="        if changed and self.view.admitted_at == self.view.generation:\n"
+        "            self.run(Barrier(_ENTERED))\n",
         harm="If a worker is lost while a newcomer is admitted, the newcomer and the members run different "
         "collectives, and hang or end.",
     ),
@@ -166,11 +167,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="small-sums-begin-with-the-own-part",
-        file="ef_common/collectives/torch_group.py",
-        old="        first, second, *others = self._received.view(self._tensor.dtype).unbind()\n",
-        new="        parts = self._received.view(self._tensor.dtype).unbind()\n"
-        "        own = self._tensor.view(-1)\n"
-        "        first, second, *others = sorted(parts, key=lambda part: not torch.equal(part, own))\n",
+        file="ef_common/collectives/torch_exchange.py",
+        old="        first, second, *others = received\n",
+        new="        own = self._tensor.view(-1)\n"
+        "        first, second, *others = sorted(received, key=lambda part: not torch.equal(part, own))\n",
         harm="With three workers or more the sums of small tensors are rounded differently in each of them, so that "
         "their weights drift apart.",
     ),

@@ -50,7 +50,7 @@ class Session:
         self.completed_in = self.view
         return self.view
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         return [payload, ARRAYS.dumps({"busy": self.busy, "offer": None})]
 
     def make_step(self) -> None:

@@ -21,11 +21,12 @@ import numpy as np
 
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Group, Pending
+from ef_common.ports import Group, Meeting, Pending
 from ef_common.session import LoneGroup, Session
 
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
+CALL = "reduction of the gradients"
 _NUM_FLAGS = 4  # change pending, wants to stop, wish, lacking weight
 
 Shape = tuple[int, ...]
@@ -131,6 +132,7 @@ class ArrayReduction:
         self._arrays: list[np.ndarray | None] = [None] * len(self._views)
         self._num_taken = 0
         self._group: Group | None = None
+        self._meeting: Meeting | None = None
         self._pending: list[Pending] = []
         self._alone = False
         self._weight = self._weight_of_values = 1.0
@@ -138,7 +140,13 @@ class ArrayReduction:
         self.num_changes = self.num_stops = self.num_wishes = 0.0
         self.on_wait: Callable[[], None] = lambda: None
         if session.world_size > 1:
-            self._bind(session.group, session.view)
+            self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._bind(self._session.group, self._session.view)
+        except GroupBroken:
+            self._group = None  # `run` starts over, after recovery
 
     def take(self, arrays: Sequence[np.ndarray]) -> None:
         """The local arrays of the next bucket, in its order, are there: begin to reduce them. Never raises."""
@@ -199,6 +207,7 @@ class ArrayReduction:
         # Statistics are of samples, too. But they must not vanish with the last one, as gradients do.
         self._weight_of_values = self._weight if sum(weights) > 0 else 1.0 / view.world_size
         self._pending = []
+        self._meeting = group.meet(CALL, self._buffers)
 
     def _issue(self, upto: int) -> None:
         if self._group is None:
@@ -211,7 +220,7 @@ class ArrayReduction:
                 session = self._session
                 flags = [session.change_pending, self._wants_stop, session.wish, self._lacking]
                 self._buffers[-1][-_NUM_FLAGS:] = flags
-            self._pending.append(self._group.all_reduce(self._buffers[bucket]))
+            self._pending.append(self._group.all_reduce(self._buffers[bucket], CALL, self._meeting))
 
     def _fill(self, index: int) -> None:
         array, view = self._arrays[index], self._views[index]

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ef_common.collectives.gradients.shared import Array, BatchReduction, Room
+from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, Room
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Group
+from ef_common.ports import Group, Meeting
 from ef_common.session import LoneGroup
 
 
@@ -32,11 +32,16 @@ class CanonicalReduction(BatchReduction):
         self._room.give_back(right)
         return np.add(left, right, out=left)
 
+    def _meet(self, group: Group) -> Meeting:
+        return group.meet(f"{CALL}, {self._room.size} numbers each")
+
     def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
         num_leaves = self._pieces.window.num_pieces
         if isinstance(group, LoneGroup):
             np.copyto(self.total, self._held[summation.root(num_leaves)])
             return
+        if self._meeting is not None:
+            self._meeting.wait()
         exchange = _Exchange(self._room, group, view.rank_of(self._session.worker.id) or 0, view.world_size)
         exchange.run(self._held, list(pieces.values()), self.total, num_leaves=num_leaves)
 

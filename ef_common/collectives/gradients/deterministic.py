@@ -62,6 +62,7 @@ class DeterministicReducer:
         self._starts = [buffer.detach().clone() for buffer in self._buffers]
         self._used = set()
         self._reduction = CanonicalReduction(room, self._session, pieces, self._flags)
+        self._reduction.start()
 
     def before_pass(self) -> None:
         """Before the forward pass of a piece: buffers are as they were when the step began."""

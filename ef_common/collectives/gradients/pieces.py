@@ -61,7 +61,7 @@ class Pieces:
             return {member: list(window.pieces_of(member)) for member in view.ids}
         bitmap = np.zeros(window.num_pieces, dtype=bool)
         bitmap[self.mine] = True
-        bitmaps = group.all_gather(np.packbits(bitmap).tobytes())
+        bitmaps = group.all_gather(np.packbits(bitmap).tobytes(), "exchange of what each has of a global batch")
         held = {
             member: np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), count=window.num_pieces)).tolist()
             for member, bits in zip(view.ids or (self._worker,), bitmaps, strict=True)

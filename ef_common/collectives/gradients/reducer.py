@@ -191,6 +191,8 @@ class GradientReducer:
             self._inventory = Inventory(self._module)
             return
         if self._layout is not None:
-            self._session.run(Barrier())  # the last result must not be needed any more
+            self._session.run(
+                Barrier("barrier before more parameters are trained")
+            )  # the last result must not be needed any more
         taken = {id(p) for p in fresh} | set(known)
         self._rebuild(p for p in self._module.parameters() if id(p) in taken)

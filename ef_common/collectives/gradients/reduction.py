@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -12,12 +13,15 @@ from ef_common.collectives.gradients.buckets import NUM_FIXED_FLAGS, Bucket, Lay
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.sparse import check_dense, densify, sparsify
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
-from ef_common.ports import Group, Pending
+from ef_common.errors import CallMismatch, GroupBroken
+from ef_common.ports import Group, Meeting, Pending
 from ef_common.session import Barrier, LoneGroup, Session
+
+logger = logging.getLogger(__name__)
 
 Weights = Callable[[View], Sequence[float]]
 """Weight of each member's gradient in rank order; they sum to one."""
+CALL = "reduction of the gradients"
 
 
 class Reduction:
@@ -35,6 +39,7 @@ class Reduction:
         self._session = session
         self._weights = weights
         self._group: Group | None = None
+        self._meeting: Meeting | None = None
         self._pending: list[Pending] = []
         self._missing = [len(bucket.sources) for bucket in layout.buckets]
         self._fired: set[int] = set()
@@ -52,10 +57,13 @@ class Reduction:
     # ------------------------------------------------------------ during the backward pass
 
     def start(self) -> None:
-        """Begin to reduce on the session's group what is ready: the module's buffers."""
+        """Meet the others, and begin to reduce on the session's group what is ready: the module's buffers."""
         if self._pieces is not None and self._session.view.ids != self._pieces.window.members:
             return  # somebody is lost: what it had is to be made up for first
-        self._bind(self._session.group, self._session.view)
+        try:
+            self._bind(self._session.group, self._session.view)
+        except GroupBroken:
+            self._group = None  # `run` starts over, after recovery
         self._try_issue(self.layout.num_value_buckets)
 
     def gradient_ready(self, parameter: Tensor) -> None:
@@ -85,6 +93,8 @@ class Reduction:
             self._issue(upto)
         except GroupBroken:
             self._group = None  # `run` starts over, after recovery
+        except CallMismatch as mismatch:
+            logger.debug("`run` comes to the same: %s", mismatch)
 
     # ------------------------------------------------------------ operation of the session
 
@@ -124,6 +134,7 @@ class Reduction:
         self._weight = share - self._lacking
         self._pending = []
         self._copied = set()
+        self._meeting = group.meet(CALL, self._tensors)
 
     def _finish(self) -> None:
         self._issue(len(self.layout.buckets))
@@ -145,7 +156,7 @@ class Reduction:
                 bucket.fill_values(own=self._rank == 0)
             else:
                 self._fill_gradients(bucket)
-            self._pending.append(self._group.all_reduce(bucket.buffer))
+            self._pending.append(self._group.all_reduce(bucket.buffer, CALL, self._meeting))
 
     def _fill_gradients(self, bucket: Bucket) -> None:
         for parameter in self.layout.sparse:
@@ -206,6 +217,7 @@ class Confirmation(Barrier):
     """A barrier that may be on its way before the session runs it."""
 
     def __init__(self) -> None:
+        super().__init__("barrier after the reduction of the gradients")
         self._group: Group | None = None
         self._pending: Pending | None = None
 
@@ -221,6 +233,6 @@ class Confirmation(Barrier):
         (pending or self._begin(group)).wait()
 
     def _begin(self, group: Group) -> Pending:
-        self._pending = group.all_reduce(torch.zeros(1))
+        self._pending = group.all_reduce(torch.zeros(1), self.call)
         self._group = group
         return self._pending

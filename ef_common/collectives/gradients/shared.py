@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.view import View
-from ef_common.ports import Group
+from ef_common.errors import GroupBroken
+from ef_common.ports import Group, Meeting
 from ef_common.session import Session
 
 Array = NDArray[np.floating]
+CALL = "reduction of the gradients of a global batch"
 
 
 class Room:
@@ -86,6 +89,23 @@ class BatchReduction(ABC):
         self._read_flags = read_flags
         self._held: dict[Any, Array] = {}  # sums of what this worker has computed, by what they are of
         self.total, self.flags = room.next_result()
+        self._group: Group | None = None
+        self._meeting: Meeting | None = None
+
+    def start(self) -> None:
+        """Begin to meet the others, while gradients are computed. May be left out."""
+        session = self._session
+        if session.world_size > 1 and session.view.ids == self._pieces.window.members:
+            with suppress(GroupBroken):  # `run` starts over, after recovery
+                self._bind(session.group)
+
+    def _bind(self, group: Group) -> None:
+        self._meeting = self._meet(group)
+        self._group = group
+
+    @abstractmethod
+    def _meet(self, group: Group) -> Meeting:
+        """Begin to make sure that all are in this reduction."""
 
     @abstractmethod
     def insert(self, piece: int, array: Array) -> None:
@@ -104,13 +124,15 @@ class BatchReduction(ABC):
 
     @abstractmethod
     def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
-        """Fill `total`; `pieces` are those that each member holds."""
+        """Fill `total`, when all have met; `pieces` are those that each member holds."""
 
     def run(self, group: Group, view: View) -> None:
         """Reduce with the members of `view`; see :class:`~ef_common.ports.Operation`."""
         pieces = self._pieces.settle(group, view)
+        if self._group is not group:
+            self._bind(group)
         self.flags[:] = self._read_flags()
-        flags = group.all_reduce(self.flags)
+        flags = group.all_reduce(self.flags, CALL, self._meeting)
         self._sum(group, view, pieces)
         flags.wait()
 
@@ -133,6 +155,9 @@ class SharedReduction(BatchReduction):
             held += array
             self._room.give_back(array)
 
+    def _meet(self, group: Group) -> Meeting:
+        return group.meet(CALL, [self.flags, self.total])
+
     def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
         np.copyto(self.total, self._held.get("all", 0.0))
-        group.all_reduce(self.total).wait()
+        group.all_reduce(self.total, CALL, self._meeting).wait()

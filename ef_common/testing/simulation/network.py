@@ -13,7 +13,7 @@ from typing import Any
 
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Bootstrap
+from ef_common.ports import Bootstrap, Meeting
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket
@@ -59,13 +59,21 @@ class Pending:
         end.wake()
 
 
+class Met:
+    """A meeting that needs no message."""
+
+    def wait(self) -> None:
+        """See the port."""
+
+
 class Round:
     """One collective of a mesh."""
 
-    __slots__ = ("entered", "kind", "size")
+    __slots__ = ("call", "entered", "kind", "size")
 
-    def __init__(self, kind: str, size: int) -> None:
+    def __init__(self, kind: str, call: str, size: int) -> None:
         self.kind = kind
+        self.call = call
         self.size = size
         self.entered: dict[int, Pending] = {}
 
@@ -106,15 +114,15 @@ class Mesh:
                 typical = NOTICE_S if scheduler.chance(0.5) else 0.1 * NOTICE_S
                 self.when_whole(scheduler.delay(typical), end.break_)
 
-    def enter(self, end: End, number: int, kind: str, pending: Pending, size: int) -> None:
+    def enter(self, end: End, number: int, kind: str, pending: Pending, *, call: str, size: int) -> None:
         """A member has entered its collective of this number."""
         if number == len(self.rounds):
-            self.rounds.append(Round(kind, size))
+            self.rounds.append(Round(kind, call, size))
         this = self.rounds[number]
-        if this.kind != kind or (kind == "all_reduce" and this.size != size):
+        if (this.kind, this.call) != (kind, call) or (kind == "all_reduce" and this.size != size):
             raise Violation(
-                f"view {self.view.generation}: {end.process.name} enters {kind}/{size} as collective "
-                f"{number}, others {this.kind}/{this.size}"
+                f"view {self.view.generation}: {end.process.name} enters {kind}/{size} ({call}) as collective "
+                f"{number}, others {this.kind}/{this.size} ({this.call})"
             )
         this.entered[end.rank] = pending
         if len(this.entered) == self.view.world_size:
@@ -209,24 +217,30 @@ class End:
 
     # ------------------------------------------------------------ port
 
-    def all_reduce(self, tensor: list[float]) -> Pending:
-        """See the port."""
-        return self._enter("all_reduce", Pending(self, tuple(tensor), tensor), len(tensor))
+    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
+        """See the port; sums tell their call themselves."""
+        if tensors is not None:
+            return Met()
+        return self._enter("meet", Pending(self, None, None), call=call, size=0)
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
+    def all_reduce(self, tensor: list[float], call: str = "", meeting: Meeting | None = None) -> Pending:
+        """See the port."""
+        return self._enter("all_reduce", Pending(self, tuple(tensor), tensor), call=call, size=len(tensor))
+
+    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         """See the port."""
         if self._num_rounds == 0:
             self._mark("exchange")
-        pending = self._enter("all_gather", Pending(self, payload, None), 0)
+        pending = self._enter("all_gather", Pending(self, payload, None), call=call, size=0)
         pending.wait()
         return list(pending.result)
 
-    def _enter(self, kind: str, pending: Pending, size: int) -> Pending:
+    def _enter(self, kind: str, pending: Pending, *, call: str, size: int) -> Pending:
         self._check()
         number = self._num_rounds
         self._num_rounds += 1
         self.flying.append(pending)
-        self.mesh.enter(self, number, kind, pending, size)
+        self.mesh.enter(self, number, kind, pending, call=call, size=size)
         return pending
 
     def send(self, tensors: Sequence[Any], target: int) -> None:

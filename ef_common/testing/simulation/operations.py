@@ -133,7 +133,7 @@ class Reduction:
             pending.wait()
         self._mark("bucket1")
         self._later[:] = [self._weight * self._mean, self._weight, float(self._flag())]
-        group.all_reduce(self._later).wait()
+        group.all_reduce(self._later, self._label).wait()
 
     def _bind(self, group: Group, view: View) -> None:
         self._mark("bucket0")
@@ -141,7 +141,7 @@ class Reduction:
         self._weight = self.weight(view)
         self._first[:] = [float(self._total)]
         self._later[:] = [self._weight * self._mean, 0.0, 0.0]
-        self._pending = group.all_reduce(self._first)
+        self._pending = group.all_reduce(self._first, self._label)
 
     def describe(self) -> bytes:
         """See the port."""
@@ -200,7 +200,7 @@ class Gather:
     def run(self, group: Group, view: View) -> None:
         """See the port."""
         self.attempts.begin(view)
-        self._parts = [bytearray(part) for part in group.all_gather(self._payload)]
+        self._parts = [bytearray(part) for part in group.all_gather(self._payload, self._label)]
 
     def describe(self) -> bytes:
         """See the port."""

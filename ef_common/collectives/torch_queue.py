@@ -1,0 +1,84 @@
+"""The order in which a member's operations begin: that of its calls, though some must wait until all have met.
+
+Gloo counts operations, so members must begin them in one order, whenever each of them comes to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ef_common.collectives.torch_exchange import RollCall
+from ef_common.errors import GroupBroken
+from ef_common.ports import Pending
+
+
+class Queue:
+    """The operations of one member that have not begun yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[QueuedSum] = deque()
+
+    def begin(self, meeting: RollCall | None, act: Callable[[], Pending]) -> Pending:
+        """Begin a sum now if that is possible without waiting for the others, else later.
+
+        Raises:
+            GroupBroken: A member is gone, or the group was aborted.
+        """
+        while self._waiting and self._waiting[0].is_open():
+            self._waiting.popleft().begin()
+        if not self._waiting and (meeting is None or meeting.is_open()):
+            return act()
+        later = QueuedSum(self, meeting, act)
+        self._waiting.append(later)
+        return later
+
+    def flush(self) -> None:
+        """Begin all that waits for its turn, which may wait for the others.
+
+        Raises:
+            CallMismatch: Members are in different calls.
+            GroupBroken: A member is gone, or the group was aborted.
+        """
+        while self._waiting:
+            self._waiting[0].meet()
+            self._waiting.popleft().begin()
+
+
+class QueuedSum:
+    """A sum that begins when those before it have begun, and all have met."""
+
+    def __init__(self, queue: Queue, meeting: RollCall | None, act: Callable[[], Pending]) -> None:
+        self._queue = queue
+        self._meeting = meeting
+        self._act = act
+        self._pending: Pending | None = None
+        self._error: Exception | None = None
+
+    def is_open(self) -> bool:
+        """Whether it can begin without waiting for the others."""
+        return self._meeting is None or self._meeting.is_open()
+
+    def meet(self) -> None:
+        """Wait until it can begin."""
+        if self._meeting is not None:
+            self._meeting.wait()
+
+    def begin(self) -> None:
+        """Begin. An error of its own is raised by `wait`."""
+        try:
+            self._pending = self._act()
+        except GroupBroken:
+            raise
+        except Exception as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Block until it is complete."""
+        if self._pending is None and self._error is None:
+            self._queue.flush()
+        if self._error is not None:
+            raise self._error
+        if self._pending is None:
+            raise GroupBroken("it could not begin")
+        self._pending.wait()
