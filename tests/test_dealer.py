@@ -1,4 +1,4 @@
-"""The dealer notes down what a worker works on."""
+"""The dealer notes down what a worker works on, and hands on what is left to deal."""
 
 from __future__ import annotations
 
@@ -65,6 +65,21 @@ def test_dealer_notes_positions_that_have_come_back(tmp_path: Path) -> None:
     session.completed_in = SOLO
     dealer.deal()
     assert noted(tmp_path).ranges == ((2, 3), (3, 4))
+
+
+def test_dealer_that_goes_on_from_a_state_deals_what_a_lost_worker_had(tmp_path: Path) -> None:
+    dealer, session = make(tmp_path)
+    dealer.begin(0, 16)
+    session.completed_in = View(1, (*SOLO.members, Member("other", "n", "")))
+    dealer.deal()
+    dealer.commit(SOLO)  # 4 to 7 were the other one's
+    resumed, _ = make(tmp_path)
+    resumed.load_state(dealer.state())
+    dealt: list[list[int]] = []
+    while resumed.progress.remaining:
+        dealt.append(resumed.mine(resumed.deal()))
+        resumed.commit(SOLO)
+    assert dealt == [[8, 9, 10, 11], [12, 13, 14, 15], [4, 5, 6, 7]]
 
 
 def test_directory_of_the_notes_comes_from_the_environment(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.tiers.places import ROOT, guards_of
 
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".*_cache", "mutants")
 _LIMIT_S = 3600.0
+UNTIL = ("guards", "fast", "all")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -55,15 +56,18 @@ class Result:
     duration_s: float
 
 
-def attempts(mutant: Mutant, *, thorough: bool) -> list[Attempt]:
-    """From the tests that are most likely to find it on to all of them."""
+def attempts(mutant: Mutant, *, until: str) -> list[Attempt]:
+    """From the tests that are most likely to find it on to all of them, or to the last of ``until``."""
     guards = tuple(guards_of([mutant.file]))
-    found = [
-        Attempt("fast", "not thorough and not processes", guards),
-        Attempt("fast", "not thorough and processes", guards),
-        Attempt("fast", "not thorough"),
-    ]
-    return [*found, Attempt("all", "thorough", guards), Attempt("all", "thorough")] if thorough else found
+    found = {
+        "guards": [
+            Attempt("fast", "not thorough and not processes", guards),
+            Attempt("fast", "not thorough and processes", guards),
+        ],
+        "fast": [Attempt("fast", "not thorough")],
+        "all": [Attempt("all", "thorough", guards), Attempt("all", "thorough")],
+    }
+    return [attempt for group in UNTIL[: UNTIL.index(until) + 1] for attempt in found[group]]
 
 
 def break_the_product(mutant: Mutant, tree: Path) -> None:
@@ -98,7 +102,7 @@ def face(attempt: Attempt, tree: Path, *, jobs: int, log: Path) -> str:
     return failed[0] if failed else f"(pytest has ended with status {status.returncode})"
 
 
-def judge(mutant: Mutant, *, thorough: bool, jobs: int, logs: Path) -> Result:
+def judge(mutant: Mutant, *, until: str, jobs: int, logs: Path) -> Result:
     """Let it face all attempts until one finds it."""
     begin = time.monotonic()
     log = logs / f"{mutant.name}.txt"
@@ -106,7 +110,7 @@ def judge(mutant: Mutant, *, thorough: bool, jobs: int, logs: Path) -> Result:
     with tempfile.TemporaryDirectory(prefix="ef-mutant-") as folder:
         tree = Path(folder) / "tree"
         break_the_product(mutant, tree)
-        for attempt in attempts(mutant, thorough=thorough):
+        for attempt in attempts(mutant, until=until):
             if by := face(attempt, tree, jobs=jobs, log=log):
                 return Result(mutant.name, attempt.tier, by, time.monotonic() - begin)
     return Result(mutant.name, "", "", time.monotonic() - begin)
@@ -114,11 +118,13 @@ def judge(mutant: Mutant, *, thorough: bool, jobs: int, logs: Path) -> Result:
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--thorough/--fast-only", default=True, help="Whether survivors of `make test` face `make test-all`.")
+@click.option("--guards-only", "until", flag_value="guards", help="Survivors of the guards of their file face no more.")
+@click.option("--fast-only", "until", flag_value="fast", help="Survivors of `make test` do not face `make test-all`.")
+@click.option("--all", "until", flag_value="all", default="all", help="Survivors face every test. This is the default.")
 @click.option("--jobs", default=3, show_default=True, help="Processes of pytest's.")
 @click.option("--results", "path", default=ROOT / "build/mutants/results.jsonl", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Leave out those that have a result already.")
-def main(names: tuple[str, ...], thorough: bool, jobs: int, path: Path, resume: bool) -> None:
+def main(names: tuple[str, ...], until: str, jobs: int, path: Path, resume: bool) -> None:
     """Break the product in each way of the catalogue, and see which tests notice."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = [Result(**json.loads(line)) for line in path.read_text().splitlines()] if resume and path.exists() else []
@@ -130,7 +136,7 @@ def main(names: tuple[str, ...], thorough: bool, jobs: int, path: Path, resume: 
         for mutant in chosen:
             if mutant.name in done:
                 continue
-            result = judge(mutant, thorough=thorough, jobs=jobs, logs=path.parent)
+            result = judge(mutant, until=until, jobs=jobs, logs=path.parent)
             known.append(result)
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
