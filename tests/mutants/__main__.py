@@ -21,7 +21,7 @@ from tests.tiers.places import ROOT, guards_of
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".*_cache", "mutants")
 _LIMIT_S = 3600.0
 UNTIL = ("guards", "fast", "all")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
