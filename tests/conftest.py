@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.environment import clean
 from tests.tiers.marks import mark
 
 clean(os.environ)  # before anything that reads it is imported
+
+# A busy machine fails no test: nothing asserts how long an example takes.
+settings.register_profile("tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -22,3 +29,17 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: tests that look for garbage need not look there, nor need forks copy it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """Text that is none (a lone surrogate, say of a property's example) would end the process that is to report it."""
+    report = yield
+    report.sections = [(name, _printable(text)) for name, text in report.sections]
+    if report.failed and _printable(text := str(report.longrepr)) != text:
+        report.longrepr = _printable(text)
+    return report
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

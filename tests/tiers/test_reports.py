@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tiers.places import ROOT
 from tests.tiers.reports import Outcome, closing_line, durations_of, estimate_s, read, slowest, write_durations
 
 XML = """<testsuites><testsuite name="pytest">
@@ -41,3 +45,14 @@ def test_estimates_are_of_the_tier_and_the_paths(outcomes: list[Outcome], tmp_pa
     assert estimate_s("all", ["tests"], path) == 16.0
     assert estimate_s("rest", ["tests/core", "tests/x"], path) == pytest.approx(7.2 + 5.0)
     assert estimate_s("fast", ["tests"], tmp_path / "missing.json") == 0.0
+
+
+def test_failure_with_text_that_cannot_be_encoded_is_reported_by_its_process(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "def test_it():\n    print('\\udc80')\n    assert '\\udc81' == ''\n\n\ndef test_other():\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "tests.conftest", str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert "INTERNALERROR" not in found.stdout
+    assert "1 failed, 1 passed" in found.stdout
