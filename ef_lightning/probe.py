@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -248,7 +249,7 @@ def check_hooks(trainer: Any, host: Host) -> None:
         UnsupportedError: Naming those that are missed, and what to install.
     """
     version: str = importlib.import_module(host.name).__version__
-    release = tuple(int(part) for part in version.split(".")[:2])
+    release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])  # also of 2.7rc1
     try:
         problems = missing(parts_of(trainer, host), release, HOOKS)
     except (ImportError, AttributeError) as error:

@@ -124,6 +124,7 @@ def test_release_that_has_moved_something_is_refused_before_anything_is_trained(
         Hook("metric", "_in_tests_only", "nobody"),
     ]
     monkeypatch.setattr(probe, "HOOKS", moved)
+    monkeypatch.setattr(pl, "__version__", "2.6rc1")
     trainer = training.trainer(pl, strategy_for(host)())
     module = training.regression(pl)()
     before = training.weights(module)
