@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,13 +36,15 @@ def read(path: Path) -> list[Outcome]:
     for case in ElementTree.parse(path).iter("testcase"):
         file = case.get("file") or case.get("classname", "").replace(".", "/") + ".py"
         result = next((_RESULTS[child.tag] for child in case if child.tag in _RESULTS), "passed")
-        outcome = Outcome(file, case.get("name", ""), result, float(case.get("time", 0.0)))
+        name = _GROUP.sub("", case.get("name", ""))
+        outcome = Outcome(file, name, result, float(case.get("time", 0.0)))
         known = found.get((file, outcome.name))
         if known is None or known.result == "passed":
             found[file, outcome.name] = outcome
     return list(found.values())
 
 
+_GROUP = re.compile(r"@[^\]@]*$")  # of the tests that run in one process, behind the name
 _RESULTS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 

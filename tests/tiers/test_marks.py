@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,18 @@ def test_each_test_is_tried_once(fast: str) -> None:
     names = [line.partition("[")[0] for line in fast.splitlines() if "::" in line and "memory-" not in line]
     assert len(names) > 80
     assert len(names) == len(set(names))
+
+
+def test_tests_that_use_a_fixture_of_their_module_run_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n\n"
+        "@pytest.fixture(scope='module')\ndef made():\n    return os.getpid()\n\n"
+        "@pytest.mark.parametrize('number', range(6))\ndef test_it(made, number):\n"
+        f"    open({str(tmp_path / 'made')!r}, 'a').write(f'{{made}} ')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "tests.conftest"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, str(tmp_path)], cwd=tmp_path, env=environ, capture_output=True, check=True)
+    pids = (tmp_path / "made").read_text().split()
+    assert len(pids) == 6
+    assert len(set(pids)) == 1

@@ -11,7 +11,7 @@ from tests.tiers.places import ROOT
 from tests.tiers.reports import Outcome, closing_line, durations_of, estimate_s, read, slowest, write_durations
 
 XML = """<testsuites><testsuite name="pytest">
-<testcase classname="tests.core.test_a" name="test_one[x]" time="0.5"/>
+<testcase classname="tests.core.test_a" name="test_one[x]@ceph" time="0.5"/>
 <testcase classname="tests.core.test_a" name="test_two" time="2.25"><failure message="no">no</failure></testcase>
 <testcase classname="tests.core.test_b" name="test_three" time="0.0"><skipped message="no GPU"/></testcase>
 <testcase classname="tests.core.test_b" name="test_four" time="1.0"><error message="in a fixture"/></testcase>
