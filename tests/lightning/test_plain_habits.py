@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -131,6 +132,14 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_process: None) ->
     return said
 
 
+def send(trainer: Any, number: int) -> None:
+    """Send a signal to this process, and wait until it is taken for a notice, where any are heeded."""
+    os.kill(os.getpid(), number)
+    notices, session = trainer.strategy._here.notices, trainer.strategy.session
+    while notices.active and not session.leaving:
+        time.sleep(0.001)
+
+
 def signalled(pl: Any, number: int, **options: Any) -> tuple[Any, Any]:
     """A training in which Slurm sends a signal after two batches: its Trainer, and the exit status if it has ended."""
     environment = importlib.import_module(f"{pl.__name__}.plugins.environments").SLURMEnvironment
@@ -141,7 +150,7 @@ def signalled(pl: Any, number: int, **options: Any) -> tuple[Any, Any]:
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if trainer.global_step == 2:
                 assert (trainer.global_rank, trainer.local_rank, trainer.world_size) == (0, 0, 1)
-                os.kill(os.getpid(), number)
+                send(trainer, number)
 
     strategy = strategy_for(pl.__name__)(checkpoint=options.pop("checkpoint", None))
     plugins = [environment(requeue_signal=number)]
@@ -192,7 +201,7 @@ def test_slurm_does_not_requeue_what_leaves_for_another_reason(slurm: Path, tmp_
     class Term(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
+                send(trainer, signal.SIGTERM)
 
     environment = importlib.import_module(f"{HOSTS[0]}.plugins.environments").SLURMEnvironment
     trainer = training.trainer(pl, strategy_for(HOSTS[0])(), plugins=[environment()], callbacks=[Term()])
