@@ -195,6 +195,11 @@ class Session:
         return self._group
 
     @property
+    def is_alone(self) -> bool:
+        """This process is no worker of a job: nobody can come, and nobody reads what it notes down."""
+        return self._channel is None and len(self.completed_in.members) == 1 and not self.note.is_read
+
+    @property
     def may_change(self) -> bool:
         """A boundary may change the view, or end this worker. In a process alone that only a wish to leave does."""
         return self._channel is not None or self.leaving

@@ -250,6 +250,8 @@ class Fit:
         strategy, checkpoints = self._strategy, self.checkpoints
         if not self._session.newcomer:
             self._claiming.begin()
+        if self._worker.elastic:
+            hooks.import_early()
         state = TrainerState(
             self._trainer,
             strategy.host,

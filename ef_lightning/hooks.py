@@ -7,6 +7,7 @@ that is set up with another release of Lightning tells what has moved, and so do
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -1121,6 +1122,12 @@ HYPER_PARAMETERS = tuple(
     (f"{owner}hyper_parameters", f"{owner}hparams_name", f"{owner}hparams_type") for owner in ("", "datamodule_")
 )
 """Where a checkpoint holds the module's and the data module's, whose argument they are, and their class."""
+
+
+def import_early() -> None:
+    """Import what Lightning imports when it first dumps a checkpoint: all would wait for that when a newcomer joins."""
+    if importlib.util.find_spec("omegaconf") is not None:
+        importlib.import_module("omegaconf")
 
 
 def dump_checkpoint(trainer: Any) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class ElasticMixin(CollectivesMixin):
         self._worker: Worker | None = None
         self._trainer: Any = None
         self._run: Run | None = None
+        self._fit: Fit | None = None  # that of the run
         self.syncs_gradients = True
         self.is_last = False
 
@@ -153,10 +154,6 @@ class ElasticMixin(CollectivesMixin):
         if self._run is None:
             raise UsageError("the strategy is not set up yet: the Trainer does not run")
         return self._run
-
-    @property
-    def _fit(self) -> Fit | None:
-        return None if self._run is None else self._run.fit
 
     @property
     def is_distributed(self) -> bool:
@@ -238,6 +235,7 @@ class ElasticMixin(CollectivesMixin):
                 worker.session.evict_stragglers()
         self.host.set_rank(self.session.rank)
         self._trainer, self._run = trainer, Run(self, worker, trainer)
+        self._fit = self._run.fit
         if self._fit is not None:
             self._saved = {}  # of another training
         self.session.on_view = self._follow_ranks
@@ -306,7 +304,7 @@ class ElasticMixin(CollectivesMixin):
             self._saved |= {name: state for name, state in fit.saved().items() if state is not None}
         if run is not None:
             run.end()
-        self._trainer = self._run = None
+        self._trainer = self._run = self._fit = None
         super().teardown()  # type: ignore[misc]
 
     def on_train_start(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import SOLO, Member, View
 from ef_common.data.dealer import Dealer
@@ -96,3 +98,24 @@ def test_batch_that_is_taken_back_was_never_dealt(tmp_path: Path) -> None:
     dealer.take_back()
     assert dealer.progress == before
     assert not noted(tmp_path).in_step
+
+
+@pytest.mark.parametrize("min_share", [1, 2])
+@pytest.mark.parametrize("length", [1, 3, 12, 13, 14])
+def test_dealer_of_a_process_alone_deals_and_commits_as_one_whose_world_may_change(
+    length: int, min_share: int, tmp_path: Path
+) -> None:
+    accounts = []
+    for log in (EventLog(None, "w"), EventLog(tmp_path, "w")):  # what is logged takes the general way
+        session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
+        dealer = Dealer(session, log=log, batch_size=4, min_share=min_share)
+        dealer.begin(0, length)
+        account = []
+        while dealer.progress.remaining:
+            window = dealer.deal()
+            account += [window, dealer.progress]
+            if len(account) % 3:
+                dealer.commit(session.completed_in)
+            account += [dealer.progress, dealer.num_updates]
+        accounts.append(account)
+    assert accounts[0] == accounts[1]
