@@ -49,7 +49,7 @@ class World:
         self.worker = Member("a", "a", "")
         self.completed_in = view(*names)
         self.next: View | None = None
-        self.newcomer = False
+        self.newcomer = self.is_alone = False
         self.begun: list[int] = []
         self.note = Note()
 
