@@ -87,7 +87,7 @@ def break_the_product(mutant: Mutant, tree: Path) -> None:
 def face(attempt: Attempt, tree: Path, *, jobs: int, log: Path) -> str:
     """Run the tests in a tree. Returns one that has failed, or ""."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", attempt.expression]
-    command += ["-n", str(jobs), "--dist", "loadgroup", "--tb=short", *attempt.paths]
+    command += ["-n", str(jobs), "--dist", "loadgroup", "--tb=short", *sorted(attempt.paths)]  # see `tests.tiers`
     environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tree.parent)}
     with log.open("a+") as output:
         begin = output.tell()

@@ -79,6 +79,7 @@ def _run(tier: str, paths: list[str], jobs: int, options: tuple[str, ...] = ()) 
     distribution = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-m", _TIERS[tier], f"--junitxml={report}", *distribution]
     # What killed processes leave behind goes with this folder. pytest's own folder stays, to look at failures.
+    paths = sorted(paths)  # pytest forgets a folder's fixtures if files of others stand between its own
     with tempfile.TemporaryDirectory(prefix="ef-", ignore_cleanup_errors=True) as folder:
         environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": tempfile.gettempdir(), "TMPDIR": folder}
         status = subprocess.run([*command, *options, *paths], cwd=ROOT, env=environ).returncode
