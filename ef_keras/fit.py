@@ -13,7 +13,6 @@ import numpy as np
 from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
-from ef_common.data.claiming import Claiming
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.process import Worker
@@ -62,10 +61,8 @@ class Fit:
         global_batch_size = settings.global_batch_size
         self._worker = worker
         self._skips = worker.begin_training()
-        checkpointing = settings.checkpointing(worker.checkpoint)
-        self._checkpointing = checkpointing and checkpointing.of_training(next(worker.trainings))
-        place = settings.place(worker.claims, checkpoints=self._checkpointing, elastic=worker.elastic)
-        self._claiming = Claiming(place, worker.session)
+        self._checkpointing = worker.checkpointing(settings)
+        self._claiming = worker.claiming(settings, self._checkpointing)
         self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
         self._model = model

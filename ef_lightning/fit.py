@@ -19,7 +19,6 @@ from ef_common.core import sharding
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
-from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import Claiming
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError
@@ -103,26 +102,19 @@ class Fit:
         with leaving_cleanly():
             self.is_over = worker.begin_training()
         hooks.know_best(trainer)
-        checkpointing = self._checkpointing()
-        self._claiming = Claiming(self._place(checkpointing), self._session)
-        self.checkpoints = None if checkpointing is None else self._checkpoints_at(checkpointing)
+        self._claiming = Claiming(None, self._session)
+        self.checkpoints: TrainerCheckpoints | None = None
+        if not trainer.fast_dev_run:  # of a trial nothing is to be left
+            self._set_up_checkpoints()
 
     # ------------------------------------------------------------ set-up, before that of the model
 
-    def _checkpointing(self) -> Checkpointing | None:
-        if self._trainer.fast_dev_run:
-            return None  # of a trial nothing is to be left
-        found = self._settings.checkpointing(self._worker.checkpoint)
-        return None if found is None else found.of_training(next(self._worker.trainings))
-
-    def _place(self, checkpoints: Checkpointing | None) -> Any:
-        if self._trainer.fast_dev_run:
-            return None
-        return self._settings.place(self._worker.claims, checkpoints=checkpoints, elastic=self._worker.elastic)
-
-    def _checkpoints_at(self, place: Checkpointing) -> TrainerCheckpoints:
-        log, excluded = self._worker.log, self._claiming.excluded
-        return TrainerCheckpoints(place, self._session, self._trainer, log=log, excluded=excluded)
+    def _set_up_checkpoints(self) -> None:
+        place = self._worker.checkpointing(self._settings)
+        self._claiming = self._worker.claiming(self._settings, place)
+        if place is not None:
+            log, excluded = self._worker.log, self._claiming.excluded
+            self.checkpoints = TrainerCheckpoints(place, self._session, self._trainer, log=log, excluded=excluded)
 
     def set_up_schedules(self) -> None:
         """All have passed the first barrier: those are the workers for which the user's code makes schedules."""
