@@ -72,8 +72,8 @@ def mismatch(calls: Sequence[str], members: Sequence[Member]) -> str:
     parts = [f"{_named(some, members)} in {call}" for call, some in ranks.items()]
     return (
         "workers have made different calls that exchange values, so none of them can be completed. Save a checkpoint, "
-        "log a value of all workers, gather, reduce, broadcast or wait in all workers or in none: not under "
-        f"`if trainer.is_global_zero:`, say. Received: {'; '.join(parts)}"
+        "log a value with sync_dist=True, gather, reduce, broadcast or wait in all workers or in none, and not, for "
+        f"example, under `if trainer.is_global_zero:`. Received: {'; '.join(parts)}"
     )
 
 
