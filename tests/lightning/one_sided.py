@@ -67,5 +67,6 @@ def run_to_boundary(directory: str) -> None:
             if strategy.session.change_agreed and self.global_rank == 0:
                 strategy.barrier("mine")
 
-    trainer = training.trainer(pl, default_root_dir=directory, max_epochs=1000)
-    trainer.fit(Net(), training.loader(64))
+    trainer = training.trainer(pl, default_root_dir=directory)
+    # One long epoch: after the last step of an epoch, what is logged is exchanged before the workers wait for a newcomer.
+    trainer.fit(Net(), training.loader(100_000))
