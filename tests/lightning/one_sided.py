@@ -68,5 +68,5 @@ def run_to_boundary(directory: str) -> None:
                 strategy.barrier("mine")
 
     trainer = training.trainer(pl, default_root_dir=directory)
-    # One long epoch: after the last step of an epoch, what is logged is exchanged before the workers wait for a newcomer.
+    # One long epoch: at the end of an epoch, what is logged is exchanged before the workers wait for a newcomer.
     trainer.fit(Net(), training.loader(100_000))
