@@ -324,7 +324,8 @@ class Fit:
         with leaving_cleanly():
             if self.train_loader is not None:
                 self.train_loader.finish()
-            self._log_weights()
+            if self._worker.audit:
+                self._log_weights()
             self._session.run(Barrier("end of the training"))
         if self.checkpoints is not None:
             self.checkpoints.finish()
@@ -448,7 +449,8 @@ class Fit:
             self.schedules.plan()
 
     def _between_steps(self) -> None:
-        self._log_weights()
+        if self._worker.audit:
+            self._log_weights()
         if self.schedules is not None:
             self.schedules.between_batches()
         if self._timed_validation is not None:
@@ -468,7 +470,7 @@ class Fit:
         """A training step in manual optimization is over; every worker reduces in it, also one without gradients."""
         reducer, loader = self.reducer, self.train_loader
         if reducer is not None and loader is not None and loader.progress.uncommitted:
-            loader.commit(self._reduced(reducer.skip) or self._session.completed_in)
+            loader.dealer.commit(self._reduced(reducer.skip) or self._session.completed_in)
 
     def before_backward(self) -> None:
         """Begin to reduce gradients as they become ready, if this is the last pass of an update."""
@@ -500,7 +502,7 @@ class Fit:
         if loader is not None:
             if self.compensation is not None:
                 self.compensation.commit(contributors, loader)
-            loader.commit(contributors, float(loss.detach()) if self._worker.log.enabled else None)
+            loader.dealer.commit(contributors, float(loss.detach()) if self._worker.log.enabled else None)
         return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:
@@ -542,9 +544,9 @@ class Fit:
     # ------------------------------------------------------------ audit
 
     def _log_weights(self) -> None:
-        """In audit mode, note a hash of the weights after each update."""
+        """Note a hash of the weights after each update."""
         loader = self.train_loader
-        if self._worker.audit and loader is not None:
+        if loader is not None:
             state = self._trainer.lightning_module.state_dict().values()
             loader.dealer.log_weights(as_bytes(value).numpy() for value in state if isinstance(value, Tensor))
 

@@ -30,7 +30,7 @@ from ef_lightning import hooks
 from ef_lightning.data_workers import Sample, WrappedLoader
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
-from ef_lightning.reading import Places, Reading
+from ef_lightning.reading import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -236,15 +236,15 @@ class ElasticLoader(WrappedLoader):
         self._plan_of = None
 
     def _deal(self) -> Any:
-        members = self._session.completed_in.ids
-        before = self.progress
+        dealer, members = self.dealer, self._session.completed_in.ids
+        before = dealer.progress
         if before.remaining == 0:
             raise StopIteration
         plan_of = (members, len(before.returned))
         is_new = plan_of != self._plan_of
         if is_new:
             self.on_members()
-        window = self.dealer.deal()
+        window = dealer.deal()
         self._is_filled = self.is_even
         if is_new:
             self._plan_of = plan_of
@@ -253,11 +253,11 @@ class ElasticLoader(WrappedLoader):
             self._planned.read(lambda start: self._batches(before, members, start))
             self.on_plan()
             hooks.set_epoch_length(self._trainer, self._num_steps(before), in_batch=False)
-        if self.dealer.global_batch is not None:
-            self.padding = not self.dealer.pieces.mine
+        if dealer.global_batch is not None:
+            self.padding = not dealer.pieces.mine
             return self._planned.next()
         # All have a share of a whole window; only the last ones of an epoch are smaller.
-        is_whole = window.stop - window.start == self.dealer.batch_size * len(members)
+        is_whole = window.stop - window.start == dealer.batch_size * len(members)
         self.padding = not is_whole and _is_empty(window.slice_of(self._session.worker.id))
         return self._planned.next()
 
@@ -297,9 +297,11 @@ class ElasticLoader(WrappedLoader):
             return
         rank, size = members.index(self._session.worker.id), self.dealer.batch_size
         progress, starts = sharding.whole_windows(progress, len(members), batch_size=size)
+        at, order, length = self._reading.at, self._order, self.progress.length
         for start in starts[skip:]:
-            whole = range(start, start + len(members) * size)
-            yield self._at(slice(start + rank * size, start + (rank + 1) * size), whole)
+            places = slice(start + rank * size, start + (rank + 1) * size)
+            beside = range(start, start + len(members) * size) if self.is_even else ()
+            yield at(order, places, length=length, beside=beside)
         skip -= min(skip, len(starts))
         while progress.remaining > 0:
             progress, window = self.dealer.next_window(progress, members)
@@ -316,13 +318,10 @@ class ElasticLoader(WrappedLoader):
         positions = positions or progress.positions((window.start, min(window.stop, window.start + size)))
         if self.is_even:
             positions += positions[: size - len(positions)]
-        return self._at(positions, progress.positions((window.start, window.stop)) if self.is_even else ())
+        beside = progress.positions((window.start, window.stop)) if self.is_even else ()
+        return self._reading.at(self._order, positions, length=self.progress.length, beside=beside)
 
-    def _at(self, places: Places, window: Sequence[int]) -> list[Any]:
-        beside = window if self.is_even else ()
-        return self._reading.at(self._order, places, length=self.progress.length, beside=beside)
-
-    # ------------------------------------------------------------ commit
+    # ------------------------------------------------------------ what was dealt
 
     def skip(self) -> None:
         """The rest of the epoch is left out, from the batch on that was dealt last."""
@@ -331,10 +330,6 @@ class ElasticLoader(WrappedLoader):
     def weights(self, view: View) -> Sequence[float]:
         """Weight of each member's gradient."""
         return self.dealer.weights(view)
-
-    def commit(self, contributors: View, loss: float | None = None) -> None:
-        """A gradient reduction with these contributors has completed."""
-        self.dealer.commit(contributors, loss)
 
     # ------------------------------------------------------------ state
 

@@ -56,7 +56,7 @@ class Dealer:
         self._log = log
         self._newest: tuple[Window, ...] = ()
         self._logged_epoch = -1
-        self._is_plain = not log.enabled and global_batch is None
+        self._is_alone = session.is_alone and not log.enabled and global_batch is None
 
     # ------------------------------------------------------------ the epoch
 
@@ -88,7 +88,7 @@ class Dealer:
         Raises:
             ValueError: The epoch is over.
         """
-        if self._is_plain and self._session.is_alone and (alone := self._deal_alone()):
+        if self._is_alone and (alone := self._deal_alone()):
             return alone
         before = self.progress
         self.progress, window = self.next_window(before, self._session.completed_in.ids)
@@ -185,7 +185,7 @@ class Dealer:
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""
         before = self.progress
-        if self._is_plain and self._session.is_alone:
+        if self._is_alone:
             epoch, length, cursor, returned, _, steps = before
             self.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
             self.num_updates += 1

@@ -34,7 +34,12 @@ def program(make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, 
 
 
 def train(
-    name: str, changes: dict[str, Any] | None = None, store: str | None = None, gate: str | None = None
+    name: str,
+    changes: dict[str, Any] | None = None,
+    store: str | None = None,
+    gate: str | None = None,
+    *,
+    expects: bool = False,
 ) -> dict[str, Any]:
     """Train a program.
 
@@ -43,6 +48,7 @@ def train(
         changes: Attributes of its module, for one worker.
         store: Where checkpoints are taken after each step.
         gate: A file without which this worker does not begin to train.
+        expects: This worker does not end epoch `JOINS` before a newcomer has come, however slow that one is.
     """
     pl = importlib.import_module(HOST)
     parts = PROGRAMS[name](pl)
@@ -52,6 +58,8 @@ def train(
     callbacks = [*parts.get("callbacks", [])]
     if gate is not None:
         callbacks.append(pl.callbacks.LambdaCallback(on_fit_start=lambda *args: wait_for(Path(gate))))
+    if expects:
+        callbacks.append(expect(pl))
     strategy = strategy_for(HOST)(checkpoint=None if store is None else Checkpointing(store, every_steps=1))
     trainer = training.trainer(pl, strategy, callbacks=callbacks, **{"max_epochs": 4, **options})
     loaders = parts.get("loaders", [training.loader(LENGTH)])
@@ -62,6 +70,26 @@ def train(
 def wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.01)
+
+
+def train_until_one_has_come(name: str) -> dict[str, Any]:
+    return train(name, expects=True)
+
+
+def expect(pl: Any) -> Any:
+    """Waits in epoch `JOINS`, if nobody has come yet (who has may be gone again)."""
+
+    class Expecting(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            self.first = trainer.strategy.session.view
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.current_epoch == JOINS and batch_idx == LENGTH // (2 * training.BATCH_SIZE) - 2:
+                session = trainer.strategy.session
+                while session.view.generation == self.first.generation and not session.change_pending:
+                    time.sleep(0.01)
+
+    return Expecting()
 
 
 def base(pl: Any) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from ef_common.core import sharding
 from ef_common.core.membership import Settings
+from ef_common.core.sharding import EpochProgress
 from ef_common.testing.harness import Job, WorkerProcess
 from tests import warm
-from tests.lightning import newcomers
+from tests.lightning import newcomers, training
 from tests.lightning.newcomers import JOINS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 def joined(job: Job, name: str, changes: dict[str, Any] | None = None) -> tuple[list[WorkerProcess], WorkerProcess]:
     """Two workers that train a program, and a newcomer that comes in epoch `JOINS`."""
-    workers = job.start_world(2, newcomers.train, name)
+    workers = job.start_world(2, newcomers.train_until_one_has_come, name)
     job.wait_for("epoch", epoch=JOINS)
     return workers, job.start(newcomers.train, name, changes)
 
@@ -36,6 +38,7 @@ def results(job: Job, name: str) -> list[dict[str, Any]]:
 def test_newcomers_hooks_see_epoch_step_optimizer_and_callbacks_of_the_others(job: Job) -> None:
     first, _, newcomer = results(job, "looking")
     notes = dict(newcomer["notes"])
+    whole = dict(first["notes"])["start"][-1]
     epoch, step, rate, has_momentum, rank, batches = notes["start"]
     admitted = job.events("admitted")[0]
     assert (epoch, step) == (admitted["epoch"], admitted["step"])
@@ -43,7 +46,9 @@ def test_newcomers_hooks_see_epoch_step_optimizer_and_callbacks_of_the_others(jo
     assert rate == pytest.approx(0.05 * 0.5**epoch)
     assert has_momentum
     assert rank == 2
-    assert batches < dict(first["notes"])["start"][-1]
+    done = step - epoch * whole
+    progress = EpochProgress(epoch, newcomers.LENGTH, cursor=done * 2 * training.BATCH_SIZE, steps=done)
+    assert batches == sharding.num_steps(progress, 3, batch_size=training.BATCH_SIZE)
     assert notes["epoch"] == notes["batch"] == notes["start"]
     assert notes["gathered"] == 1  # the others are in their step
     assert [name for name, _ in newcomer["notes"]] == ["start", "gathered", "counted", "epoch", "batch", "at the end"]
