@@ -341,7 +341,7 @@ def set_num_batches(trainer: Any, num_batches: float) -> None:
     """
     follows = _own_val_check_batch(trainer) is None
     trainer.fit_loop.max_batches = num_batches
-    if follows and trainer.val_check_batch not in (None, math.inf):
+    if follows and getattr(trainer, "val_check_batch", None) not in (None, math.inf):
         trainer.val_check_batch = _val_check_batch(trainer)
 
 
@@ -356,7 +356,7 @@ def _val_check_batch(trainer: Any) -> float | None:
 
 def _own_val_check_batch(trainer: Any) -> float | None:
     """The same, if user code has set it; None as long as it follows from `val_check_interval`."""
-    shown: float | None = trainer.val_check_batch
+    shown: float | None = getattr(trainer, "val_check_batch", None)  # a new Trainer of Lightning 2.5 has none
     return None if shown in (None, _val_check_batch(trainer)) else shown
 
 
