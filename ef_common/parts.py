@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ef_common.errors import UnsupportedError
@@ -62,10 +62,10 @@ class Part:
         value, problem = roots[first], ""
         for name in names:
             if value is not None:
-                value, problem = _step(value, name, in_training)
+                value, problem = _step(value, name, may_be_field=not in_training)
         if value is None:
             return problem or (f"no `{first}`" if in_training else "")
-        found, problem = _step(value, self.name, in_training)
+        found, problem = _step(value, self.name, may_be_field=not in_training and self.takes is None)
         if problem:
             return problem
         if in_training and not isinstance(found, self.kind):
@@ -91,19 +91,25 @@ def listed(owner: str, names: str, user: str, kind: type = object, **more: Any) 
 # ---------------------------------------------------------------- looking
 
 
-def _step(value: Any, name: str, in_training: bool) -> tuple[Any, str]:
-    """A part of an object, and what is wrong: None and nothing if it can only be seen later."""
+def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
+    """A part of an object, and what is wrong: None and nothing if it can only be seen later.
+
+    Args:
+        value: The object.
+        name: Of the part.
+        may_be_field: Of a class, it may be an attribute that its objects have.
+    """
     if isinstance(value, (FunctionType, MethodType)):
-        return None, "" if name in _names_in(inspect.unwrap(value).__code__) else f"no `{name}` in `{_name_of(value)}`"
+        code = inspect.unwrap(value).__code__
+        known = {*code.co_names, *code.co_varnames, *code.co_cellvars}
+        return None, "" if name in known else f"no `{name}` in `{_name_of(value)}`"
     try:
         return getattr(value, name), ""
     except AttributeError:
-        if isinstance(value, type) and not in_training and _is_field(value, name):
+        if isinstance(value, type) and may_be_field and _is_field(value, name):
             return None, ""
         return None, f"no `{_name_of(value)}.{name}`"
     except RuntimeError:  # of a property that is for a training
-        if in_training:
-            raise
         return None, ""
 
 
@@ -113,16 +119,13 @@ def _is_field(cls: type, name: str) -> bool:
         members = vars(base)
         if name in members.get("__annotations__", ()):
             return True
-        functions = (getattr(member, "fget", member) for member in members.values())
-        if any(isinstance(f, FunctionType) and name in _names_in(inspect.unwrap(f).__code__) for f in functions):
-            return True
+        for member in members.values():
+            function = getattr(member, "fget", member)
+            if isinstance(function, FunctionType):
+                code = inspect.unwrap(function).__code__
+                if name in code.co_names or name in code.co_consts:  # a text, by which a state of a metric is added
+                    return True
     return False
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """Names of attributes and local variables in a function, and short texts, by which some are set."""
-    texts = [constant for constant in code.co_consts if isinstance(constant, str)]
-    return {*code.co_names, *code.co_varnames, *code.co_cellvars, *texts}
 
 
 def _name_of(value: Any) -> str:
