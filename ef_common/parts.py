@@ -77,8 +77,8 @@ class Part:
         received = _parameters(value, self.name, found)
         if received is None or _accepts(received, self.takes, replaced=self.replaced):
             return ""
-        shown = ", ".join(str(parameter.replace(annotation=parameter.empty)) for parameter in received)
-        return f"`{_name_of(value)}.{self.name}({shown})` in place of `{self.name}({self.takes})`"
+        shown = inspect.Signature([parameter.replace(annotation=parameter.empty) for parameter in received])
+        return f"`{_name_of(value)}.{self.name}{shown}` in place of `{self.name}({self.takes})`"
 
 
 def listed(owner: str, names: str, user: str, kind: type = object, **more: Any) -> tuple[Part, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 from dataclasses import fields
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,6 +216,16 @@ def test_version_of_a_logger_that_is_no_name_is_not_sent(version: Any, world_of_
     trainer = training.trainer(pl, logger=log, max_epochs=1)
     trainer.fit(training.regression(pl)(), training.loader(8))
     assert hooks.logger_versions(trainer) == [None]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_limits_name_all_of_a_timers_time_however_much_is_used_up(host: str, world_of_one: Path) -> None:
+    pl = importlib.import_module(host)
+    timer = pl.callbacks.Timer(timedelta(seconds=90.5))
+    trainer = training.trainer(pl, strategy_for(host)(), callbacks=[timer], max_epochs=1)
+    trainer.fit(training.regression(pl)(), training.loader(8), training.loader(8))
+    assert timer.time_remaining() < 90.5
+    assert hooks.limits(trainer, hosts.HOSTS[host])["max_time_s"] == [90.5]
 
 
 @pytest.mark.parametrize("host", HOSTS)
