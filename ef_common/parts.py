@@ -116,10 +116,7 @@ def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
 def _is_field(cls: type, name: str) -> bool:
     """Whether objects of a class have this attribute, as far as the class tells."""
     for base in cls.__mro__[:-1]:
-        members = vars(base)
-        if name in members.get("__annotations__", ()):
-            return True
-        for member in members.values():
+        for member in vars(base).values():
             function = getattr(member, "fget", member)
             if isinstance(function, FunctionType):
                 code = inspect.unwrap(function).__code__

@@ -61,8 +61,6 @@ def _move(patch: pytest.MonkeyPatch, *, owner: Any, name: str) -> None:
                     _rename(patch, inspect.unwrap(function), name)
         if name in members:
             patch.delattr(base, name)
-        if name in members.get("__annotations__", ()):
-            patch.delitem(members["__annotations__"], name)
 
 
 def _rename(patch: pytest.MonkeyPatch, function: Any, name: str) -> None:
