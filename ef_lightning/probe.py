@@ -190,6 +190,7 @@ TORCH = (
 )
 
 _CLASSES = {
+    "module": "LightningModule",
     "parallel_strategy": "strategies.parallel.ParallelStrategy",
     "combined": "utilities.combined_loader.CombinedLoader",
     "combined_iterator": "utilities.combined_loader._Sequential",
@@ -216,7 +217,6 @@ _OF_TRAINER = {
     "fit_loop": "fit_loop",
     "val_loop": "fit_loop.epoch_loop.val_loop",
     "connector": "_logger_connector",
-    "module": "lightning_module",
 }
 
 
@@ -224,7 +224,7 @@ def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None)
     """What is looked at.
 
     Args:
-        trainer: The Trainer, with its module.
+        trainer: The Trainer.
         host: Its class tree.
         seen: Objects of a training, in place of their classes.
     """
