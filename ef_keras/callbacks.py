@@ -26,6 +26,7 @@ from ef_keras.checks import size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
+from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
 from ef_keras.sources import global_batch_size_of, source_of
 
@@ -111,9 +112,10 @@ class Elastic(keras.callbacks.Callback):
         self._guard: Guard | None = None
 
     def set_model(self, model: Any) -> None:
-        """Become a worker; stand first and last among the callbacks."""
+        """Become a worker, of a Keras that is known; stand first and last among the callbacks."""
         super().set_model(model)
         if self._worker is None:
+            check_hooks()
             with leaving_cleanly():
                 self._worker = this_worker(self._engine)
             if self._settings.evict_stragglers:
@@ -155,6 +157,11 @@ class Elastic(keras.callbacks.Callback):
         return False
 
     # ------------------------------------------------------------ fit
+
+    @property
+    def running(self) -> Fit | None:
+        """The `fit` that is running."""
+        return self._fit
 
     def begin(self, others: Any) -> None:
         """All callbacks have begun: take hold of the `fit`, and join the others."""
@@ -234,12 +241,12 @@ class _Last(keras.callbacks.Callback):
         self._elastic.begin(self._others)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        fit = self._elastic._fit
+        fit = self._elastic.running
         if fit is not None:
             fit.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        fit = self._elastic._fit
+        fit = self._elastic.running
         if fit is not None:
             with leaving_cleanly():
                 fit.agree_on_end()

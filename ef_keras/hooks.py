@@ -1,6 +1,7 @@
-"""The private places of Keras 3 that ElasticFlow touches, all of them, and why.
+"""The private parts of Keras 3 that ElasticFlow touches, nearly all of them, and why.
 
-`tests/keras/test_hooks.py` fails when a release of Keras moves one of them.
+They are listed in `probe`, which tells at the start of a `fit` if a release of Keras has moved one, and so does
+`tests/keras/test_hooks.py`.
 """
 
 from __future__ import annotations
@@ -195,6 +196,11 @@ def num_applied(optimizer: Any) -> int:
     return int(keras.ops.convert_to_numpy(optimizer._iterations))
 
 
+def trained_variables(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
 def momenta_with_rate(optimizer: Any) -> list[Any]:
     """Variables of an optimizer that sum up gradients that have been multiplied by the learning rate."""
     found: list[Any] = []
@@ -211,10 +217,9 @@ def optimizers_that_hand_over_variables(model: Any) -> Iterator[None]:
 
     One with a `save_own_variables` of the user's is left alone.
     """
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-
     found = {id(one): one for outer in optimizers(model) for one in (outer, inner_optimizer(outer))}
-    own = [one for one in found.values() if type(one).save_own_variables is BaseOptimizer.save_own_variables]
+    kerass = keras.optimizers.Optimizer.save_own_variables
+    own = [one for one in found.values() if type(one).save_own_variables is kerass]
     for optimizer in own:
         vars(optimizer)["save_own_variables"] = partial(_hand_over, optimizer)
     try:
@@ -246,6 +251,37 @@ def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[
     finally:
         del own["_get_current_learning_rate"]
         own.update(before)
+
+
+def serialized(model: Any) -> tuple[str, str]:
+    """What the file of a whole model says of its architecture, and of itself."""
+    from keras.src.saving import saving_lib
+
+    config, metadata = saving_lib._serialize_model_as_json(model)
+    return config, metadata
+
+
+def save_state(model: Any, weights: Any, assets: Any = None) -> None:
+    """Have layers and optimizers hand what they save to a store of weights, and to one of assets."""
+    from keras.src.saving import saving_lib
+
+    saving_lib._save_state(model, weights_store=weights, assets_store=assets, inner_path="", visited_saveables=set())
+
+
+def assets_in(folder: Any) -> Any:
+    """A store of assets that writes to a folder."""
+    from keras.src.saving import saving_lib
+
+    return saving_lib.DiskIOStore(folder, mode="w")
+
+
+def store_that_makes(entry: Callable[[str, Any], Any]) -> Any:
+    """A store of weights, one of Keras's as it asks for: `entry` makes what a layer fills, given its path and texts."""
+    from keras.src.saving import saving_lib
+
+    store = saving_lib.NpzIOStore("", mode="w")
+    store.make = lambda path, metadata=None: entry(path, metadata)
+    return store
 
 
 def start_of(model: Any) -> int | None:
@@ -304,14 +340,13 @@ class Arrays:
 
     def batch(self, indices: Any) -> Any:
         """These samples, as the backend's tensors, in the structure that a step takes."""
-        from keras.src import tree
 
         def pick(sliceable: Any) -> Any:
             if sliceable is None:  # a leaf, since Keras 3.12
                 return None
             return keras.ops.convert_to_tensor(getattr(sliceable, self._convert)(sliceable[indices]))
 
-        return tree.lists_to_tuples(tree.map_structure(pick, self._inputs))
+        return keras.tree.lists_to_tuples(keras.tree.map_structure(pick, self._inputs))
 
 
 def arrays_of(iterator: Any) -> Arrays | None:
@@ -324,9 +359,8 @@ def arrays_of(iterator: Any) -> Arrays | None:
 
 def as_batch(arrays: Any) -> Any:
     """Arrays as the backend's tensors, in the structure that a step takes."""
-    from keras.src import tree
-
-    return tree.lists_to_tuples(tree.map_structure(keras.ops.convert_to_tensor, arrays, none_is_leaf=False))
+    tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, arrays, none_is_leaf=False)
+    return keras.tree.lists_to_tuples(tensors)
 
 
 class Indexed:

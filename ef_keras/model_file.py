@@ -8,9 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from keras.src.saving import saving_lib
-
-from ef_keras.weights import Collector, Weights
+from ef_keras import hooks
+from ef_keras.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class ModelParts:
 
     def _serialized(self) -> Texts:
         try:
-            config, metadata = saving_lib._serialize_model_as_json(self._model)
+            config, metadata = hooks.serialized(self._model)
         except Exception as error:
             logger.info("checkpoints hold weights only, as the model cannot be serialized: %s", error)
             return {}
@@ -51,10 +50,7 @@ class ModelParts:
         """Vocabularies, which layers write to a folder."""
         with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
             folder = Path(directory) / "assets"
-            store = saving_lib.DiskIOStore(folder, mode="w")
-            saving_lib._save_state(
-                self._model, weights_store=Collector(), assets_store=store, inner_path="", visited_saveables=set()
-            )
+            hooks.save_state(self._model, hooks.store_that_makes(lambda path, metadata: {}), hooks.assets_in(folder))
             files = [path for path in folder.rglob("*") if path.is_file()]
             return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 

@@ -112,8 +112,9 @@ class _Apply:
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         grads = list(grads)
         if any(gradient is not None for gradient in grads):
-            variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
-            reduced = self._reducer.reduce(self._optimizer, grads, list(variables))
+            given = trainable_variables
+            variables = hooks.trained_variables(self._optimizer) if given is None else list(given)
+            reduced = self._reducer.reduce(self._optimizer, grads, variables)
             if reduced is None:
                 return None
             with self._reducer.applied(self._optimizer, reduced):

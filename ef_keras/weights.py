@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-from keras.src.saving import saving_lib
 
 from ef_common.errors import UnsupportedError
 from ef_common.storage.layout import Layout, Path, Recorder, Segment, Slice, Untouched, aligned
@@ -42,12 +41,15 @@ class Weights:
     @classmethod
     def of(cls, model: Any) -> Weights:
         """Those of a model, as they are."""
-        store = Collector()
+        entries: list[_Entry] = []
+
+        def entry(path: str, metadata: dict[str, Any] | None) -> _Entry:
+            entries.append(_Entry(path, metadata))
+            return entries[-1]
+
         with hooks.optimizers_that_hand_over_variables(model):
-            saving_lib._save_state(
-                model, weights_store=store, assets_store=None, inner_path="", visited_saveables=set()
-            )
-        return cls(store.entries)
+            hooks.save_state(model, hooks.store_that_makes(entry))
+        return cls(entries)
 
     def map(self, change: Callable[[Any], np.ndarray]) -> Weights:
         """The same with other values."""
@@ -64,7 +66,7 @@ class Weights:
         """
         bytes_of = {path: _bytes(array) for path, array in self.values.items()}
         arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in bytes_of.items()}
-        layout = self._recorded(arrays)
+        layout = self.recorded(arrays)
         layout.write(file, 0, layout.size, lambda part: bytes_of[part.path][part.start : part.stop])
 
     def layout(self, is_shared: Callable[[Any], bool]) -> Layout:
@@ -88,12 +90,12 @@ class Weights:
             arrays[array.ctypes.data] = Segment(size, path, kind_of(value))
             return array
 
-        layout = self.map(stand_in)._recorded(arrays)
+        layout = self.map(stand_in).recorded(arrays)
         if layout.num_arrays != len(arrays):
             raise UnsupportedError("this version of h5py does not write the memory of a variable in one piece")
         return layout
 
-    def _recorded(self, arrays: Mapping[int, Segment]) -> Layout:
+    def recorded(self, arrays: Mapping[int, Segment]) -> Layout:
         """What Keras's `H5IOStore` writes; that one cannot be used, as it copies what it is given."""
         with Recorder(arrays) as recorder:
             with h5py.File(recorder, "w") as file:
@@ -195,15 +197,3 @@ class _Entry(dict[str, Any]):
                 variables.create_dataset(key, data=value).attrs["dtype"] = "bfloat16"
             else:
                 variables[key] = value
-
-
-class Collector(saving_lib.NpzIOStore):  # type: ignore[misc]  # Keras asks for one of its stores
-    """Keeps what layers hand over."""
-
-    def __init__(self) -> None:
-        super().__init__("", mode="w")
-        self.entries: list[_Entry] = []
-
-    def make(self, path: str, metadata: dict[str, Any] | None = None) -> _Entry:
-        self.entries.append(_Entry(path, metadata))
-        return self.entries[-1]

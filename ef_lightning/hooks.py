@@ -184,7 +184,7 @@ def requeue(trainer: Any, host: Host, take: Callable[[int], None], *, heeded: Ca
     Returns:
         What is to be done once the workers have left; None if no environment of Slurm asks for it.
     """
-    environment = trainer._accelerator_connector.cluster_environment
+    environment = trainer.strategy.cluster_environment
     if not isinstance(environment, host.get_fabric("plugins.environments", "SLURMEnvironment")):
         return None
     if not environment.auto_requeue or environment.requeue_signal is None:
@@ -240,7 +240,8 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
     return {
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.strategy.max_steps,
-        "max_time_s": [timer._duration for timer in timers],
+        # Of all of a Timer's time, as it measures none of a prediction's.
+        "max_time_s": [timer.time_remaining("predict") for timer in timers],
     }
 
 
@@ -340,7 +341,7 @@ def set_num_batches(trainer: Any, num_batches: float) -> None:
     """
     follows = _own_val_check_batch(trainer) is None
     trainer.fit_loop.max_batches = num_batches
-    if follows and trainer.val_check_batch not in (None, math.inf):
+    if follows and getattr(trainer, "val_check_batch", None) not in (None, math.inf):
         trainer.val_check_batch = _val_check_batch(trainer)
 
 
@@ -355,7 +356,7 @@ def _val_check_batch(trainer: Any) -> float | None:
 
 def _own_val_check_batch(trainer: Any) -> float | None:
     """The same, if user code has set it; None as long as it follows from `val_check_interval`."""
-    shown: float | None = trainer.val_check_batch
+    shown: float | None = getattr(trainer, "val_check_batch", None)  # a new Trainer of Lightning 2.5 has none
     return None if shown in (None, _val_check_batch(trainer)) else shown
 
 
@@ -506,7 +507,7 @@ def _results(trainer: Any) -> list[Any]:
     return [epoch_loop._results, epoch_loop.val_loop._results]
 
 
-_META = "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx metric_attribute"
+META = "fx name prog_bar logger on_step on_epoch enable_graph add_dataloader_idx dataloader_idx metric_attribute"
 
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
@@ -527,7 +528,7 @@ def _describe(key: str, result: Any) -> dict[str, Any]:
         "builtin": meta.reduce_fx in (sum, min, max),
         "sync": [meta.sync.should, meta.sync.rank_zero_only],
         "dtypes": {name: getattr(result, name).dtype for name in result._defaults},
-        "fields": {name: getattr(meta, name) for name in _META.split()},
+        "fields": {name: getattr(meta, name) for name in META.split()},
     }
 
 

@@ -139,7 +139,7 @@ class Logged:
             samples = self._evaluation.num_samples
             for entry in logged.values():
                 totals = entry["totals"]
-                at_end = entry["fields"]["fx"].partition(".")[0].endswith("_epoch_end") and not any(entry["sync"])
+                at_end = entry["fields"]["fx"].partition(".")[0].endswith("epoch_end") and not any(entry["sync"])
                 if at_end and totals.get("cumulated_batch_size", 0) == 1:
                     entry["totals"] = {
                         "value": totals["value"] * (samples or 1),

@@ -26,7 +26,7 @@ def metrics_of(module: Module) -> dict[str, Metric]:
 
 def num_updates(module: Module) -> dict[str, int]:
     """How often each of them has been updated since it was reset."""
-    return {name: metric._update_count for name, metric in metrics_of(module).items()}
+    return {name: metric.update_count for name, metric in metrics_of(module).items()}
 
 
 def metrics_within(module: Module, attribute: str) -> list[str]:
@@ -38,7 +38,7 @@ def metrics_within(module: Module, attribute: str) -> list[str]:
 
 def state_of(metric: Metric) -> dict[str, Any]:
     """What a metric has accumulated."""
-    return {name: getattr(metric, name) for name in metric._reductions}
+    return dict(metric.metric_state)
 
 
 class MetricSync:
@@ -160,7 +160,7 @@ class Traces:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         metrics = metrics_of(trainer.lightning_module).values()
-        self._metrics = [(m, {name: _copy(getattr(m, name)) for name in m._defaults}, m._update_count) for m in metrics]
+        self._metrics = [(m, {k: _copy(v) for k, v in state_of(m).items()}, m.update_count) for m in metrics]
         self._logged, self._live = hooks.logged_values(trainer), hooks.live_keys(trainer)
 
     def undo(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _MOST_TOLD = 3
-_FILES = ("best_model_path", "kth_best_model_path", "last_model_path", "_last_checkpoint_saved")
-_SCORES = ("best_k_models", "best_model_score", "kth_value", "current_score", "_last_global_step_saved")
+FILES = ("best_model_path", "kth_best_model_path", "last_model_path", "_last_checkpoint_saved")
+SCORES = ("best_k_models", "best_model_score", "kth_value", "current_score", "_last_global_step_saved")
 
 
 def forget_foreign_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def written_files(trainer: Any, callback: Any, fields: dict[str, Any]) -> dict[s
         callback: The ModelCheckpoint.
         fields: Of it, in an earlier run.
     """
-    known = {name: value for name, value in fields.items() if name in (*_FILES, *_SCORES)}
+    known = {name: value for name, value in fields.items() if name in (*FILES, *SCORES)}
     return {**known, **_own_files(trainer, callback, known)}
 
 
@@ -48,7 +48,7 @@ def _own_files(trainer: Any, callback: Any, state: dict[str, Any]) -> dict[str, 
 
     models = state.get("best_k_models", {})
     models = models if isinstance(models, dict) else {}
-    named = {name: state[name] for name in _FILES if name in state}
+    named = {name: state[name] for name in FILES if name in state}
     foreign = {str(name) for name in (*named.values(), *models) if not is_own(name)}
     kept: dict[str, Any] = {name: "" if str(value) in foreign else value for name, value in named.items()}
     if "best_k_models" in state:

@@ -1,264 +1,257 @@
-"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches, and whether they are there.
+"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches: the list, and the search.
 
-They are looked for when a training is set up, so that a release of Lightning which has moved one gives one clear error
-before anything is trained. The contract tests look for them too, also for those that are there in a training only.
+They are looked for when a run of the Trainer is set up, and by the contract tests; see `ef_common.parts`. A path begins
+with the Trainer, with the package ("host"), or with what exists in a training only, whose class is looked at before.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
+import torchmetrics
+from torch.utils.data import dataloader
 
-from ef_common.errors import UnsupportedError
+from ef_common.parts import Package, Part, check, find, listed
+from ef_lightning import hooks, own_files
 from ef_lightning.host import Host
 
-TRIED = (2, 6)
-"""The newest release of Lightning that the tests were run with."""
+RELEASES = {"lightning": ("2.5", "2.6.6"), "torchmetrics": ("1.4", "1.9.0"), "torch": ("2.6", "2.13.0")}
+"""The oldest releases that `pyproject.toml` allows, and the newest that the tests were run with."""
 
+_RESULT = "host.trainer.connectors.logger_connector.result"
+_FROM_2_6 = (2, 6)
 
-@dataclass(frozen=True)
-class Hook:
-    """A private part.
-
-    Args:
-        owner: Path to the object that holds it, from one of the names that :func:`parts_of` gives, or a test's own.
-        name: Its name.
-        user: Who uses it.
-        kind: The type that it has in the middle of a training.
-        since: The release of Lightning that brought it; nobody needs it before.
-        calls: If it is called or replaced: the number of positional arguments.
-        later: It is made in a training.
-    """
-
-    owner: str
-    name: str
-    user: str
-    kind: type = object
-    since: tuple[int, int] = (0, 0)
-    calls: int | None = None
-    later: bool = False
-
-    @property
-    def path(self) -> str:
-        """Where it is."""
-        return f"{self.owner}.{self.name}"
-
-    def look(self, parts: Mapping[str, Any], *, in_training: bool) -> str:
-        """What is wrong with it; nothing if it is there.
-
-        Args:
-            parts: Objects that paths begin with.
-            in_training: Everything is there, and of its type. Else what is None is only made later.
-        """
-        root, *names = self.path.split(".")
-        value = parts[root]
-        for name in names:
-            if value is None and not in_training:
-                return ""
-            try:
-                value = getattr(value, name)
-            except AttributeError:
-                return f"{type(value).__name__} has no {name}"
-            except RuntimeError:  # of a property that is for a training
-                if in_training:
-                    raise
-                return ""
-        if in_training and not isinstance(value, self.kind):
-            return f"is a {type(value).__name__}, not a {self.kind.__name__}"
-        if self.calls is not None:
-            try:
-                inspect.signature(value).bind(*[None] * self.calls)
-            except TypeError as error:
-                return f"{self.name}{inspect.signature(value)} is not called with {self.calls} arguments: {error}"
-        return ""
-
-
-HOOKS = (
-    Hook("trainer._accelerator_connector", "use_distributed_sampler", "keep_samplers", bool),
-    Hook("trainer", "_accelerator_connector", "keep_samplers"),
-    Hook("trainer", "_signal_connector", "yield_sigterm"),
-    Hook("trainer._signal_connector", "_sigterm_notifier_fn", "yield_sigterm", calls=2),
-    Hook("trainer._signal_connector", "_slurm_sigusr_handler_fn", "requeue", calls=2),
-    Hook("trainer._accelerator_connector", "cluster_environment", "requeue"),
-    Hook("slurm", "auto_requeue", "requeue", bool),
-    Hook("slurm", "requeue_signal", "requeue", int),
-    Hook("trainer.strategy", "_layer_sync", "layer_sync"),
-    Hook("trainer", "_val_check_time_interval", "validation_interval", since=(2, 6)),
-    Hook("trainer", "_last_val_time", "last_validation", since=(2, 6), later=True),
-    Hook("trainer", "_run_stage", "surround_stage", calls=0),
-    Hook("trainer", "_active_loop", "active_evaluation_loop"),
-    Hook("trainer", "_results", "logged_values, set_zero_batch_size", dict),
-    Hook("trainer._results", "batch_size", "set_zero_batch_size"),
-    Hook("trainer", "_logger_connector", "metric_dicts, log_state"),
-    Hook("trainer", "_checkpoint_connector", "dump_checkpoint, load_checkpoint"),
-    Hook("connector", "_callback_metrics", "metric_dicts", dict),
-    Hook("connector", "_logged_metrics", "metric_dicts", dict),
-    Hook("connector", "_progress_bar_metrics", "metric_dicts", dict),
-    Hook("connector", "_first_loop_iter", "log_state", bool),
-    Hook("connector", "_current_fx", "log_state", str),
-    Hook("fit_loop", "max_batches", "set_num_batches, set_epoch_length", int),
-    Hook("fit_loop", "_data_fetcher", "set_epoch_length"),
-    Hook("fit_loop", "_combined_loader", "train_loaders, set_train_limit"),
-    Hook("fit_loop", "_data_source", "combine_loaders"),
-    Hook("fit_loop._data_source", "dataloader", "combine_loaders", calls=0),
-    Hook("fit_loop._combined_loader", "_flattened", "combined_loader", list),
-    Hook("fit_loop._combined_loader", "_mode", "combination", str),
-    Hook("fit_loop._combined_loader", "_spec", "combination"),
-    Hook("val_loop._data_source", "dataloader", "combine_loaders", calls=0),
-    Hook("trainer.validate_loop._data_source", "dataloader", "combine_loaders", calls=0),
-    Hook("trainer.test_loop._data_source", "dataloader", "combine_loaders", calls=0),
-    Hook("trainer.predict_loop._data_source", "dataloader", "combine_loaders", calls=0),
-    Hook("data_connector_module", "_worker_check", "advise_on_workers", calls=3),
-    Hook("data_connector_module", "_resolve_overfit_batches", "stop_shuffling"),
-    Hook("fit_loop", "_last_train_dl_reload_epoch", "loop_fields"),
-    Hook("fit_loop._data_fetcher", "length", "set_epoch_length", int),
-    Hook("fit_loop._data_fetcher", "fetched", "set_epoch_length", int),
-    Hook("fit_loop._data_fetcher", "done", "set_epoch_length", bool),
-    Hook("fit_loop._combined_loader", "flattened", "train_loaders", list),
-    Hook("fit_loop._combined_loader", "limits", "set_train_limit", list),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "ready", "num_batches_started", int),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "started", "step_back", int),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "processed", "step_back", int),
-    Hook("fit_loop.epoch_loop.batch_progress.current", "completed", "step_back", int),
-    Hook("fit_loop.epoch_loop.batch_progress.total", "ready", "step_back, num_batches", int),
-    Hook("fit_loop.epoch_loop.batch_progress", "is_last_batch", "set_epoch_length", bool),
-    Hook("fit_loop.epoch_loop", "_results", "log_state", dict),
-    Hook("val_loop", "_results", "log_state", dict),
-    Hook("val_loop", "_combined_loader", "set_up_validation"),
-    Hook("val_loop", "_evaluation_step", "surround_evaluation_steps", calls=4),
-    Hook("trainer.validate_loop", "_evaluation_step", "surround_evaluation_steps", calls=4),
-    Hook("trainer.test_loop", "_evaluation_step", "surround_evaluation_steps", calls=4),
-    Hook("val_loop", "_max_batches", "set_evaluation_length", list),
-    Hook("val_loop", "_data_fetcher", "free_evaluation_length"),
-    Hook("val_loop", "_last_val_dl_reload_epoch", "loop_fields"),
-    Hook("val_loop", "_seen_batches_per_dataloader", "loop_fields", dict),
-    Hook("val_loop._data_fetcher.combined_loader", "_iterator", "free_evaluation_length"),
-    Hook("val_loop._data_fetcher.combined_loader._iterator", "limits", "free_evaluation_length"),
-    Hook("trainer", "val_check_batch", "set_epoch_length", int),
-    Hook("result", "meta", "log_state"),
-    Hook("result", "is_tensor", "log_state", bool),
-    Hook("result", "has_reset", "log_state", bool),
-    Hook("result", "_defaults", "log_state, logged_values", dict),
-    Hook("result", "value", "logged_values", torch.Tensor),
-    Hook("result", "cumulated_batch_size", "logged_values", torch.Tensor),
-    Hook("result.meta.sync", "should", "log_state", bool),
-    Hook("result.meta.sync", "rank_zero_only", "log_state", bool),
-    Hook("trainer._checkpoint_connector", "_loaded_checkpoint", "load_checkpoint", dict),
-    Hook("trainer._checkpoint_connector", "restore_model", "load_checkpoint", calls=0),
-    Hook("trainer._checkpoint_connector", "restore_datamodule", "load_checkpoint", calls=0),
-    Hook("trainer._checkpoint_connector", "restore_callbacks", "load_checkpoint", calls=0),
-    Hook("trainer._checkpoint_connector", "restore_precision_plugin_state", "load_checkpoint", calls=0),
-    Hook("trainer._checkpoint_connector", "_restore_modules_and_callbacks", "before_restoring", calls=2),
-    Hook("trainer._checkpoint_connector", "_select_ckpt_path", "do_without_best", calls=4),
-    Hook("exceptions_module", "_TunerExitException", "end_of_run", type),
-    Hook("fit_loop", "_combined_loader_states_to_load", "load_loader_state", list),
-    Hook("fit_loop._combined_loader", "_load_state_dicts", "load_loader_state", calls=1),
-    Hook("fit_loop", "_restarting", "go_on_between_steps", bool),
-    Hook("fit_loop.epoch_loop", "restarting", "restart_between_steps", bool),
-    Hook("trainer.lightning_module", "_current_fx_name", "training_step, in_train_batch"),
-    Hook("fit_loop.epoch_loop", "_update_learning_rates", "follow_schedules, step_schedulers", calls=2),
-    Hook("trainer.lightning_module", "_on_before_batch_transfer", "prepare_batch", calls=1),
-    Hook("trainer._results", "batch", "training_step"),
-    Hook("result", "_forward_cache", "training_step", torch.Tensor),
-    Hook("connector", "should_update_logs", "step_to_log", bool),
-    Hook("trainer.precision_plugin", "post_backward", "finish_before_hooks", calls=2),
-    Hook("fit_loop.epoch_loop.automatic_optimization", "_make_closure", "surround_passes", calls=3),
-    Hook("fit_loop.epoch_loop", "_broadcast_sigterm_tensor", "exchange_no_sigterm", since=(2, 6), calls=0),
-    Hook("trainer._signal_connector", "received_sigterm", "yield_sigterm", bool),
-    Hook("fit_loop", "run", "surround_decisions", calls=0),
-    Hook("fit_loop", "advance", "surround_decisions", calls=0),
-    Hook("fit_loop", "on_advance_end", "surround_decisions", calls=0),
-    Hook("fit_loop.epoch_loop", "on_advance_end", "surround_decisions", calls=1),
-    Hook("fit_loop", "setup_data", "reload_training", calls=0),
-    Hook("fit_loop", "on_run_start", "surround_entry", calls=0),
-    Hook("fit_loop.epoch_loop", "on_run_start", "surround_entry", calls=1),
-    Hook("fit_loop", "reset_restart_stage", "forget_restart", calls=0),
-    Hook("fit_loop.epoch_loop", "reset_restart_stage", "forget_restart", calls=0),
-    Hook("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", int),
-    Hook("result", "_computed", "epoch_results, show_result"),
-    Hook("result", "_update_count", "epoch_results", int),
-    Hook("trainer._results", "_get_cache", "LoggingHooks", calls=2),
-    Hook("trainer._results", "_forked_name", "reductions", calls=2),
-    Hook("connector", "epoch_end_reached", "LoggingHooks", calls=0),
-    Hook("connector", "on_epoch_end", "LoggingHooks", calls=0),
-    Hook("fit_loop.epoch_loop", "_get_monitor_value", "LoggingHooks", calls=1),
-    Hook("model_checkpoint", "_monitor_candidates", "LoggingHooks", calls=1),
-    Hook("timer", "_duration", "limits", float),
-    Hook("rate_monitor", "_extract_stats", "show_rates", calls=2),
-    Hook("csv_logger", "_version", "set_logger_versions"),
-    Hook("csv_logger", "_experiment", "Logs"),
-    Hook("csv_logger.experiment", "metrics_keys", "Logs", list),
-    Hook("csv_logger.experiment", "metrics_file_path", "Logs", str),
-    Hook("csv_logger.experiment", "_check_log_dir_exists", "Logs"),
-    Hook("csv_logger", "_prefix", "Logs", str),
-    Hook("results_module", "_Metadata", "_empty_result", type),
-    Hook("results_module", "_Sync", "_empty_result", type),
-    Hook("results_module", "_ResultMetric", "_empty_result", type),
-    Hook("overrides_module", "_IndexBatchSamplerWrapper", "recorder_of", type),
-    Hook("recorder", "_batch_sampler", "recorded"),
-    Hook("recorder", "seen_batch_indices", "EvaluationLoader"),
-    Hook("metric", "_sync_dist", "MetricSync.connect"),
-    Hook("metric", "_reductions", "MetricSync", dict),
-    Hook("metric", "_defaults", "leaving_no_trace", dict),
-    Hook("metric", "_update_count", "leaving_no_trace", int),
-    Hook("metric", "_computed", "leaving_no_trace"),
-    Hook("loader", "_iterator", "PlannedLoader"),
-    Hook("iterator", "_shutdown_workers", "PlannedLoader.close"),
-    Hook("iterator", "_try_get_data", "PlannedLoader"),
-    Hook("iterator", "_worker_pids_set", "PlannedLoader", bool),
-    Hook("iterator", "_workers", "PlannedLoader", list),
-    Hook("torch._C", "_remove_worker_pids", "PlannedLoader"),
-    Hook("torch", "_C", "PlannedLoader"),
+LIGHTNING: tuple[Part, ...] = tuple(
+    chain(
+        # ------------------------------------------------------------ Trainer and connectors
+        listed("trainer", "_accelerator_connector", "keep_samplers"),
+        listed("trainer._accelerator_connector", "use_distributed_sampler", "keep_samplers", bool),
+        listed("trainer", "_signal_connector", "yield_sigterm"),
+        listed("trainer._signal_connector", "_sigterm_notifier_fn(_, _)", "yield_sigterm", replaced=True),
+        listed("trainer._signal_connector", "_slurm_sigusr_handler_fn(_, _)", "requeue", replaced=True),
+        listed("trainer._signal_connector", "received_sigterm", "_note_sigterm", bool),
+        listed("parallel_strategy", "_layer_sync", "layer_sync"),
+        listed("parallel_strategy", "_checkpoint_io _launcher", "ElasticMixin"),
+        listed("parallel_strategy", "_configure_launcher()", "ElasticMixin", replaced=True),
+        listed("host.plugins.precision.Precision", "post_backward(_, _)", "finish_before_hooks", replaced=True),
+        listed("trainer", "_val_check_time_interval", "validation_interval", since=_FROM_2_6),
+        listed("set_up_trainer", "_last_val_time", "last_validation", since=_FROM_2_6),
+        listed("set_up_trainer", "val_check_batch", "set_epoch_length", int),
+        listed("trainer", "_run_stage()", "surround_stage", replaced=True),
+        listed("trainer", "fit_loop", "train_loaders"),
+        listed("fit_loop.epoch_loop", "val_loop", "set_up_validation"),
+        listed("trainer", "_active_loop", "active_evaluation_loop"),
+        listed("module", "_current_fx_name", "training_step in_train_batch"),
+        listed("module", "_on_before_batch_transfer(batch, dataloader_idx=)", "prepare_batch"),
+        listed("host.utilities.exceptions", "_TunerExitException()", "end_of_run", type),
+        # ------------------------------------------------------------ loaders
+        listed("fit_loop", "_data_source _data_fetcher _combined_loader", "combine_loaders set_epoch_length"),
+        listed("fit_loop", "_combined_loader_states_to_load", "load_loader_state", list),
+        listed("fit_loop", "_last_train_dl_reload_epoch", "loop_fields"),
+        listed("fit_loop", "setup_data()", "reload_training"),
+        listed("val_loop", "_data_source _data_fetcher _combined_loader", "combine_loaders free_evaluation_length"),
+        listed("val_loop", "_last_val_dl_reload_epoch", "loop_fields"),
+        listed("val_loop", "_seen_batches_per_dataloader", "loop_fields", dict),
+        listed("val_loop", "_max_batches", "set_evaluation_length", list),
+        listed("val_loop", "setup_data()", "set_up_validation"),
+        listed("trainer.predict_loop", "_data_source _data_fetcher max_batches", "combine_loaders"),
+        listed("fit_loop._data_source", "dataloader()", "combine_loaders", replaced=True),
+        listed("combined", "_flattened", "_ShowingUsersLoaders", list),
+        listed("combined", "_mode _spec", "combination"),
+        listed("combined", "_load_state_dicts(states)", "load_loader_state"),
+        listed("combined", "_iterator", "free_evaluation_length"),
+        listed("combined", "limits", "set_train_limit"),
+        listed("combined_iterator", "limits", "free_evaluation_length"),
+        listed("fetcher", "length fetched", "set_epoch_length", int),
+        listed("fetcher", "done", "set_epoch_length", bool),
+        listed("fetcher", "combined_loader", "free_evaluation_length"),
+        listed("host.trainer.connectors.data_connector", "_worker_check(_, _, _)", "advise_on_workers"),
+        listed("host.trainer.connectors.data_connector", "_resolve_overfit_batches(_, mode=)", "stop_shuffling"),
+        listed("host.overrides.distributed", "_IndexBatchSamplerWrapper", "recorder_of", type),
+        listed("recorder", "_batch_sampler seen_batch_indices", "recorded EvaluationLoader"),
+        # ------------------------------------------------------------ loops
+        listed("fit_loop", "max_batches", "set_num_batches", int),
+        listed("fit_loop", "_restarting", "go_on_between_steps", bool),
+        listed("fit_loop", "run() advance() on_advance_end()", "surround_decisions", replaced=True),
+        listed("fit_loop", "on_run_start()", "surround_entry", replaced=True),
+        listed("fit_loop", "reset_restart_stage()", "forget_restart"),
+        listed("fit_loop.epoch_loop", "restarting", "restart_between_steps", bool),
+        listed("fit_loop.epoch_loop", "reset_restart_stage()", "forget_restart"),
+        listed("fit_loop.epoch_loop", "on_advance_end(_)", "surround_decisions", replaced=True),
+        listed("fit_loop.epoch_loop", "on_run_start(_)", "surround_entry", replaced=True),
+        listed("fit_loop.epoch_loop", "_batches_that_stepped", "step_to_log", int),
+        listed(
+            "fit_loop.epoch_loop",
+            "_update_learning_rates(interval, update_plateau_schedulers)",
+            "follow_schedules",
+            replaced=True,
+        ),
+        listed(
+            "fit_loop.epoch_loop",
+            "_broadcast_sigterm_tensor()",
+            "exchange_no_sigterm",
+            since=_FROM_2_6,
+            replaced=True,
+        ),
+        listed(
+            "fit_loop.epoch_loop.automatic_optimization",
+            "_make_closure(kwargs, optimizer, batch_idx)",
+            "surround_passes",
+            replaced=True,
+        ),
+        listed("closure", "closure", "surround_passes"),
+        listed("fit_loop.epoch_loop.batch_progress", "is_last_batch", "set_epoch_length", bool),
+        listed("fit_loop.epoch_loop.batch_progress.current", "ready started processed completed", "step_back", int),
+        listed("fit_loop.epoch_loop.batch_progress.total", "ready started processed completed", "step_back", int),
+        listed("val_loop.batch_progress", "is_last_batch", "mark_evaluation_done", bool),
+        listed("val_loop", "_evaluation_step(_, _, _, _)", "surround_evaluation_steps", replaced=True),
+        # ------------------------------------------------------------ self.log
+        listed("trainer", "_logger_connector", "metric_dicts"),
+        listed("connector", "_callback_metrics _logged_metrics _progress_bar_metrics", "metric_dicts", dict),
+        listed("connector", "_first_loop_iter", "log_state", bool),
+        listed("connector", "_current_fx", "log_state", str),
+        listed("connector", "should_update_logs", "step_to_log", bool),
+        listed("connector", "epoch_end_reached() on_epoch_end()", "LoggingHooks", replaced=True),
+        listed("trainer", "_results", "logged_values", dict),
+        listed("fit_loop.epoch_loop", "_results", "log_state", dict),
+        listed("val_loop", "_results", "log_state", dict),
+        listed("results", "batch batch_size", "step_fields"),
+        listed("results", "_get_cache(_, _)", "LoggingHooks", replaced=True),
+        listed("results", "_forked_name(_, _)", "reductions"),
+        listed("result", "meta", "log_state"),
+        listed("result", "is_tensor has_reset", "log_state", bool),
+        listed("result", "value cumulated_batch_size _forward_cache", "shown_here", torch.Tensor),
+        listed("metadata", hooks.META, "_describe"),
+        listed("metadata", "reduce_fx sync is_mean_reduction", "shown_here"),
+        listed("sync", "should rank_zero_only", "log_state", bool),
+        listed(
+            _RESULT, f"_Metadata({', '.join(f'{name}=' for name in hooks.META.split())}, reduce_fx=)", "_empty_result"
+        ),
+        listed(_RESULT, "_Sync(_should=, fn=, rank_zero_only=) _ResultMetric(_, _)", "_empty_result", type),
+        listed("fit_loop.epoch_loop", "_get_monitor_value(_)", "LoggingHooks", replaced=True),
+        listed("host.callbacks.ModelCheckpoint", "_monitor_candidates(_)", "LoggingHooks", replaced=True),
+        listed("host.callbacks.LearningRateMonitor", "_extract_stats(_, _)", "show_rates", replaced=True),
+        # ------------------------------------------------------------ checkpoints
+        listed("trainer", "_checkpoint_connector", "load_checkpoint"),
+        listed("trainer._checkpoint_connector", "_loaded_checkpoint", "load_checkpoint", dict),
+        listed("trainer._checkpoint_connector", "dump_checkpoint(weights_only=)", "dump_checkpoint"),
+        listed(
+            "trainer._checkpoint_connector",
+            "restore_model() restore_datamodule() restore_callbacks() restore_precision_plugin_state()",
+            "load_checkpoint",
+        ),
+        listed(
+            "trainer._checkpoint_connector",
+            "_restore_modules_and_callbacks(_, ...)",
+            "before_restoring",
+            replaced=True,
+        ),
+        listed("trainer._checkpoint_connector", "_select_ckpt_path(_, _, ...)", "do_without_best", replaced=True),
+        listed("model_checkpoint", " ".join((*own_files.FILES, *own_files.SCORES)), "written_files"),
+        listed("model_checkpoint", "_last_time_checked", "private_fields"),
+        (
+            Part(owner, f"CHECKPOINT_HYPER_PARAMS_{kind}", "HYPER_PARAMETERS", str, equals=key)
+            for owner, keys in zip(("module", "host.LightningDataModule"), hooks.HYPER_PARAMETERS, strict=True)
+            for kind, key in zip(("KEY", "NAME", "TYPE"), keys, strict=True)
+        ),
+        # ------------------------------------------------------------ loggers
+        listed("csv_logger", "_version", "_set_run"),
+        listed("csv_logger", "_experiment _prefix", "Logs"),
+        listed("csv_writer", "metrics_keys metrics_file_path", "Logs"),
+        listed("csv_writer", "_check_log_dir_exists()", "Logs", replaced=True),
+        listed("tensorboard_logger", "_version", "_set_run"),
+        listed("wandb_logger", "_wandb_init _id", "_set_run"),
+        listed("mlflow_logger", "_mlflow_client _run_id", "_set_run"),
+        listed("comet_logger", "_experiment_key _experiment", "_set_run"),
+        listed("comet_logger", "_mode", "_set_run", since=(2, 5, 1)),
+    )
 )
 
+TORCHMETRICS = (
+    *listed("metric", "_sync_dist(dist_sync_fn, process_group)", "MetricSync", replaced=True),
+    *listed("metric", "_reductions", "MetricSync", dict),
+    *listed("metric", "_defaults", "logged_values", dict),
+    *listed("metric", "_update_count", "Traces epoch_results", int),
+    *listed("metric", "_computed", "Traces epoch_results"),
+)
 
-def parts_of(trainer: Any, host: Host) -> dict[str, Any]:
-    """What paths begin with, and is there before a training."""
-    connectors = f"{host.name}.trainer.connectors"
-    return {
+TORCH = (
+    *listed("loader", "_iterator", "PlannedLoader"),
+    *listed("iterator", "_shutdown_workers()", "PlannedLoader"),
+    *listed("iterator", "_try_get_data(_)", "PlannedLoader", replaced=True),
+    *listed("iterator", "_worker_pids_set", "PlannedLoader", bool),
+    *listed("iterator", "_workers", "PlannedLoader", list),
+    *listed("torch", "_C", "PlannedLoader"),
+    *listed("torch._C", "_remove_worker_pids", "PlannedLoader"),
+)
+
+_CLASSES = {
+    "module": "LightningModule",
+    "parallel_strategy": "strategies.parallel.ParallelStrategy",
+    "combined": "utilities.combined_loader.CombinedLoader",
+    "combined_iterator": "utilities.combined_loader._Sequential",
+    "fetcher": "loops.fetchers._DataFetcher",
+    "recorder": "overrides.distributed._IndexBatchSamplerWrapper",
+    "set_up_trainer": "loops.fit_loop._FitLoop",  # which sets these when it sets up its loader
+    "closure": "loops.optimization.automatic.Closure",
+    "results": "trainer.connectors.logger_connector.result._ResultCollection",
+    "result": "trainer.connectors.logger_connector.result._ResultMetric",
+    "metadata": "trainer.connectors.logger_connector.result._Metadata",
+    "sync": "trainer.connectors.logger_connector.result._Sync",
+    "model_checkpoint": "callbacks.ModelCheckpoint",
+    "csv_logger": "loggers.csv_logs.CSVLogger",
+    "csv_writer": "loggers.csv_logs.ExperimentWriter",
+    "tensorboard_logger": "loggers.tensorboard.TensorBoardLogger",
+    "wandb_logger": "loggers.wandb.WandbLogger",
+    "mlflow_logger": "loggers.mlflow.MLFlowLogger",
+    "comet_logger": "loggers.comet.CometLogger",
+}
+"""Of what exists in a training only. Importing Lightning's Trainer imports all of them; no package of a logger."""
+
+
+_OF_TRAINER = {
+    "fit_loop": "fit_loop",
+    "val_loop": "fit_loop.epoch_loop.val_loop",
+    "connector": "_logger_connector",
+}
+
+
+def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None) -> list[Package]:
+    """What is looked at.
+
+    Args:
+        trainer: The Trainer.
+        host: Its class tree.
+        seen: Objects of a training, in place of their classes.
+    """
+    package = importlib.import_module(host.name)
+    roots = {
+        "host": package,
         "trainer": trainer,
-        "fit_loop": trainer.fit_loop,
-        "val_loop": trainer.fit_loop.epoch_loop.val_loop,
-        "connector": getattr(trainer, "_logger_connector", None),
-        "results_module": importlib.import_module(f"{connectors}.logger_connector.result"),
-        "data_connector_module": importlib.import_module(f"{connectors}.data_connector"),
-        "exceptions_module": importlib.import_module(f"{host.name}.utilities.exceptions"),
-        "overrides_module": importlib.import_module(f"{host.name}.overrides.distributed"),
         "torch": torch,
+        "metric": torchmetrics.Metric,
+        "loader": dataloader.DataLoader,
+        "iterator": find(dataloader, "_MultiProcessingDataLoaderIter"),
+        **{root: find(trainer, path) for root, path in _OF_TRAINER.items()},
+        **{root: find(package, path) for root, path in _CLASSES.items()},
+        **(seen or {}),
     }
-
-
-def missing(parts: Mapping[str, Any], release: tuple[int, ...], hooks: Iterable[Hook]) -> list[str]:
-    """What of Lightning is not where it was, as far as it can be seen now."""
-    here = [hook for hook in hooks if hook.owner.partition(".")[0] in parts and not hook.later]
-    seen = [hook for hook in here if release >= hook.since]
-    found = {hook: hook.look(parts, in_training=False) for hook in seen}
-    return [f"{hook.path}: {problem}" for hook, problem in found.items() if problem]
+    lightning = host.name.partition(".")[0].replace("_", "-")
+    return [  # what Lightning builds on first: a part of it may be missed in Lightning, too
+        Package("torch", torch.__version__, *RELEASES["torch"], parts=TORCH, roots=roots),
+        Package("torchmetrics", torchmetrics.__version__, *RELEASES["torchmetrics"], parts=TORCHMETRICS, roots=roots),
+        Package(lightning, package.__version__, *RELEASES["lightning"], parts=LIGHTNING, roots=roots),
+    ]
 
 
 def check_hooks(trainer: Any, host: Host) -> None:
-    """Refuse a release of Lightning that has other private parts.
+    """Refuse releases that have other private parts.
 
     Raises:
-        UnsupportedError: Naming those that are missed, and what to install.
+        UnsupportedError: Naming what has moved, and what to install.
     """
-    version: str = importlib.import_module(host.name).__version__
-    release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])  # also of 2.7rc1
-    try:
-        problems = missing(parts_of(trainer, host), release, HOOKS)
-    except (ImportError, AttributeError) as error:
-        problems = [str(error)]
-    if problems:
-        package = host.name.partition(".")[0].replace("_", "-")
-        tried = ".".join(map(str, TRIED))
-        raise UnsupportedError(
-            f"ElasticFlow does not fit this release of Lightning, which has moved what it needs: "
-            f"{'; '.join(problems)}. "
-            f"Use {package} 2.5 to {tried}, or a newer release of ElasticFlow. Received: {package} {version}"
-        )
+    check(packages(trainer, host))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,15 +9,19 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 import ef_keras
-from ef_common.errors import JobFailed, UsageError
+from ef_common.errors import JobFailed, UnsupportedError, UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.failing import Failing
-from ef_keras import hooks
-from ef_keras.memories import FIELDS, memory_of, restore
+from ef_keras import hooks, probe
+from ef_keras.memories import memory_of, restore
 from ef_keras.rank_zero import OnRankZero
+from tests import sources
 from tests.keras.features import CustomStep, compiled, data, net
+from tests.parts import assert_one_sentence, changes
 
 
 def _message(act: Callable[[], Any]) -> str:
@@ -176,6 +179,10 @@ class Looks(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         iterator = self._found["fit"] = hooks.epoch_iterator(self.model)
+        roots = {"model": self.model, "optimizer": self.model.optimizer, "callbacks": self._found["list"]}
+        package = probe.package({**roots, "iterator": iterator, "arrays": iterator.data_adapter})
+        seen = [part for part in package.here() if part.owner in (*roots, "iterator", "arrays")]
+        self._found["moved"] = [problem for p in seen if (problem := p.look(package.roots, in_training=True))]
         arrays = hooks.arrays_of(iterator)
         assert arrays is not None
         self._found["sizes"] = (arrays.num_samples, arrays.batch_size, arrays.shuffle)
@@ -242,20 +249,46 @@ def look_at_hooks() -> dict[str, Any]:
         "seeds": [tuple(state.shape) for state in hooks.seed_states(model)],
         "seed": [hooks.random_seed(), keras.utils.set_random_seed(5), hooks.random_seed()],
         "step": hooks.new_train_function(model) is not model.train_function,
-        "missing": _missing_fields(),
+        "moved": [*found["moved"], *probe.package().problems()],
+        "parts": sorted({part.name for part in probe.KERAS}),
+        "users": sorted(sources.unknown_users(probe.KERAS, Path(hooks.__file__).parent)),
+        "releases": list(probe.RELEASES["keras"]),
+        "unseen": [root for root, value in probe.package().roots.items() if value is None],
         "remembered": _remembered(),
     }
 
 
-def _missing_fields() -> list[str]:
-    arguments = {"ModelCheckpoint": {"filepath": "x.keras"}, "TensorBoard": {"log_dir": "logs"}}
-    missing = []
-    for name, fields in FIELDS.items():
-        kind = getattr(keras.callbacks, name)
-        source = inspect.getsource(kind) + inspect.getsource(kind.__mro__[1])
-        callback = kind(**arguments.get(name, {}))
-        missing += [f"{name}.{f}" for f in fields if not hasattr(callback, f) and f"self.{f} =" not in source]
-    return missing
+def move_parts() -> list[str]:
+    """Move each private part of Keras, and change it; where one sentence does not tell of that at the start."""
+    package, wrong = probe.package(), []
+    for part in package.here():
+        for change in changes(part, package.roots):
+            with pytest.MonkeyPatch.context() as patch:
+                change(patch)
+                try:
+                    probe.check_hooks()
+                except UnsupportedError as error:
+                    assert_one_sentence(str(error), package, part)
+                else:
+                    wrong.append(f"{part.path}: {change}")
+    probe.check_hooks()  # all is as it was
+    return wrong
+
+
+def refuse_keras() -> list[Any]:
+    """A `fit`, and an `evaluate`, with a Keras that has moved a part; whether weights have changed."""
+    model = compiled(net())
+    x, y = data(40)
+    before = [np.array(weight) for weight in model.get_weights()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras, "__version__", "3.99")
+        patch.delattr(PyDatasetAdapter, "_standardize_batch")
+        messages = [
+            _message(lambda: model.fit(x, y, verbose=0, callbacks=ef_keras.callbacks())),
+            _message(lambda: model.evaluate(x, y, verbose=0, callbacks=ef_keras.callbacks())),
+        ]
+    same = all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
+    return [*messages, same]
 
 
 def _remembered() -> list[Any]:

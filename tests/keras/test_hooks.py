@@ -1,13 +1,14 @@
-"""The private places of Keras are where ElasticFlow takes them to be. Fails when a release moves one."""
+"""The private parts of Keras are where their list says, and a release that moves one is refused at the start."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ef_common.testing.harness import Job
-from tests import warm
+from tests import sources, warm
 from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -31,9 +32,44 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
     assert found["seeds"] == [[2], [2]]  # of Dropout, and everybody's
     assert found["seed"] == [None, None, 5]
     assert found["step"]
-    assert found["missing"] == []
+    assert found["moved"] == found["unseen"] == found["users"] == []
+    assert tuple(found["releases"]) == sources.releases_of("keras")
+    assert_all_are_listed(set(found["parts"]))
     fields = ["_batches_seen_since_last_saving", "_last_batch_seen", "best"]
     assert found["remembered"] == ["x.keras", False, 0.5, fields]
+
+
+def assert_all_are_listed(parts: set[str]) -> None:
+    """Private parts are touched in few files, and all that are touched are parts in the list."""
+    files = [path for path in (sources.ROOT / "ef_keras").glob("*.py") if path.name != "probe.py"]
+    uses = {path.name: sources.private_uses(path) - {"_getframe"} for path in files}  # of Python
+    assert {name: found - parts for name, found in uses.items() if found - parts} == {}
+    assert {name for name, found in uses.items() if found} == {
+        "hooks.py",
+        "compensation.py",
+        "memories.py",
+        "program.py",
+    }
+    assert [path.name for path in files if re.search(r"(from|import) keras\.src", path.read_text())] == ["hooks.py"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_keras_that_has_moved_or_changed_a_part_is_refused_in_one_sentence(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        assert job.start(call, backend, "move_parts", False).result() == []
+
+
+@pytest.mark.parametrize("coordinator", [True, False])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_nothing_is_trained_with_a_keras_that_has_moved_a_part(tmp_path: Path, backend: str, coordinator: bool) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        fit, evaluate, same = job.start(call, backend, "refuse_keras", coordinator).result()
+    assert fit == evaluate
+    assert fit.startswith(
+        "UnsupportedError: keras 3.99 has no `PyDatasetAdapter._standardize_batch`, which ElasticFlow"
+    )
+    assert fit.endswith(", or a newer ElasticFlow")
+    assert same
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])

@@ -1,14 +1,13 @@
-"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches are where it expects them.
+"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches are where its list says.
 
-Each row names a private attribute, how to get there, and who uses it. When a release moves one, its row fails.
+When a release moves one, the contract test says which. What the list says is also looked for when a training is set up:
+each part is taken away here, and changed, to see that.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import importlib
-import inspect
 from dataclasses import fields
 from datetime import timedelta
 from functools import cache
@@ -23,14 +22,16 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, Metric
 
 from ef_common.errors import ProtocolError, UnsupportedError
+from ef_common.parts import Part
 from ef_lightning import hooks, probe, strategy_for
 from ef_lightning import host as hosts
-from ef_lightning.probe import HOOKS, Hook
+from tests import sources
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
+from tests.parts import assert_one_sentence, changes
 
 SOURCES = Path(hooks.__file__).parent
-TOUCHING = ("hooks.py", "metrics.py", "data_workers.py", "logs.py")
+TOUCHING = {"hooks.py", "metrics.py", "data_workers.py", "logs.py", "own_files.py", "state.py"}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -40,22 +41,40 @@ pytestmark = [
 
 @cache
 def seen(host: str) -> dict[str, str]:
-    """Train a little without us, and look at each hook in the middle of it: present, and of its type?"""
+    """Train a little without us, and look at each part in the middle of it: present, and of its type?"""
     pl = importlib.import_module(host)
     found: dict[str, str] = {}
 
-    def look(**names: Any) -> None:
-        for hook in HOOKS:
-            if hook.owner.split(".")[0] in names:
-                found[hook.path] = hook.look(names, in_training=True)
+    def look(whole: Any, **names: Any) -> None:
+        for package in probe.packages(whole, hosts.HOSTS[host], seen=names):
+            for part in package.here():
+                root = part.owner.partition(".")[0]
+                if root in names:
+                    found[part.path] = part.look(package.roots, in_training=True)
 
     class Looking(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            look(trainer=trainer, fit_loop=trainer.fit_loop, connector=trainer._logger_connector)
-            look(result=trainer._results["training_step.loss"])
+            fit_loop, results = trainer.fit_loop, trainer._results
+            result = results["training_step.loss"]
+            look(
+                trainer,
+                trainer=trainer,
+                host=pl,
+                module=trainer.lightning_module,
+                fit_loop=fit_loop,
+                connector=trainer._logger_connector,
+                combined=fit_loop._combined_loader,
+                fetcher=fit_loop._data_fetcher,
+                results=results,
+                result=result,
+                metadata=result.meta,
+                sync=result.meta.sync,
+                set_up_trainer=trainer,
+            )
 
         def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
-            look(val_loop=trainer.fit_loop.epoch_loop.val_loop)
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            look(trainer, val_loop=loop, combined_iterator=loop._data_fetcher.combined_loader._iterator)
 
     class Logging(training.regression(pl)):  # type: ignore[misc]
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -66,14 +85,13 @@ def seen(host: str) -> dict[str, str]:
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             pass
 
-    strategy = importlib.import_module(f"{host}.strategies").DDPStrategy
-    trainer = training.trainer(pl, "auto", callbacks=[Looking()], max_epochs=1)
-    trainer.strategy._layer_sync = strategy()._layer_sync  # of parallel strategies only
+    trainer = training.trainer(pl, "auto", callbacks=[Looking()], max_epochs=1, num_sanity_val_steps=1)
     trainer.fit(Logging(), training.loader(), training.loader(9))
+    look(trainer, **others(host))
     return found
 
 
-def others(host: str, tmp_path: Path) -> dict[str, Any]:
+def others(host: str) -> dict[str, Any]:
     """Objects that need no training."""
     pl = importlib.import_module(host)
     overrides = importlib.import_module(f"{host}.overrides.distributed")
@@ -85,16 +103,10 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
     recorder = overrides._IndexBatchSamplerWrapper(loader.batch_sampler)
     iter(recorder)
     return {
-        "csv_logger": pl.loggers.CSVLogger(tmp_path),
-        "model_checkpoint": pl.callbacks.ModelCheckpoint(tmp_path),
-        "rate_monitor": pl.callbacks.LearningRateMonitor(),
-        "timer": pl.callbacks.Timer(timedelta(seconds=1)),
-        "results_module": importlib.import_module(f"{host}.trainer.connectors.logger_connector.result"),
-        "exceptions_module": importlib.import_module(f"{host}.utilities.exceptions"),
-        "overrides_module": overrides,
-        "data_connector_module": importlib.import_module(f"{host}.trainer.connectors.data_connector"),
+        "parallel_strategy": importlib.import_module(f"{host}.strategies").DDPStrategy(),
+        "csv_logger": pl.loggers.CSVLogger("unwritten"),
+        "model_checkpoint": pl.callbacks.ModelCheckpoint("unwritten"),
         "recorder": recorder,
-        "slurm": importlib.import_module(f"{host}.plugins.environments").SLURMEnvironment(),
         "metric": metric,
         "loader": loader,
         "iterator": iterator,
@@ -102,47 +114,66 @@ def others(host: str, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_each_hook_is_where_it_is_expected(host: str, tmp_path: Path) -> None:
-    names = others(host, tmp_path)
-    found = dict(seen(host))
-    found |= {hook.path: hook.look(names, in_training=True) for hook in HOOKS if hook.path not in found}
-    here = tuple(map(int, importlib.import_module(host).__version__.split(".")[:2]))
-    expected = [hook for hook in HOOKS if here >= hook.since]
-    assert [f"{h.path} (used by {h.user}): {found[h.path]}" for h in expected if found[h.path]] == []
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_release_that_has_moved_something_is_refused_before_anything_is_trained(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def ready(host: str, strategy: Any = "auto") -> Any:
+    """A Trainer with its module, as it is when it sets up its strategy."""
     pl = importlib.import_module(host)
-    moved = [
-        Hook("fit_loop.epoch_loop", "_gone", "nobody"),
-        Hook("fit_loop", "advance", "nobody", calls=2),
-        Hook("fit_loop", "_later", "nobody", since=(99, 0)),
-        Hook("metric", "_in_tests_only", "nobody"),
-    ]
-    monkeypatch.setattr(probe, "HOOKS", moved)
-    monkeypatch.setattr(pl, "__version__", "2.6rc1")
+    trainer = training.trainer(pl, strategy)
+    trainer.strategy.connect(training.regression(pl)())
+    return trainer
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_part_is_where_it_is_expected(host: str) -> None:
+    found = seen(host)
+    assert {path: problem for path, problem in found.items() if problem} == {}
+    packages = probe.packages(ready(host), hosts.HOSTS[host])
+    assert [root for package in packages for root, value in package.roots.items() if value is None] == []
+    assert [problem for package in packages for problem in package.problems()] == []
+    classes = {"tensorboard_logger", "wandb_logger", "mlflow_logger", "comet_logger", "csv_writer", "closure"}
+    listed = [part for package in packages for part in package.here()]
+    assert {part.owner for part in listed if part.path not in found} == classes  # seen as classes only
+    assert len({part.path for part in listed}) == len(listed)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_release_that_has_moved_or_changed_a_part_is_refused_at_the_start_in_one_sentence(host: str) -> None:
+    trainer, tree = ready(host), hosts.HOSTS[host]
+    for package in probe.packages(trainer, tree):
+        for part in package.here():
+            for change in changes(part, package.roots):
+                with pytest.MonkeyPatch.context() as patch:
+                    change(patch)
+                    with pytest.raises(UnsupportedError) as refused:
+                        probe.check_hooks(trainer, tree)
+                assert_one_sentence(str(refused.value), package, part)
+    probe.check_hooks(trainer, tree)  # all is as it was
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_fit_with_a_release_that_has_moved_something_trains_nothing(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pl = importlib.import_module(host)
     trainer = training.trainer(pl, strategy_for(host)())
+    monkeypatch.setattr(pl, "__version__", release := f"{pl.__version__}rc1")
+    monkeypatch.delattr(type(trainer.fit_loop.epoch_loop), "_update_learning_rates")
+    later = Part("fit_loop", "_later", "nobody", since=(99, 0))
+    monkeypatch.setattr(probe, "LIGHTNING", (*probe.LIGHTNING, later))
     module = training.regression(pl)()
     before = training.weights(module)
+    name = host.partition(".")[0].replace("_", "-")
+    oldest, tried = probe.RELEASES["lightning"]
     with pytest.raises(UnsupportedError) as refused:
         trainer.fit(module, training.loader())
-    message = str(refused.value)
-    assert "needs: fit_loop.epoch_loop._gone: _TrainingEpochLoop has no _gone; fit_loop.advance: advance(" in message
-    assert "is not called with 2 arguments" in message
-    assert "_later" not in message
-    package = host.partition(".")[0].replace("_", "-")
-    assert message.endswith(f"or a newer release of ElasticFlow. Received: {package} {pl.__version__}")
+    assert str(refused.value) == (
+        f"{name} {release} has no `_TrainingEpochLoop._update_learning_rates`, which ElasticFlow relies on: "
+        f"use {name} {oldest} to {tried}, or a newer ElasticFlow"
+    )
     assert training.weights(module) == before
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_meta_data_of_results_has_the_expected_fields(host: str) -> None:
     module = importlib.import_module(f"{host}.trainer.connectors.logger_connector.result")
-    described = {*hooks._META.split(), "reduce_fx", "_sync"}
+    described = {*hooks.META.split(), "reduce_fx", "_sync"}
     assert {field.name for field in fields(module._Metadata)} == described
 
 
@@ -159,19 +190,6 @@ def test_checkpoint_holds_the_loaders_state_where_it_is_expected(host: str) -> N
     hooks.move_loader_state_in(checkpoint, {"place": 2})
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     assert trainer.fit_loop._combined_loader_states_to_load == [{"place": 2}]
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_hyper_parameters_are_where_they_are_expected(host: str) -> None:
-    pl = importlib.import_module(host)
-    kinds = ("KEY", "NAME", "TYPE")
-    assert (
-        tuple(
-            tuple(getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{kind}") for kind in kinds)
-            for owner in (pl.LightningModule, pl.LightningDataModule)
-        )
-        == hooks.HYPER_PARAMETERS
-    )
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -200,23 +218,14 @@ def test_version_of_a_logger_that_is_no_name_is_not_sent(version: Any, world_of_
     assert hooks.logger_versions(trainer) == [None]
 
 
-RUN_FIELDS = {
-    "csv_logs.CSVLogger": {"_version"},
-    "tensorboard.TensorBoardLogger": {"_version"},
-    "wandb.WandbLogger": {"_wandb_init", "_id", "_experiment"},
-    "mlflow.MLFlowLogger": {"_mlflow_client", "_run_id"},
-    "comet.CometLogger": {"_experiment_key", "_experiment", "_mode"},
-}
-"""What names the run of a logger, whose package may not be installed."""
-
-
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("name", RUN_FIELDS)
-def test_loggers_keep_the_name_of_their_run_where_it_is_expected(host: str, name: str) -> None:
-    module, kind = name.split(".")
-    cls = getattr(importlib.import_module(f"{host}.loggers.{module}"), kind)
-    source = "".join(inspect.getsource(base.__init__) for base in cls.__mro__[:-1] if "__init__" in vars(base))
-    assert [field for field in RUN_FIELDS[name] if f"self.{field} = " not in source.replace(": ", " = ")] == []
+def test_limits_name_all_of_a_timers_time_however_much_is_used_up(host: str, world_of_one: Path) -> None:
+    pl = importlib.import_module(host)
+    timer = pl.callbacks.Timer(timedelta(seconds=90.5))
+    trainer = training.trainer(pl, strategy_for(host)(), callbacks=[timer], max_epochs=1)
+    trainer.fit(training.regression(pl)(), training.loader(8), training.loader(8))
+    assert timer.time_remaining() < 90.5
+    assert hooks.limits(trainer, hosts.HOSTS[host])["max_time_s"] == [90.5]
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -352,20 +361,25 @@ def test_metric_states_are_synchronized_by_one_method() -> None:
     assert callable(Metric._sync_dist)
 
 
-@pytest.mark.parametrize("name", TOUCHING)
-def test_no_private_attribute_is_touched_that_is_not_listed(name: str) -> None:
-    listed = {hook.name for hook in HOOKS} | {"_C"}.union(*RUN_FIELDS.values())
-    assert private_attributes(SOURCES / name) <= listed
+LISTED = {part.name for part in (*probe.LIGHTNING, *probe.TORCHMETRICS, *probe.TORCH)}
 
 
-def test_no_other_file_touches_private_attributes() -> None:
-    files = [path for path in SOURCES.glob("*.py") if path.name not in TOUCHING]
-    assert {path.name: found for path in files if (found := private_attributes(path))} == {}
+def test_private_parts_are_touched_in_few_files_and_all_of_them_are_listed() -> None:
+    uses = {path.name: sources.private_uses(path) for path in SOURCES.glob("*.py") if path.name != "probe.py"}
+    assert {name: found - LISTED for name, found in uses.items() if found - LISTED} == {}
+    assert {name for name, found in uses.items() if found} == TOUCHING
 
 
-def private_attributes(path: Path) -> set[str]:
-    """Private attributes of anything but `self` and `cls` that a file touches."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
-    foreign = [n for n in nodes if not (isinstance(n.value, ast.Name) and n.value.id in ("self", "cls"))]
-    names = {n.attr for n in foreign if n.attr.startswith("_") and not n.attr.startswith("__")}
-    return names - {"_replace"}  # of a named tuple
+def test_strategy_has_no_name_of_lightnings_that_is_not_listed() -> None:
+    for host in HOSTS:
+        strategy = strategy_for(host)
+        base = importlib.import_module(f"{host}.strategies").ParallelStrategy
+        assert sources.shared_names(strategy, base) - LISTED == {"_abc_impl"}  # Python's
+
+
+def test_each_listed_part_has_a_user() -> None:
+    assert sources.unknown_users((*probe.LIGHTNING, *probe.TORCHMETRICS, *probe.TORCH), SOURCES) == set()
+
+
+def test_releases_are_those_that_are_supported_and_tested() -> None:
+    assert {name: sources.releases_of(name) for name in probe.RELEASES} == probe.RELEASES

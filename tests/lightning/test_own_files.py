@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("host", HOSTS)
 def test_fields_of_a_checkpoint_callback_are_those_that_are_expected(host: str, tmp_path: Path) -> None:
     callback = importlib.import_module(host).callbacks.ModelCheckpoint(tmp_path / "best")
-    known = {*own_files._FILES, *own_files._SCORES}
+    known = {*own_files.FILES, *own_files.SCORES}
     assert known <= {*vars(callback)}
     assert {*callback.state_dict()} - known == {"monitor", "dirpath"}
     assert callback.FILE_EXTENSION == ".ckpt"
@@ -53,7 +53,7 @@ def test_files_that_a_store_names_are_kept_if_they_are_below_own_folders(
     assert own_files.written_files(trainer, callback, {"best_k_models": dict.fromkeys(own, 1.0)}) == {
         "best_k_models": dict.fromkeys(own, 1.0)
     }
-    for name in own_files._FILES:
+    for name in own_files.FILES:
         for path in ("", *own):
             assert own_files.written_files(trainer, callback, {name: path}) == {name: path}
     assert "forgets" not in caplog.text

@@ -1,0 +1,107 @@
+"""The private parts of Keras that ElasticFlow touches: the list, and the search.
+
+They are looked for when a `fit` or `evaluate` sets its callbacks up, and by the contract tests; see `ef_common.parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import keras
+
+from ef_common.parts import Package, Part, check, find, listed
+from ef_keras import hooks, memories
+
+RELEASES = {"keras": ("3.13", "3.15.1")}
+"""The oldest release that `pyproject.toml` allows, and the newest that the tests were run with."""
+
+_SAVING = "keras.src.saving.saving_lib"
+
+KERAS: tuple[Part, ...] = tuple(
+    chain(
+        # ------------------------------------------------------------ fit and evaluate
+        listed("model.fit", "epoch_iterator", "epoch_iterator"),
+        listed("model.fit", " ".join(hooks.CALLED_BY_FIT), "CALLED_BY_FIT"),
+        listed("model.evaluate", "epoch_iterator", "epoch_iterator"),
+        listed("model", "_initial_epoch", "start_at"),
+        listed("model", "_symbolic_build(iterator, data_batch)", "build Program", replaced=True),
+        listed("model", "make_train_function(force=)", "renew_train_function"),
+        listed("callbacks", "callbacks", "callback_list"),
+        listed("progress_bar", "target progbar", "set_num_steps"),
+        # ------------------------------------------------------------ data
+        listed("iterator", "data_adapter num_batches steps_per_execution", "num_batches arrays_of"),
+        listed("iterator", "_enumerate_iterator()", "replace_batches", replaced=True),
+        listed("iterator", "_get_iterator()", "own_batches"),
+        listed("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter", "arrays_of"),
+        listed("arrays", "_inputs _num_samples _shuffle batch_size", "Arrays"),
+        listed(
+            "keras.src.trainers.data_adapters.array_slicing",
+            "convert_to_sliceable(arrays, target_backend=)",
+            "Arrays",
+        ),
+        listed("sliceable", "convert_to_numpy(x) convert_to_torch_compatible(x)", "Arrays"),
+        listed("dataset", "py_dataset num_batches shuffle", "Indexed"),
+        listed("dataset", "_standardize_batch(batch)", "Indexed"),
+        listed("keras.src.trainers.data_adapters.generator_data_adapter", "GeneratorDataAdapter", "is_generator"),
+        # ------------------------------------------------------------ variables and random numbers
+        listed("layer", "_flatten_layers()", "statistics seed_states"),
+        listed("layer", "_non_trainable_variables", "statistics"),
+        listed("layer", "_seed_generators", "seed_states"),
+        listed("keras.src.random.seed_generator", "global_seed_generator()", "seed_states"),
+        listed("keras.src.utils.rng_utils", "get_random_seed()", "random_seed"),
+        # ------------------------------------------------------------ optimizers
+        listed("optimizer", "apply(grads, trainable_variables) scale_loss(loss)", "Reducer", replaced=True),
+        listed("optimizer", "save_own_variables(store)", "optimizers_that_hand_over_variables", replaced=True),
+        listed("optimizer", "_get_current_learning_rate()", "other_settings", replaced=True),
+        listed("optimizer", "_iterations", "num_applied"),
+        listed("optimizer", "_trainable_variables", "trained_variables"),
+        listed("optimizer", "_backend_update_step _backend_apply_gradients", "kind_of"),
+        listed("keras.optimizers.SGD", "momentums", "momenta_with_rate"),
+        listed("keras.optimizers.RMSprop", "_momentums", "momenta_with_rate"),
+        # ------------------------------------------------------------ files and memories
+        listed(_SAVING, "_serialize_model_as_json(model)", "serialized"),
+        listed(
+            _SAVING,
+            "_save_state(model, weights_store=, assets_store=, inner_path=, visited_saveables=)",
+            "save_state",
+        ),
+        listed(_SAVING, "DiskIOStore(folder, mode=)", "assets_in"),
+        listed(_SAVING, "NpzIOStore(path, mode=)", "store_that_makes"),
+        listed(f"{_SAVING}.NpzIOStore", "make(path, metadata)", "store_that_makes", replaced=True),
+        *(listed(f"keras.callbacks.{name}", " ".join(fields), "FIELDS") for name, fields in memories.FIELDS.items()),
+    )
+)
+
+_CLASSES = {
+    "model": "Model",
+    "layer": "Layer",
+    "optimizer": "optimizers.Optimizer",
+    "callbacks": "callbacks.CallbackList",
+    "progress_bar": "callbacks.ProgbarLogger",
+    "iterator": "src.trainers.epoch_iterator.EpochIterator",
+    "arrays": "src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter",
+    "sliceable": "src.trainers.data_adapters.array_slicing.Sliceable",
+    "dataset": "src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
+}
+"""Of what exists while a `fit` runs. Importing Keras imports all of them."""
+
+
+def package(seen: Mapping[str, Any] | None = None) -> Package:
+    """What is looked at.
+
+    Args:
+        seen: Objects of a `fit`, in place of their classes.
+    """
+    roots = {"keras": keras, **{root: find(keras, path) for root, path in _CLASSES.items()}, **(seen or {})}
+    return Package("keras", keras.__version__, *RELEASES["keras"], parts=KERAS, roots=roots)
+
+
+def check_hooks() -> None:
+    """Refuse a release of Keras that has other private parts.
+
+    Raises:
+        UnsupportedError: Naming what has moved, and what to install.
+    """
+    check([package()])
