@@ -15,6 +15,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import TrainingOver, UsageError
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
@@ -186,7 +187,7 @@ class Fit:
                 collect=self._state.collect,
                 excluded=self._claiming.excluded,
             )
-            save, dealer = self._checkpoints.leave, self.data.dealer
+            save, dealer = self._checkpoints.job.save, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
             self.data.on_resume = self._checkpoints.resume
 
@@ -195,11 +196,15 @@ class Fit:
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
         if checkpoints is None or not self._state.go_back(checkpoints.find()):
             return False
-        complete = checkpoints.is_complete(epochs)
+        complete = checkpoints.job.is_complete(self._limits)
         if complete:
             logger.info("the training is complete. To train on, change its number of epochs. Received: %d", epochs)
         hooks.start_at(self._model, epochs if complete else self.data.epoch)
         return True
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        return {"epochs": self._callbacks.params["epochs"]}
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data
@@ -227,7 +232,7 @@ class Fit:
         self.data.dealer.end()
         self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
-            self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
+            self._checkpoints.job.finish(self.data.dealer.num_updates, complete=self._limits)
         self._release()
 
     def _release(self) -> None:
@@ -321,7 +326,8 @@ class Fit:
         self.log_weights()
         dealer = self.data.dealer
         if self._checkpoints is not None and dealer.progress.remaining and not dealer.progress.uncommitted:
-            self._checkpoints.boundary(dealer.num_updates)
+            with leaving_cleanly():
+                self._checkpoints.job.boundary(dealer.num_updates)
 
     def _pad(self, begins: bool) -> None:
         """What a batch that only keeps step does to the metrics does not count."""

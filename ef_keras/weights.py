@@ -7,7 +7,7 @@ disk, and by several workers, each a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -16,8 +16,7 @@ import numpy as np
 from keras.src.saving import saving_lib
 
 from ef_common.errors import UnsupportedError
-from ef_common.storage.layout import Layout, Path, Recorder, Segment, Slice, Untouched, aligned
-from ef_common.storage.pool import Pool
+from ef_common.storage.layout import Layout, Path, Recorder, Segment, Untouched, aligned
 from ef_keras import hooks
 from ef_keras.backends import memory_of
 
@@ -62,10 +61,10 @@ class Weights:
         Args:
             file: To write to; it need not be seekable.
         """
-        bytes_of = {path: _bytes(array) for path, array in self.values.items()}
-        arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in bytes_of.items()}
+        memories = {path: bytes_of(array) for path, array in self.values.items()}
+        arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in memories.items()}
         layout = self._recorded(arrays)
-        layout.write(file, 0, layout.size, lambda part: bytes_of[part.path][part.start : part.stop])
+        layout.write(file, 0, layout.size, lambda part: memories[part.path][part.start : part.stop])
 
     def layout(self, is_shared: Callable[[Any], bool]) -> Layout:
         """The layout of the file that a copy of these would be written to.
@@ -103,61 +102,6 @@ class Weights:
             return recorder.layout()
 
 
-class HostArrays:
-    """Copies of arrays."""
-
-    def __init__(self) -> None:
-        self._pool: Pool[np.ndarray] = Pool(_room)
-
-    def copy(self, array: np.ndarray) -> np.ndarray:
-        """A copy, in memory of one that is not read any more if there is some."""
-        copied = self._pool.take(array)
-        np.copyto(copied, array)
-        return copied
-
-    def give_back(self, arrays: Iterable[np.ndarray]) -> None:
-        """They are not read any more. From any thread."""
-        self._pool.give_back(arrays)
-
-
-class WeightsShare:
-    """A copy of what lies in some ranges of a file.
-
-    Args:
-        arrays: Makes it.
-        layout: Of the file.
-        weights: This worker's.
-        ranges: What this worker writes.
-
-    Raises:
-        ValueError: The weights lack what the layout says of them.
-    """
-
-    def __init__(self, arrays: HostArrays, layout: Layout, weights: Weights, ranges: Sequence[tuple[int, int]]) -> None:
-        for path, kind in layout.kinds.items():
-            found = kind_of(weights.values[path]) if path in weights.values else "nothing"
-            if found != kind:
-                raise ValueError(f"its model differs from rank 0's at {path}. Expected: {kind}. Received: {found}")
-        self._arrays = arrays
-        self._layout = layout
-        self._copies: dict[Slice, np.ndarray] = {}
-        for part in layout.slices(ranges):
-            self._copies[part] = arrays.copy(_bytes(memory_of(weights.values[part.path]))[part.start : part.stop])
-
-    def write(self, file: Any, start: int, stop: int) -> None:
-        """Write one of the ranges."""
-        self._layout.write(file, start, stop, self._copies.__getitem__)
-
-    def release(self) -> None:
-        """It is not written any more."""
-        self._arrays.give_back(self._copies.values())
-        self._copies = {}
-
-
-def _room(array: np.ndarray) -> np.ndarray:
-    return np.empty(array.shape, array.dtype)
-
-
 def kind_of(value: Any) -> str:
     """Type and shape."""
     return f"{_dtype(value)} {tuple(value.shape)}"
@@ -173,7 +117,8 @@ def num_bytes(value: Any) -> int:
     return int(np.prod(value.shape, dtype=np.int64)) * _dtype(value).itemsize
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """Its memory, which is contiguous."""
     return array.reshape(-1).view(np.uint8)
 
 

@@ -341,7 +341,7 @@ class Fit:
         if self.compensation is not None:
             hooks.hide_rates(self._trainer, self._strategy.host)
         if self.checkpoints is not None:
-            self.checkpoints.stop()
+            self.checkpoints.job.stop()
         if self.train_loader is not None:
             self.train_loader.close()
         hooks.leave_backward(self._trainer)

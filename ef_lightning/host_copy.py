@@ -44,7 +44,7 @@ class HostCopies:
     """Makes copies."""
 
     def __init__(self) -> None:
-        self._pool = Pool(_room)
+        self._pool = Pool(_room, _fill)
 
     def of(self, tree: Any) -> HostCopy:
         """A copy of a tree of dicts, lists, tuples, tensors and other values, which holds still."""
@@ -81,13 +81,15 @@ class HostCopy:
             return value.cpu().clone()
         key = identity_of(value)
         if key not in self._copies or not value.numel():
-            target = self._pool.take(value)
-            target.copy_(value, non_blocking=value.is_cuda)
+            self._copies[key] = self._pool.copy(value)
+            self._used.append(self._copies[key])
             self.asynchronous |= value.is_cuda
-            self._used.append(target)
-            self._copies[key] = target
         return self._copies[key]
 
 
 def _room(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _fill(target: Tensor, tensor: Tensor) -> None:
+    target.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -147,7 +147,7 @@ def test_model_with_a_vocabulary_is_written_by_rank_0_alone(tmp_path: Path) -> N
 
 def test_share_of_another_model_is_refused(results: dict[str, Any]) -> None:
     found = results["files"]["another model"]
-    assert "its model differs from rank 0's at ('layers/dense', '0')" in found
+    assert "its state differs from rank 0's at ('layers/dense', '0')" in found
     assert "Expected: float32 (12, 400). Received: float32 (12, 2)" in found
 
 

@@ -13,11 +13,14 @@ import keras
 import numpy as np
 from keras import layers
 
+from ef_common.data.source import ShareCopy
+from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import Layout
+from ef_common.storage.pool import Pool
 from ef_keras import hooks
 from ef_keras.backends import memory_of
-from ef_keras.model_file import ModelParts, write_model
-from ef_keras.weights import HostArrays, Weights, WeightsShare
+from ef_keras.model_file import ModelParts, SavedModel, write_model
+from ef_keras.weights import Weights
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
 
@@ -112,19 +115,27 @@ def files(folder: str) -> dict[str, Any]:
     return results
 
 
+def _saved(model: Any, arrays: Pool[np.ndarray]) -> SavedModel:
+    return SavedModel(model, {}, Weights.of(model), arrays, lambda name, files: Content(files))
+
+
+def _arrays() -> Pool[np.ndarray]:
+    return Pool(np.empty_like, np.copyto)
+
+
 def _refused(model: Any, other: Any) -> str:
     """What is said to a worker that has another model."""
     variables = {id(variable) for variable in model.trainable_variables}
     layout = Weights.of(model).layout(lambda value: id(value) in variables)
     try:
-        WeightsShare(HostArrays(), layout, Weights.of(other), [(0, layout.size)])
+        ShareCopy(_saved(other, _arrays()), layout, [(0, layout.size)])
     except ValueError as error:
         return str(error)
     return ""
 
 
 def _compared(model: Any, path: str) -> dict[str, Any]:
-    arrays, weights = HostArrays(), Weights.of(model)
+    arrays, weights = _arrays(), Weights.of(model)
     copy = weights.map(lambda value: arrays.copy(memory_of(value)))
     file = io.BytesIO()
     copy.write(file)
@@ -136,7 +147,7 @@ def _compared(model: Any, path: str) -> dict[str, Any]:
     layout = Layout.of(weights.layout(lambda value: id(value) in shared).plain())
     together, cuts = io.BytesIO(), [0, 1, 7001, 7002, layout.size // 2, layout.size]
     for start, stop in itertools.pairwise(cuts):
-        share = WeightsShare(arrays, layout, weights, [(start, stop)])
+        share = ShareCopy(_saved(model, arrays), layout, [(start, stop)])
         share.write(together, start, stop)
         share.release()
     whole = io.BytesIO()

@@ -12,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ef_common.data.source import ShareCopy
+from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import Layout, Slice
 from ef_lightning.file_layout import layout_of, save
 from ef_lightning.host_copy import HostCopies
-from ef_lightning.shares import ShareCopy
+from ef_lightning.saved_tree import SavedTree
 
 
 def _module_and_optimizer() -> dict[str, Any]:
@@ -52,11 +54,16 @@ def _trees() -> dict[str, Any]:
     }
 
 
+def _share(tree: Any, layout: Layout, ranges: list[tuple[int, int]], copies: HostCopies | None = None) -> ShareCopy:
+    saved = SavedTree(tree, copies or HostCopies(), lambda path, tensor: True, lambda file: Content({}))
+    return ShareCopy(saved, layout, ranges)
+
+
 def _written(layout: Layout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
     """By one worker for each range."""
     file = io.BytesIO()
     for start, stop in ranges:
-        share = ShareCopy(HostCopies(), layout, tree, [(start, stop)])
+        share = _share(tree, layout, [(start, stop)])
         share.write(file, start, stop)
     return file.getvalue()
 
@@ -106,23 +113,23 @@ def test_layout_keeps_nothing_of_what_is_shared() -> None:
 def test_share_of_a_state_that_differs_names_where() -> None:
     tree = {"state_dict": {"w": torch.ones(5000)}}
     layout = layout_of(tree, lambda path, tensor: True)
-    copies = HostCopies()
     for other in ({"state_dict": {}}, {"state_dict": {"w": torch.ones(5000).half()}}, {"state_dict": {"w": 3}}):
         with pytest.raises(ValueError, match=r"'state_dict', 'w'"):
-            ShareCopy(copies, layout, other, [])
+            _share(other, layout, [])
 
 
 def test_share_holds_still_while_the_state_changes_and_its_memory_is_used_again() -> None:
     tree = {"w": torch.ones(5000)}
     layout = layout_of(tree, lambda path, tensor: True)
     copies = HostCopies()
-    share = ShareCopy(copies, layout, tree, [(0, layout.size)])
+    share = _share(tree, layout, [(0, layout.size)], copies)
     before = _expected(tree)
     tree["w"].zero_()
     file = io.BytesIO()
     share.write(file, 0, layout.size)
     assert file.getvalue() == before
-    (memory,) = share._copy._used
     share.release()
-    again = ShareCopy(copies, layout, tree, [(0, layout.size)])
-    assert again._copy._used[0] is memory
+    free = copies._pool._free[torch.uint8, (20_000,)]
+    assert len(free) == 1
+    _share(tree, layout, [(0, layout.size)], copies)
+    assert not free
