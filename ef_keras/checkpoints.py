@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ import numpy as np
 from ef_common import __version__
 from ef_common.collectives.codec import ARRAYS
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
+from ef_common.data.seeds import python_states, set_python_states
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Session
@@ -161,12 +161,10 @@ def _newest_metrics(model: Any) -> dict[str, float]:
 
 
 def _random_state(model: Any) -> dict[str, Any]:
-    kind, keys, *others = np.random.get_state(legacy=True)
     return {
         "keras": [np.array(keras.ops.convert_to_numpy(state)) for state in hooks.seed_states(model)],
-        "numpy": [str(kind), np.asarray(keys), *map(float, others)],
-        "python": random.getstate(),
         "backend": random_state(),
+        **python_states(),
     }
 
 
@@ -175,7 +173,5 @@ def _set_random_state(model: Any, saved: dict[str, Any], *, rank: int) -> None:
     for state, value in zip(hooks.seed_states(model), saved["keras"], strict=True):
         state.assign(value)
     if rank == 0:
-        kind, keys, position, has_gauss, gauss = saved["numpy"]
-        np.random.set_state((kind, keys, int(position), int(has_gauss), gauss))
-        random.setstate(saved["python"])
+        set_python_states(saved)
         set_random_state(saved["backend"])
