@@ -7,7 +7,7 @@ disk, and by several workers, each a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -15,13 +15,9 @@ import keras
 import numpy as np
 from keras.src.saving import saving_lib
 
-from ef_common.errors import UnsupportedError
-from ef_common.storage.layout import Layout, Path, Recorder, Segment, Untouched, aligned
+from ef_common.storage.layout import LEAST_ARRAY_BYTES, Layout, Path, Recorder, Segment, StandIns
 from ef_keras import hooks
 from ef_keras.backends import memory_of
-
-LEAST_ARRAY_BYTES = 4096
-"""Smaller arrays are sent to everybody with the layout."""
 
 
 class Weights:
@@ -63,7 +59,9 @@ class Weights:
         """
         memories = {path: bytes_of(array) for path, array in self.values.items()}
         arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in memories.items()}
-        layout = self._recorded(arrays)
+        with Recorder(arrays) as recorder:
+            self._save(recorder)
+            layout = recorder.layout()
         layout.write(file, 0, layout.size, lambda part: memories[part.path][part.start : part.stop])
 
     def layout(self, is_shared: Callable[[Any], bool]) -> Layout:
@@ -76,30 +74,24 @@ class Weights:
             UnsupportedError: h5py does not write its files as expected.
         """
         paths = {id(value): path for path, value in self.values.items() if is_shared(value)}
-        room = Untouched(sum(aligned(num_bytes(value)) for value in self.values.values()))
-        arrays: dict[int, Segment] = {}
+        stand_ins = StandIns(map(num_bytes, self.values.values()))
 
-        def stand_in(value: Any) -> np.ndarray:
+        def copied(value: Any) -> np.ndarray:
             path, size = paths.get(id(value)), num_bytes(value)
             if path is None or size < LEAST_ARRAY_BYTES:
                 return np.array(memory_of(value))
-            array: np.ndarray = np.frombuffer(room.take(size), dtype=_dtype(value)).reshape(value.shape)
-            arrays[array.ctypes.data] = Segment(size, path, kind_of(value))
+            memory = stand_ins.take(Segment(size, path, kind_of(value)))
+            array: np.ndarray = np.frombuffer(memory, dtype=_dtype(value)).reshape(value.shape)
             return array
 
-        layout = self.map(stand_in)._recorded(arrays)
-        if layout.num_arrays != len(arrays):
-            raise UnsupportedError("this version of h5py does not write the memory of a variable in one piece")
-        return layout
+        return stand_ins.layout(self.map(copied)._save, writer="h5py", array="variable")
 
-    def _recorded(self, arrays: Mapping[int, Segment]) -> Layout:
-        """What Keras's `H5IOStore` writes; that one cannot be used, as it copies what it is given."""
-        with Recorder(arrays) as recorder:
-            with h5py.File(recorder, "w") as file:
-                for entry in self._entries:
-                    if entry or entry.metadata:
-                        entry.write(file.create_group(entry.path) if entry.path else file)
-            return recorder.layout()
+    def _save(self, file: Any) -> None:
+        """As Keras's `H5IOStore` does; that one cannot be used, as it copies what it is given."""
+        with h5py.File(file, "w") as root:
+            for entry in self._entries:
+                if entry or entry.metadata:
+                    entry.write(root.create_group(entry.path) if entry.path else root)
 
 
 def kind_of(value: Any) -> str:

@@ -15,7 +15,7 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
-from ef_common.storage.layout import Path
+from ef_common.storage.layout import LEAST_ARRAY_BYTES, Path
 from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks, own_files
 from ef_lightning.file_layout import IsShared
@@ -26,9 +26,6 @@ from ef_lightning.saved_tree import FILE, SavedTree
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
-
-LEAST_TENSOR_BYTES = 4096
-"""Smaller tensors are sent to everybody with the layout."""
 
 
 class TrainerCheckpoints:
@@ -235,7 +232,7 @@ class TrainerCheckpoints:
         names = {(name,) for name, _ in (*module.named_parameters(), *module.named_buffers())}
 
         def is_shared(path: Path, tensor: torch.Tensor) -> bool:
-            if tensor.nbytes < LEAST_TENSOR_BYTES or not all(isinstance(key, (str, int)) for key in path):
+            if tensor.nbytes < LEAST_ARRAY_BYTES or not all(isinstance(key, (str, int)) for key in path):
                 return False
             return path[0] == "optimizer_states" or (path[0] == "state_dict" and path[1:] in names)
 

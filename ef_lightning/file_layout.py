@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ef_common.errors import UnsupportedError
-from ef_common.storage.layout import Layout, Path, Recorder, Segment, Untouched, aligned
-from ef_lightning.host_copy import copy_tree, identity_of, is_plain
+from ef_common.storage.layout import Layout, Path, Segment, StandIns
+from ef_lightning.host_copy import copy_tree, is_plain
 
 IsShared = Callable[[Path, Tensor], bool]
 
@@ -35,13 +34,15 @@ def layout_of(tree: Any, is_shared: IsShared) -> Layout:
     Raises:
         UnsupportedError: torch does not write its files as expected.
     """
-    stand_ins = _StandIns(tree, is_shared)
-    with Recorder(stand_ins.found) as recorder:
-        save(copy_tree(tree, stand_ins.tensor), recorder)
-        layout = recorder.layout()
-    if layout.num_arrays != len(stand_ins.found):
-        raise UnsupportedError("this version of torch does not write the memory of a tensor in one piece")
-    return layout
+    stand_ins = StandIns(_sizes(tree))
+
+    def copied(value: Tensor, path: Path) -> Tensor:
+        if not value.numel() or not is_shared(path, value):
+            return torch.empty(value.shape, dtype=value.dtype).copy_(value)
+        memory = stand_ins.take(Segment(value.nbytes, path, kind_of(value)))
+        return torch.frombuffer(memory, dtype=value.dtype).view(value.shape)
+
+    return stand_ins.layout(lambda file: save(copy_tree(tree, copied), file), writer="torch", array="tensor")
 
 
 def kind_of(tensor: Tensor) -> str:
@@ -49,41 +50,9 @@ def kind_of(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-class _StandIns:
-    """Copies tensors as `HostCopy` does, with untouched memory in place of what is shared.
-
-    Attributes:
-        found: What is shared, by the address of what stands for it.
-    """
-
-    def __init__(self, tree: Any, is_shared: IsShared) -> None:
-        self._is_shared = is_shared
-        self._copies: dict[Any, Tensor] = {}
-        self._room = Untouched(sum(aligned(tensor.nbytes) for tensor in _tensors(tree)))
-        self.found: dict[int, Segment] = {}
-
-    def tensor(self, value: Tensor, path: Path) -> Tensor:
-        """What stands for a tensor of the tree, which lies there."""
-        if not is_plain(value):
-            return value.cpu().clone()
-        key = identity_of(value)
-        if key not in self._copies or not value.numel():
-            if value.numel() and self._is_shared(path, value):
-                self._copies[key] = self._stand_in(value, path)
-            else:
-                self._copies[key] = torch.empty(value.shape, dtype=value.dtype).copy_(value)
-        return self._copies[key]
-
-    def _stand_in(self, value: Tensor, path: Path) -> Tensor:
-        flat = torch.frombuffer(self._room.take(value.nbytes), dtype=value.dtype)
-        self.found[flat.data_ptr()] = Segment(value.nbytes, path, kind_of(value))
-        return flat.view(value.shape)
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def _sizes(tree: Any) -> Iterator[int]:
     if isinstance(tree, Tensor):
-        if tree.layout is torch.strided:
-            yield tree
+        yield tree.nbytes if is_plain(tree) else 0
     elif isinstance(tree, dict) or type(tree) in (list, tuple):
         for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(part)
+            yield from _sizes(part)

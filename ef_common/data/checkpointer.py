@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -21,7 +22,7 @@ from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
 from ef_common.data.sharing import Plan, Sharing
-from ef_common.data.source import Release, ShareCopy, Source, SourceState
+from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
@@ -365,12 +366,13 @@ class Checkpointer:
 
 
 def _share_of(state: SourceState, plan: Plan) -> tuple[Content, Release]:
-    try:
-        share = ShareCopy(state, plan.layout, plan.mine)
-    except ValueError as error:
-        return Content({state.file: plan.no_file(str(error))}), lambda: None
-    file = plan.file(share.write)
-    return state.content(file) if plan.leads else Content({state.file: file}), share.release
+    for path, kind in plan.layout.kinds.items():
+        if (found := state.kind_of(path)) != kind:
+            problem = f"its state differs from rank 0's at {path}. Expected: {kind}. Received: {found}"
+            return Content({state.file: plan.no_file(problem)}), lambda: None
+    bytes_of, release = state.copy_parts(plan.layout.slices(plan.mine))
+    file = plan.file(partial(plan.layout.write, bytes_of=bytes_of))
+    return state.content(file) if plan.leads else Content({state.file: file}), release
 
 
 def _first(session: Session) -> str:

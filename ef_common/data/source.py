@@ -52,30 +52,3 @@ class SourceState(Protocol):
 
     def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
         """A copy of parts of its arrays, each as bytes."""
-
-
-class ShareCopy:
-    """A copy of what lies in some ranges of the file that all members write.
-
-    Args:
-        state: This worker's.
-        layout: Of the file.
-        ranges: What this worker writes.
-
-    Attributes:
-        release: To be called when it is not written any more.
-
-    Raises:
-        ValueError: The state lacks what the layout says of it.
-    """
-
-    def __init__(self, state: SourceState, layout: Layout, ranges: Sequence[tuple[int, int]]) -> None:
-        for path, kind in layout.kinds.items():
-            if (found := state.kind_of(path)) != kind:
-                raise ValueError(f"its state differs from rank 0's at {path}. Expected: {kind}. Received: {found}")
-        self._layout = layout
-        self._bytes_of, self.release = state.copy_parts(layout.slices(ranges))
-
-    def write(self, file: Any, start: int, stop: int) -> None:
-        """Write one of the ranges."""
-        self._layout.write(file, start, stop, self._bytes_of)

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.data.source import ShareCopy
 from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import Layout, Slice
 from ef_lightning.file_layout import layout_of, save
@@ -54,17 +53,16 @@ def _trees() -> dict[str, Any]:
     }
 
 
-def _share(tree: Any, layout: Layout, ranges: list[tuple[int, int]], copies: HostCopies | None = None) -> ShareCopy:
-    saved = SavedTree(tree, copies or HostCopies(), lambda path, tensor: True, lambda file: Content({}))
-    return ShareCopy(saved, layout, ranges)
+def _saved(tree: Any, copies: HostCopies | None = None) -> SavedTree:
+    return SavedTree(tree, copies or HostCopies(), lambda path, tensor: True, lambda file: Content({}))
 
 
 def _written(layout: Layout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
     """By one worker for each range."""
     file = io.BytesIO()
     for start, stop in ranges:
-        share = _share(tree, layout, [(start, stop)])
-        share.write(file, start, stop)
+        bytes_of, _ = _saved(tree).copy_parts(layout.slices([(start, stop)]))
+        layout.write(file, start, stop, bytes_of)
     return file.getvalue()
 
 
@@ -110,26 +108,34 @@ def test_layout_keeps_nothing_of_what_is_shared() -> None:
     assert slices == [Slice(("shared",), 0, 4 << 20)]
 
 
-def test_share_of_a_state_that_differs_names_where() -> None:
-    tree = {"state_dict": {"w": torch.ones(5000)}}
-    layout = layout_of(tree, lambda path, tensor: True)
-    for other in ({"state_dict": {}}, {"state_dict": {"w": torch.ones(5000).half()}}, {"state_dict": {"w": 3}}):
-        with pytest.raises(ValueError, match=r"'state_dict', 'w'"):
-            _share(other, layout, [])
+def test_kind_of_what_is_no_such_tensor_differs() -> None:
+    path = ("state_dict", "w")
+    found = [
+        _saved(tree).kind_of(path)
+        for tree in (
+            {"state_dict": {"w": torch.ones(5000)}},
+            {"state_dict": {"w": torch.ones(5000).half()}},
+            {"state_dict": {"w": 3}},
+            {"state_dict": {}},
+            {"state_dict": 3},
+        )
+    ]
+    assert found == ["torch.float32 (5000,)", "torch.float16 (5000,)", "int", "NoneType", "NoneType"]
 
 
 def test_share_holds_still_while_the_state_changes_and_its_memory_is_used_again() -> None:
     tree = {"w": torch.ones(5000)}
     layout = layout_of(tree, lambda path, tensor: True)
     copies = HostCopies()
-    share = _share(tree, layout, [(0, layout.size)], copies)
+    parts = layout.slices([(0, layout.size)])
+    bytes_of, release = _saved(tree, copies).copy_parts(parts)
     before = _expected(tree)
     tree["w"].zero_()
     file = io.BytesIO()
-    share.write(file, 0, layout.size)
+    layout.write(file, 0, layout.size, bytes_of)
     assert file.getvalue() == before
-    share.release()
+    release()
     free = copies._pool._free[torch.uint8, (20_000,)]
     assert len(free) == 1
-    _share(tree, layout, [(0, layout.size)], copies)
+    _saved(tree, copies).copy_parts(parts)
     assert not free
