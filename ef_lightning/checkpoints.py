@@ -18,11 +18,10 @@ from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.layout import LEAST_ARRAY_BYTES, Path
 from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks, own_files
-from ef_lightning.file_layout import IsShared
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, PlainCheckpoints
 from ef_lightning.random_state import restore_random_state
-from ef_lightning.saved_tree import FILE, SavedTree
+from ef_lightning.saved_tree import FILE, IsShared, SavedTree
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)

@@ -152,7 +152,7 @@ class TrainerState:
         running["checkpoint_callbacks"] = [
             own_files.written_files(self._trainer, callback, private)
             for callback, private in zip(
-                self._callbacks("ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
+                self._host.callbacks(self._trainer, "ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
             )
         ]
         agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules")}
@@ -224,12 +224,11 @@ class TrainerState:
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
-            "checkpoint_callbacks": [private_fields(callback) for callback in self._callbacks("ModelCheckpoint")],
+            "checkpoint_callbacks": [
+                private_fields(callback) for callback in self._host.callbacks(self._trainer, "ModelCheckpoint")
+            ],
             "loggers": hooks.logger_versions(trainer),
         }
-
-    def _callbacks(self, kind: str) -> list[Any]:
-        return [c for c in self._trainer.callbacks if isinstance(c, self._host.get("callbacks", kind))]
 
     # ------------------------------------------------------------ adopt
 
@@ -264,7 +263,9 @@ class TrainerState:
             self._schedules.load_state(state["schedules"])
 
     def _load_checkpoint(self, state: dict[str, Any]) -> None:
-        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
+        for callback, private in zip(
+            self._host.callbacks(self._trainer, "ModelCheckpoint"), state["checkpoint_callbacks"], strict=True
+        ):
             vars(callback).update(private)
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
@@ -320,7 +321,7 @@ class TrainerState:
             hooks.set_num_batches(trainer, num_batches)
             trainer.strategy.setup_optimizers(trainer)
         self._num_batches_at_start = num_batches
-        for callback in self._callbacks("BaseFinetuning"):
+        for callback in self._host.callbacks(self._trainer, "BaseFinetuning"):
             callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
 
 

@@ -101,7 +101,6 @@ class Checkpointer:
         session: The worker's session.
         source: What is saved.
         log: Event log of the worker.
-        clock: Monotonic seconds.
         excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
 
     Attributes:
@@ -115,17 +114,15 @@ class Checkpointer:
         *,
         source: Source,
         log: EventLog,
-        clock: Callable[[], float] = time.monotonic,
         excluded: Callable[[int], bool] = lambda generation: False,
     ) -> None:
         self._settings = settings
         self._session = session
         self._source = source
         self._log = log
-        self._clock = clock
         self._checkpoints = Checkpoints(Store(settings.url, settings.storage_options), excluded=excluded)
         self._cadence = Cadence(settings.every_steps, settings.every)
-        self._pace = Pace.begin(clock(), 0)
+        self._pace = Pace.begin(time.monotonic(), 0)
         self._members: frozenset[str] = frozenset()
         self._saver: Saver | None = None
         self._sharing = Sharing(session, self._checkpoints.store, least_bytes=settings.share_bytes)
@@ -189,7 +186,7 @@ class Checkpointer:
     def _join(self, run: int) -> None:
         self._checkpoints.join(run, None if self.found is None else self.found.id)
         step = 0 if self.found is None else self.found.id.step
-        self._pace = Pace.begin(self._clock(), step, workers=max(1, self._session.world_size))
+        self._pace = Pace.begin(time.monotonic(), step, workers=max(1, self._session.world_size))
         where = "" if self.found is None else f", from step {step} ({self.found.id.name})"
         logger.info("run %d at %s%s", run, self._checkpoints.store, where)
         self._log.write("run", run=run, resumed=None if self.found is None else self.found.id.name)
@@ -227,7 +224,7 @@ class Checkpointer:
             return False
         if self._saver is not None and self._saver.num_held > int(self._saver.failing):
             return False  # one copy is enough, and a second one while the store fails
-        return self._cadence.due(self._pace, self._clock(), step).due
+        return self._cadence.due(self._pace, time.monotonic(), step).due
 
     def boundary(self, step: int) -> Turn | None:
         """Between two steps: take a checkpoint, if one is due. All members call this at each boundary.
@@ -261,7 +258,7 @@ class Checkpointer:
         members = frozenset(self._session.completed_in.ids)
         if members != self._members:
             losses = len(self._members - members)
-            self._pace = self._pace.with_workers(self._clock(), max(1, len(members)), losses=losses)
+            self._pace = self._pace.with_workers(time.monotonic(), max(1, len(members)), losses=losses)
             self._members = members
 
     def take(self, step: int, *, complete: Mapping[str, Any] | None = None) -> None:
@@ -271,7 +268,7 @@ class Checkpointer:
             step: Updates that were made.
             complete: The training has ended with this: what to say of the end.
         """
-        begin = self._clock()
+        begin = time.monotonic()
         saver = self._started_saver()
         id = saver.saved if saver.saved is not None and saver.saved.step == step else self._id(step)
         content, release = self._source.state(whole=True).copy()
@@ -280,7 +277,7 @@ class Checkpointer:
 
     def _share(self, step: int) -> None:
         """Take a checkpoint together with all other members; alone after all, if they have agreed on that."""
-        begin = self._clock()
+        begin = time.monotonic()
         busy = self._saver is not None and self._saver.num_held > 0
         offered: list[SourceState] = []
 
@@ -302,7 +299,7 @@ class Checkpointer:
 
     def _submit(self, snapshot: Snapshot, begin: float) -> None:
         self._started_saver().submit(snapshot)
-        now = self._clock()
+        now = time.monotonic()
         self._pace = self._pace.with_taken(now, snapshot.id.step).with_stall(now - begin)
 
     def _started_saver(self) -> Saver:

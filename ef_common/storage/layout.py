@@ -155,14 +155,14 @@ class StandIns:
 
     def __init__(self, sizes: Iterable[int]) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, max(1, sum(map(aligned, sizes))), flags=flags)
+        self._memory = mmap.mmap(-1, max(1, sum(map(_aligned, sizes))), flags=flags)
         self._used = 0
         self._segments: dict[int, Segment] = {}
 
     def take(self, segment: Segment) -> memoryview:
         """What stands for the array of a segment."""
         memory = memoryview(self._memory)[self._used : self._used + segment.size]
-        self._used += aligned(segment.size)
+        self._used += _aligned(segment.size)
         self._segments[address_of(memory)] = segment
         return memory
 
@@ -185,13 +185,8 @@ class StandIns:
         return layout
 
 
-def aligned(num_bytes: int, to: int = 64) -> int:
-    """The next multiple.
-
-    >>> aligned(1), aligned(64)
-    (64, 64)
-    """
-    return -(-num_bytes // to) * to
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
 
 
 def address_of(view: memoryview) -> int:

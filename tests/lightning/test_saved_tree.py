@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import Layout, Slice
-from ef_lightning.file_layout import layout_of, save
 from ef_lightning.host_copy import HostCopies
-from ef_lightning.saved_tree import SavedTree
+from ef_lightning.saved_tree import IsShared, SavedTree, save
 
 
 def _module_and_optimizer() -> dict[str, Any]:
@@ -53,8 +52,12 @@ def _trees() -> dict[str, Any]:
     }
 
 
-def _saved(tree: Any, copies: HostCopies | None = None) -> SavedTree:
-    return SavedTree(tree, copies or HostCopies(), lambda path, tensor: True, lambda file: Content({}))
+def _saved(tree: Any, copies: HostCopies | None = None, is_shared: IsShared = lambda path, tensor: True) -> SavedTree:
+    return SavedTree(tree, copies or HostCopies(), is_shared, lambda file: Content({}))
+
+
+def _layout_of(tree: Any, is_shared: IsShared) -> Layout:
+    return _saved(tree, is_shared=is_shared).layout()
 
 
 def _written(layout: Layout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
@@ -78,7 +81,7 @@ def test_layout_with_the_tensors_put_back_is_the_file_that_torch_writes(name: st
     tree = _trees()[name]
     torch.use_deterministic_algorithms(deterministic)  # memory that is new is filled then
     try:
-        layout = Layout.of(layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
+        layout = Layout.of(_layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
     finally:
         torch.use_deterministic_algorithms(False)
     expected = _expected(tree)
@@ -93,7 +96,7 @@ def test_layout_with_the_tensors_put_back_is_the_file_that_torch_writes(name: st
 @given(st.data())
 def test_parts_of_any_ranges_join_to_the_file(data: st.DataObject) -> None:
     tree = _module_and_optimizer()
-    layout = layout_of(tree, lambda path, tensor: tensor.nbytes >= 1000)
+    layout = _layout_of(tree, lambda path, tensor: tensor.nbytes >= 1000)
     borders = sorted(data.draw(st.lists(st.integers(0, layout.size), max_size=6)))
     ends = [0, *borders, layout.size]
     assert _written(layout, tree, list(itertools.pairwise(ends))) == _expected(tree)
@@ -101,7 +104,7 @@ def test_parts_of_any_ranges_join_to_the_file(data: st.DataObject) -> None:
 
 def test_layout_keeps_nothing_of_what_is_shared() -> None:
     tree = {"shared": torch.full((1 << 20,), 7.0), "own": torch.full((1 << 10,), 8.0)}
-    layout = layout_of(tree, lambda path, tensor: path == ("shared",))
+    layout = _layout_of(tree, lambda path, tensor: path == ("shared",))
     assert len(layout.literal) < 8192
     assert tree["own"].numpy().tobytes() in layout.literal
     slices = [part for part in layout.parts(0, layout.size) if isinstance(part, Slice)]
@@ -125,7 +128,7 @@ def test_kind_of_what_is_no_such_tensor_differs() -> None:
 
 def test_share_holds_still_while_the_state_changes_and_its_memory_is_used_again() -> None:
     tree = {"w": torch.ones(5000)}
-    layout = layout_of(tree, lambda path, tensor: True)
+    layout = _layout_of(tree, lambda path, tensor: True)
     copies = HostCopies()
     parts = layout.slices([(0, layout.size)])
     bytes_of, release = _saved(tree, copies).copy_parts(parts)
