@@ -13,10 +13,10 @@ import numpy as np
 
 from ef_common import __version__
 from ef_common.collectives.codec import ARRAYS
-from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
+from ef_common.data.checkpointer import Checkpointer, fingerprint
 from ef_common.data.seeds import python_states, set_python_states
+from ef_common.data.source import Source
 from ef_common.errors import UsageError
-from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
 from ef_common.storage.pool import Pool
@@ -36,25 +36,21 @@ class FitCheckpoints:
     """Checkpoints of one `fit`, of which it is the :class:`~ef_common.data.source.Source`.
 
     Args:
-        settings: Where, and when.
+        job: Makes the checkpointer of this source.
         session: The worker's session.
         model: The model, built.
-        log: Event log of the worker.
         collect: The place in the epoch and what callbacks remember: a plain tree.
-        excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
     """
 
     def __init__(
         self,
-        settings: Checkpointing,
+        job: Callable[[Source], Checkpointer],
         session: Session,
         model: Any,
         *,
-        log: EventLog,
         collect: Callable[[], dict[str, Any]],
-        excluded: Callable[[int], bool],
     ) -> None:
-        self.job = Checkpointer(settings, session, source=self, log=log, excluded=excluded)
+        self.job = job(self)
         self._session = session
         self._model = model
         self._collect = collect

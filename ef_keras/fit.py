@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import numpy as np
 from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
+from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.leaving import leaving_cleanly
@@ -179,14 +181,10 @@ class Fit:
 
     def _set_up_checkpoints(self) -> None:
         if self._checkpointing is not None:
-            self._checkpoints = self._state.checkpoints = FitCheckpoints(
-                self._checkpointing,
-                self._session,
-                self._model,
-                log=self._worker.log,
-                collect=self._state.collect,
-                excluded=self._claiming.excluded,
-            )
+            place, session, log = self._checkpointing, self._session, self._worker.log
+            job = partial(Checkpointer, place, session, log=log, excluded=self._claiming.excluded)
+            checkpoints = FitCheckpoints(job, session, self._model, collect=self._state.collect)
+            self._checkpoints = self._state.checkpoints = checkpoints
             save, dealer = self._checkpoints.job.save, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
             self.data.on_resume = self._checkpoints.resume

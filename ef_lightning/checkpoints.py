@@ -10,8 +10,8 @@ import torch
 
 from ef_common import __version__
 from ef_common.collectives.torch_codec import TENSORS
-from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
-from ef_common.events import EventLog
+from ef_common.data.checkpointer import Checkpointer, fingerprint
+from ef_common.data.source import Source
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
@@ -31,23 +31,13 @@ class TrainerCheckpoints:
     """Checkpoints of one `fit`, of which it is the :class:`~ef_common.data.source.Source`.
 
     Args:
-        settings: Where, and when.
+        job: Makes the checkpointer of this source.
         session: The worker's session.
         trainer: The Trainer.
-        log: Event log of the worker.
-        excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
     """
 
-    def __init__(
-        self,
-        settings: Checkpointing,
-        session: Session,
-        trainer: Any,
-        *,
-        log: EventLog,
-        excluded: Callable[[int], bool],
-    ) -> None:
-        self.job = Checkpointer(settings, session, source=self, log=log, excluded=excluded)
+    def __init__(self, job: Callable[[Source], Checkpointer], session: Session, trainer: Any) -> None:
+        self.job = job(self)
         self._session = session
         self._trainer = trainer
         self._copies = HostCopies()

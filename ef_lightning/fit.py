@@ -19,6 +19,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
+from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError
@@ -113,8 +114,8 @@ class Fit:
         place = self._worker.checkpointing(self._settings)
         self._claiming = self._worker.claiming(self._settings, place)
         if place is not None:
-            log, excluded = self._worker.log, self._claiming.excluded
-            self.checkpoints = TrainerCheckpoints(place, self._session, self._trainer, log=log, excluded=excluded)
+            job = partial(Checkpointer, place, self._session, log=self._worker.log, excluded=self._claiming.excluded)
+            self.checkpoints = TrainerCheckpoints(job, self._session, self._trainer)
 
     def set_up_schedules(self) -> None:
         """All have passed the first barrier: those are the workers for which the user's code makes schedules."""

@@ -111,8 +111,8 @@ class Checkpointer:
         self,
         settings: Checkpointing,
         session: Session,
-        *,
         source: Source,
+        *,
         log: EventLog,
         excluded: Callable[[int], bool] = lambda generation: False,
     ) -> None:
