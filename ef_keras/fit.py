@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import keras
@@ -14,7 +13,6 @@ import numpy as np
 from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
-from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.leaving import leaving_cleanly
@@ -64,8 +62,7 @@ class Fit:
         global_batch_size = settings.global_batch_size
         self._worker = worker
         self._skips = worker.begin_training()
-        self._checkpointing = worker.checkpointing(settings)
-        self._claiming = worker.claiming(settings, self._checkpointing)
+        self._claiming, self._job = worker.places(settings)
         self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
         self._model = model
@@ -180,14 +177,12 @@ class Fit:
         hooks.start_at(self._model, self._callbacks.params["epochs"])
 
     def _set_up_checkpoints(self) -> None:
-        if self._checkpointing is not None:
-            place, session, log = self._checkpointing, self._session, self._worker.log
-            job = partial(Checkpointer, place, session, log=log, excluded=self._claiming.excluded)
-            checkpoints = FitCheckpoints(job, session, self._model, collect=self._state.collect)
+        if self._job is not None:
+            checkpoints = FitCheckpoints(self._job, self._session, self._model, collect=self._state.collect)
             self._checkpoints = self._state.checkpoints = checkpoints
-            save, dealer = self._checkpoints.job.save, self.data.dealer
+            save, dealer = checkpoints.job.save, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
-            self.data.on_resume = self._checkpoints.resume
+            self.data.on_resume = checkpoints.resume
 
     def _restore(self) -> bool:
         """Go on from a checkpoint, if there is one."""

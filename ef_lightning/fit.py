@@ -19,7 +19,6 @@ from ef_common.core import sharding
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
-from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
 from ef_common.data.torch_determinism import Determinism
 from ef_common.errors import UnsupportedError
@@ -103,19 +102,11 @@ class Fit:
         with leaving_cleanly():
             self.is_over = worker.begin_training()
         hooks.know_best(trainer)
-        self._claiming = Claiming(None, self._session)
-        self.checkpoints: TrainerCheckpoints | None = None
-        if not trainer.fast_dev_run:  # of a trial nothing is to be left
-            self._set_up_checkpoints()
+        is_trial = trainer.fast_dev_run  # of which nothing is to be left
+        self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
+        self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
 
     # ------------------------------------------------------------ set-up, before that of the model
-
-    def _set_up_checkpoints(self) -> None:
-        place = self._worker.checkpointing(self._settings)
-        self._claiming = self._worker.claiming(self._settings, place)
-        if place is not None:
-            job = partial(Checkpointer, place, self._session, log=self._worker.log, excluded=self._claiming.excluded)
-            self.checkpoints = TrainerCheckpoints(job, self._session, self._trainer)
 
     def set_up_schedules(self) -> None:
         """All have passed the first barrier: those are the workers for which the user's code makes schedules."""
