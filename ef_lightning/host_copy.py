@@ -20,23 +20,23 @@ def copy_tree(tree: Any, copy_tensor: Callable[[Tensor, Path], Tensor]) -> Any:
         tree: See above.
         copy_tensor: Copies a plain tensor, which lies there.
     """
-    copies: dict[Any, Tensor] = {}
+    return _copied(tree, (), copy_tensor, {})
 
-    def copied(value: Any, path: Path) -> Any:
-        if isinstance(value, Tensor):
-            if not is_plain(value):
-                return value.detach().cpu().clone()
-            key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            if key not in copies or not value.numel():
-                copies[key] = copy_tensor(value.detach(), path)
-            return copies[key]
-        if isinstance(value, dict):
-            return {key: copied(part, (*path, key)) for key, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(copied(part, (*path, index)) for index, part in enumerate(value))
-        return copy.deepcopy(value)
 
-    return copied(tree, ())
+def _copied(value: Any, path: Path, copy_tensor: Callable[[Tensor, Path], Tensor], copies: dict[Any, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if not is_plain(value):
+            return value.detach().cpu().clone()
+        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in copies or not value.numel():
+            copies[key] = copy_tensor(value.detach(), path)
+        return copies[key]
+    if isinstance(value, dict):
+        return {key: _copied(part, (*path, key), copy_tensor, copies) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        parts = enumerate(value)
+        return type(value)(_copied(part, (*path, index), copy_tensor, copies) for index, part in parts)
+    return copy.deepcopy(value)
 
 
 def is_plain(tensor: Tensor) -> bool:
