@@ -217,15 +217,6 @@ class Checkpointer:
 
     # ------------------------------------------------------------ while it runs
 
-    def due(self, step: int) -> bool:
-        """Whether this worker is to take a checkpoint now."""
-        self._follow_members()
-        if self._session.rank != 0 or self._session.newcomer or self._checkpoints.run is None:
-            return False
-        if self._saver is not None and self._saver.num_held > int(self._saver.failing):
-            return False  # one copy is enough, and a second one while the store fails
-        return self._cadence.due(self._pace, time.monotonic(), step).due
-
     def boundary(self, step: int) -> Turn | None:
         """Between two steps: take a checkpoint, if one is due. All members call this at each boundary.
 
@@ -245,14 +236,23 @@ class Checkpointer:
     def _turn(self, step: int) -> Turn | None:
         if self._session.take_wish():
             return "together"
-        if not self.due(step + 1):
+        if not self._due(step + 1):
             return None
         saver = self._saver
         if saver is None or not saver.num_held:
             self._sharing.settle(None if saver is None else saver.saved)
             if self._sharing.wish(step, self._source.num_bytes):
                 return None
-        return "alone" if self.due(step) else None
+        return "alone" if self._due(step) else None
+
+    def _due(self, step: int) -> bool:
+        """Whether this worker is to take a checkpoint now."""
+        self._follow_members()
+        if self._session.rank != 0 or self._checkpoints.run is None:
+            return False
+        if self._saver is not None and self._saver.num_held > int(self._saver.failing):
+            return False  # one copy is enough, and a second one while the store fails
+        return self._cadence.due(self._pace, time.monotonic(), step).due
 
     def _follow_members(self) -> None:
         members = frozenset(self._session.completed_in.ids)
