@@ -48,10 +48,10 @@ def callbacks(
         model.fit(x, y, epochs=10, callbacks=ef_keras.callbacks())
         model.fit(x, y, epochs=10, callbacks=[EarlyStopping(), *ef_keras.callbacks()])
 
+    :class:`~ef_common.data.settings.ElasticSettings` says more of the settings that all frameworks have in common.
+
     Args:
-        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world: a
-            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
-            nothing to compensate, unless a reference batch is named.
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world.
         backend: How the workers' gradients are summed: "gloo", "nccl" (torch) or "horovod"; by default what fits
             Keras's backend.
         global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
@@ -65,15 +65,9 @@ def callbacks(
             computed in one thread. What cannot be so raises, but for what ElasticFlow cannot see: random numbers of
             TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks that
             decide by metrics, which lack what a lost worker had seen.
-        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
-            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
-            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
-        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
-            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
-            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
-        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
-            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
-            with status 0. Without it, stragglers are reported only.
+        checkpoint: A URL for checkpoints, which the same command starts from, or a `Checkpointing`.
+        claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
+        evict_stragglers: Replace a worker that is slower than the others as soon as a newcomer waits.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.

@@ -15,6 +15,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import TrainingOver, UsageError
+from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
@@ -61,8 +62,7 @@ class Fit:
         global_batch_size = settings.global_batch_size
         self._worker = worker
         self._skips = worker.begin_training()
-        self._checkpointing = worker.checkpointing(settings)
-        self._claiming = worker.claiming(settings, self._checkpointing)
+        self._claiming, self._job = worker.places(settings)
         self._checkpoints: FitCheckpoints | None = None
         self._session = worker.session
         self._model = model
@@ -177,29 +177,27 @@ class Fit:
         hooks.start_at(self._model, self._callbacks.params["epochs"])
 
     def _set_up_checkpoints(self) -> None:
-        if self._checkpointing is not None:
-            self._checkpoints = self._state.checkpoints = FitCheckpoints(
-                self._checkpointing,
-                self._session,
-                self._model,
-                log=self._worker.log,
-                collect=self._state.collect,
-                excluded=self._claiming.excluded,
-            )
-            save, dealer = self._checkpoints.leave, self.data.dealer
+        if self._job is not None:
+            checkpoints = FitCheckpoints(self._job, self._session, self._model, collect=self._state.collect)
+            self._checkpoints = self._state.checkpoints = checkpoints
+            save, dealer = checkpoints.job.save, self.data.dealer
             self._worker.notices.save_on_last_leave(lambda: save(dealer.num_updates))
-            self.data.on_resume = self._checkpoints.resume
+            self.data.on_resume = checkpoints.resume
 
     def _restore(self) -> bool:
         """Go on from a checkpoint, if there is one."""
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
         if checkpoints is None or not self._state.go_back(checkpoints.find()):
             return False
-        complete = checkpoints.is_complete(epochs)
+        complete = checkpoints.job.is_complete(self._limits)
         if complete:
             logger.info("the training is complete. To train on, change its number of epochs. Received: %d", epochs)
         hooks.start_at(self._model, epochs if complete else self.data.epoch)
         return True
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        return {"epochs": self._callbacks.params["epochs"]}
 
     def _make_reducer(self) -> Reducer:
         model, session, data = self._model, self._session, self.data
@@ -227,7 +225,7 @@ class Fit:
         self.data.dealer.end()
         self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
-            self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
+            self._checkpoints.job.finish(self.data.dealer.num_updates, complete=self._limits)
         self._release()
 
     def _release(self) -> None:
@@ -321,7 +319,8 @@ class Fit:
         self.log_weights()
         dealer = self.data.dealer
         if self._checkpoints is not None and dealer.progress.remaining and not dealer.progress.uncommitted:
-            self._checkpoints.boundary(dealer.num_updates)
+            with leaving_cleanly():
+                self._checkpoints.job.boundary(dealer.num_updates)
 
     def _pad(self, begins: bool) -> None:
         """What a batch that only keeps step does to the metrics does not count."""

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.core.view import View
-from ef_common.data.torch_determinism import Determinism, seed_everything
+from ef_common.data.torch_determinism import Determinism, seed_everything, set_torch_states, torch_states
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
@@ -112,13 +112,9 @@ def memory_of(value: Any) -> np.ndarray:
 
 def random_state() -> list[np.ndarray]:
     """States of torch's generators: the one of the CPU, then those of the GPUs that have been used."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    return [state.numpy().copy() for state in (torch.get_rng_state(), *cuda)]
+    return [state.numpy().copy() for state in torch_states()]
 
 
 def set_random_state(states: Sequence[np.ndarray]) -> None:
     """Let them go on from there."""
-    cpu, *cuda = [torch.from_numpy(np.array(state)) for state in states]
-    torch.set_rng_state(cpu)
-    if cuda and len(cuda) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(cuda)
+    set_torch_states([torch.from_numpy(np.array(state)) for state in states])

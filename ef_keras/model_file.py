@@ -5,11 +5,24 @@ from __future__ import annotations
 import logging
 import tempfile
 import zipfile
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
 
+import numpy as np
+
+from ef_common.data.source import Release
+from ef_common.errors import UnsupportedError
+from ef_common.storage.checkpoints import Content, WriteFile
+from ef_common.storage.layout import Layout, Path, Slice
+from ef_common.storage.pool import Pool
+from ef_common.storage.shares import SharedFile
+from ef_common.storage.store import Writer
 from ef_keras import hooks
-from ef_keras.weights import Weights
+from ef_keras.backends import memory_of
+from ef_keras.weights import Weights, bytes_of, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +62,63 @@ class ModelParts:
     def _assets(self) -> Texts:
         """Vocabularies, which layers write to a folder."""
         with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
-            folder = Path(directory) / "assets"
+            folder = FilePath(directory) / "assets"
             hooks.save_state(self._model, hooks.store_that_makes(lambda path, metadata: {}), hooks.assets_in(folder))
             files = [path for path in folder.rglob("*") if path.is_file()]
             return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The files of a model, as :class:`~ef_common.data.source.SourceState`.
+
+    One file as `model.save` writes it; or, if the members write it together, a folder as with `zipped=False`: a file of
+    which parts are written elsewhere cannot be one in a zip archive, which has a checksum of it all.
+
+    Args:
+        model: The model.
+        texts: What there is of it besides the weights.
+        weights: Its weights.
+        pool: Memory for copies.
+        content_of: What is saved, with the name of the file that has the weights, and the model's files.
+    """
+
+    model: Any
+    texts: Texts
+    weights: Weights
+    pool: Pool[np.ndarray]
+    content_of: Callable[[str, Mapping[str, WriteFile | SharedFile]], Content]
+    file: ClassVar[str] = WEIGHTS
+
+    def copy(self) -> tuple[Content, Release]:
+        """See the protocol, also for what follows."""
+        copy = self.weights.map(lambda value: self.pool.copy(memory_of(value)))
+        name = MODEL if self.texts else WEIGHTS
+        content = self.content_of(name, {name: lambda file: write_model(self.texts, copy, file)})
+        return content, lambda: self.pool.give_back(copy.values.values())
+
+    def content(self, file: SharedFile) -> Content:
+        texts = {name: partial(_write, text) for name, text in self.texts.items()}
+        return self.content_of(WEIGHTS, {**texts, WEIGHTS: file})
+
+    def layout(self) -> Layout:
+        if any("/" in name for name in self.texts):
+            raise UnsupportedError("the model has assets (vocabularies), which are saved in one file with it")
+        shared = {id(variable) for variable in hooks.shared_variables(self.model)}
+        return self.weights.layout(lambda value: id(value) in shared)
+
+    def kind_of(self, path: Path) -> str:
+        values = self.weights.values
+        return kind_of(values[path]) if path in values else "nothing"
+
+    def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
+        arrays = {part: bytes_of(memory_of(self.weights.values[part.path])) for part in parts}
+        copies = {part: self.pool.copy(array[part.start : part.stop]) for part, array in arrays.items()}
+        return copies.__getitem__, lambda: self.pool.give_back(copies.values())
+
+
+def _write(text: bytes, file: Writer) -> None:
+    file.write(text)
 
 
 def write_model(texts: Texts, weights: Weights, file: Any) -> None:

@@ -10,8 +10,10 @@ import keras
 import numpy as np
 
 from ef_common.collectives.codec import ARRAYS
+from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
-from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_common.data.transfer import StateTransfer
+from ef_common.errors import ElasticFlowError
 from ef_keras import hooks
 from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.memories import memory_of, restore
@@ -52,39 +54,28 @@ class FitState:
         self._load_progress = load_progress
         self._claiming = claiming
         self.checkpoints: FitCheckpoints | None = None
-        self._outgoing: list[np.ndarray] = []
-        self._incoming: list[np.ndarray] = []
-        self._prepared: list[np.ndarray] = []
+        self._transfer = StateTransfer(ARRAYS, claiming, self._job)
         self._memories: list[Memory] = []
 
     # ------------------------------------------------------------ port
 
     def prepare(self) -> None:
         """Have memory at hand that has been touched already: the others wait while the state travels."""
-        self._prepared = [np.zeros(v.shape, str(v.dtype)) for v in hooks.shared_variables(self._model)]
+        self._transfer.prepared = [np.zeros(v.shape, str(v.dtype)) for v in hooks.shared_variables(self._model)]
 
     def describe(self) -> bytes:
-        """Header of this worker's state. What cannot be sent is the newcomer's error, not this worker's."""
-        try:
-            header, self._outgoing = ARRAYS.encode(self._collect(), what="state")
-        except UnsupportedError as error:
-            header, self._outgoing = ARRAYS.encode({"error": str(error)})
-        return header
+        """Header of this worker's state."""
+        return self._transfer.describe(self._collect)
 
     def tensors(self, header: bytes | None) -> Sequence[np.ndarray]:
         """The arrays in it."""
-        if header is None:
-            arrays, self._outgoing = self._outgoing, []
-        else:
-            arrays = self._incoming = ARRAYS.room(header, self._prepared)
-        return [array for array in arrays if array.size]
+        return [array for array in self._transfer.leaves(header) if array.size]
 
     def adopt(self, header: bytes) -> None:
         """Go on from the state that has been received."""
-        state = ARRAYS.decode(header, self._incoming)
-        self._incoming, self._prepared = [], []
-        if "error" in state:
-            raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
+        self._transfer.adopt(header, self._adopt)
+
+    def _adopt(self, state: dict[str, Any]) -> None:
         variables = hooks.shared_variables(self._model)
         shapes = [list(variable.shape) for variable in variables]
         received = [list(value.shape) for value in state["variables"]]
@@ -97,9 +88,6 @@ class FitState:
             variable.assign(value)
         self._memories = state["callbacks"]
         self._load_progress(state["progress"], False)
-        if self.checkpoints is not None and state["checkpoints"] is not None:
-            self.checkpoints.job.load_state(state["checkpoints"])
-        self._claiming.load_state(state["claims"])
 
     def restore(self) -> bool:
         """All who held a state are lost: take the one that was saved last, if any was."""
@@ -146,14 +134,15 @@ class FitState:
         memories, self._memories = self._memories, []
         self.remember(memories)
 
+    def _job(self) -> Checkpointer | None:
+        return None if self.checkpoints is None else self.checkpoints.job
+
     def _collect(self) -> dict[str, Any]:
         return {
             **self.collect(),
             "variables": [
                 np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.shared_variables(self._model)
             ],
-            "checkpoints": None if self.checkpoints is None else self.checkpoints.job.state(),
-            "claims": self._claiming.state(),
         }
 
 

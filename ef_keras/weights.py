@@ -7,21 +7,16 @@ disk, and by several workers, each a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
 import keras
 import numpy as np
 
-from ef_common.errors import UnsupportedError
-from ef_common.storage.layout import Layout, Path, Recorder, Segment, Slice, Untouched, aligned
-from ef_common.storage.pool import Pool
+from ef_common.storage.layout import LEAST_ARRAY_BYTES, Layout, Path, Recorder, Segment, StandIns
 from ef_keras import hooks
 from ef_keras.backends import memory_of
-
-LEAST_ARRAY_BYTES = 4096
-"""Smaller arrays are sent to everybody with the layout."""
 
 
 class Weights:
@@ -64,10 +59,12 @@ class Weights:
         Args:
             file: To write to; it need not be seekable.
         """
-        bytes_of = {path: _bytes(array) for path, array in self.values.items()}
-        arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in bytes_of.items()}
-        layout = self.recorded(arrays)
-        layout.write(file, 0, layout.size, lambda part: bytes_of[part.path][part.start : part.stop])
+        memories = {path: bytes_of(array) for path, array in self.values.items()}
+        arrays = {b.ctypes.data: Segment(b.size, path, kind_of(self.values[path])) for path, b in memories.items()}
+        with Recorder(arrays) as recorder:
+            self.save(recorder)
+            layout = recorder.layout()
+        layout.write(file, 0, layout.size, lambda part: memories[part.path][part.start : part.stop])
 
     def layout(self, is_shared: Callable[[Any], bool]) -> Layout:
         """The layout of the file that a copy of these would be written to.
@@ -79,85 +76,24 @@ class Weights:
             UnsupportedError: h5py does not write its files as expected.
         """
         paths = {id(value): path for path, value in self.values.items() if is_shared(value)}
-        room = Untouched(sum(aligned(num_bytes(value)) for value in self.values.values()))
-        arrays: dict[int, Segment] = {}
+        stand_ins = StandIns(map(num_bytes, self.values.values()))
 
-        def stand_in(value: Any) -> np.ndarray:
+        def copied(value: Any) -> np.ndarray:
             path, size = paths.get(id(value)), num_bytes(value)
             if path is None or size < LEAST_ARRAY_BYTES:
                 return np.array(memory_of(value))
-            array: np.ndarray = np.frombuffer(room.take(size), dtype=_dtype(value)).reshape(value.shape)
-            arrays[array.ctypes.data] = Segment(size, path, kind_of(value))
+            memory = stand_ins.take(Segment(size, path, kind_of(value)))
+            array: np.ndarray = np.frombuffer(memory, dtype=_dtype(value)).reshape(value.shape)
             return array
 
-        layout = self.map(stand_in).recorded(arrays)
-        if layout.num_arrays != len(arrays):
-            raise UnsupportedError("this version of h5py does not write the memory of a variable in one piece")
-        return layout
+        return stand_ins.layout(self.map(copied).save, writer="h5py", array="variable")
 
-    def recorded(self, arrays: Mapping[int, Segment]) -> Layout:
-        """What Keras's `H5IOStore` writes; that one cannot be used, as it copies what it is given."""
-        with Recorder(arrays) as recorder:
-            with h5py.File(recorder, "w") as file:
-                for entry in self._entries:
-                    if entry or entry.metadata:
-                        entry.write(file.create_group(entry.path) if entry.path else file)
-            return recorder.layout()
-
-
-class HostArrays:
-    """Copies of arrays."""
-
-    def __init__(self) -> None:
-        self._pool: Pool[np.ndarray] = Pool(_room)
-
-    def copy(self, array: np.ndarray) -> np.ndarray:
-        """A copy, in memory of one that is not read any more if there is some."""
-        copied = self._pool.take(array)
-        np.copyto(copied, array)
-        return copied
-
-    def give_back(self, arrays: Iterable[np.ndarray]) -> None:
-        """They are not read any more. From any thread."""
-        self._pool.give_back(arrays)
-
-
-class WeightsShare:
-    """A copy of what lies in some ranges of a file.
-
-    Args:
-        arrays: Makes it.
-        layout: Of the file.
-        weights: This worker's.
-        ranges: What this worker writes.
-
-    Raises:
-        ValueError: The weights lack what the layout says of them.
-    """
-
-    def __init__(self, arrays: HostArrays, layout: Layout, weights: Weights, ranges: Sequence[tuple[int, int]]) -> None:
-        for path, kind in layout.kinds.items():
-            found = kind_of(weights.values[path]) if path in weights.values else "nothing"
-            if found != kind:
-                raise ValueError(f"its model differs from rank 0's at {path}. Expected: {kind}. Received: {found}")
-        self._arrays = arrays
-        self._layout = layout
-        self._copies: dict[Slice, np.ndarray] = {}
-        for part in layout.slices(ranges):
-            self._copies[part] = arrays.copy(_bytes(memory_of(weights.values[part.path]))[part.start : part.stop])
-
-    def write(self, file: Any, start: int, stop: int) -> None:
-        """Write one of the ranges."""
-        self._layout.write(file, start, stop, self._copies.__getitem__)
-
-    def release(self) -> None:
-        """It is not written any more."""
-        self._arrays.give_back(self._copies.values())
-        self._copies = {}
-
-
-def _room(array: np.ndarray) -> np.ndarray:
-    return np.empty(array.shape, array.dtype)
+    def save(self, file: Any) -> None:
+        """Write them as Keras's `H5IOStore` does; that one cannot be used, as it copies what it is given."""
+        with h5py.File(file, "w") as root:
+            for entry in self._entries:
+                if entry or entry.metadata:
+                    entry.write(root.create_group(entry.path) if entry.path else root)
 
 
 def kind_of(value: Any) -> str:
@@ -175,7 +111,8 @@ def num_bytes(value: Any) -> int:
     return int(np.prod(value.shape, dtype=np.int64)) * _dtype(value).itemsize
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """Its memory, which is contiguous."""
     return array.reshape(-1).view(np.uint8)
 
 

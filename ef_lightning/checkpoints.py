@@ -10,52 +10,38 @@ import torch
 
 from ef_common import __version__
 from ef_common.collectives.torch_codec import TENSORS
-from ef_common.data.checkpointer import Checkpointer, Checkpointing, fingerprint
-from ef_common.data.sharing import Plan
-from ef_common.events import EventLog
+from ef_common.data.checkpointer import Checkpointer, fingerprint
+from ef_common.data.source import Source
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_common.storage.checkpoints import Content, WriteFile
-from ef_common.storage.layout import Layout, Path
+from ef_common.storage.layout import LEAST_ARRAY_BYTES, Path
 from ef_common.storage.shares import SharedFile
 from ef_lightning import hooks, own_files
-from ef_lightning.file_layout import IsShared, layout_of, save
 from ef_lightning.host_copy import HostCopies
 from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, PlainCheckpoints
 from ef_lightning.random_state import restore_random_state
-from ef_lightning.shares import LEAST_TENSOR_BYTES, ShareCopy
+from ef_lightning.saved_tree import FILE, IsShared, SavedTree
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
 
-FILE = "lightning.ckpt"
-
 
 class TrainerCheckpoints:
-    """Checkpoints of one `fit`.
+    """Checkpoints of one `fit`, of which it is the :class:`~ef_common.data.source.Source`.
 
     Args:
-        settings: Where, and when.
+        job: Makes the checkpointer of this source.
         session: The worker's session.
         trainer: The Trainer.
-        log: Event log of the worker.
-        excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
     """
 
-    def __init__(
-        self,
-        settings: Checkpointing,
-        session: Session,
-        trainer: Any,
-        *,
-        log: EventLog,
-        excluded: Callable[[int], bool],
-    ) -> None:
-        self.job = Checkpointer(settings, session, log=log, excluded=excluded)
+    def __init__(self, job: Callable[[Source], Checkpointer], session: Session, trainer: Any) -> None:
+        self.job = job(self)
         self._session = session
         self._trainer = trainer
         self._copies = HostCopies()
-        self._collect: Callable[[], dict[str, Any]] | None = None
+        self._collect: Callable[[], dict[str, Any]] = dict
         self._loader: Callable[[], ElasticLoader | None] = lambda: None
         self._resume: Callable[[torch.Tensor], None] = lambda running: None
         self._random: torch.Tensor | None = None
@@ -165,16 +151,9 @@ class TrainerCheckpoints:
     def boundary(self) -> None:
         """Between two steps of an epoch."""
         loader = self._loader()
-        if loader is None or self._session.newcomer:
-            return
-        if not loader.in_epoch or loader.progress.uncommitted:
-            return
-        step = loader.dealer.num_updates
-        match self.job.turn(step, self._num_bytes):
-            case "alone":
-                self.job.take(step, self._content)
-            case "together":
-                self._share(step)
+        if loader is not None and loader.in_epoch and not loader.progress.uncommitted:
+            with leaving_cleanly():
+                self.job.boundary(loader.dealer.num_updates)
 
     def restore_random_state(self) -> None:
         """Nothing but samples will be read before the next step: it draws what it would have drawn."""
@@ -190,7 +169,7 @@ class TrainerCheckpoints:
         """
         loader = self._loader()
         if loader is not None:
-            self.job.finish(loader.dealer.num_updates, self._content, complete=self._limits)
+            self.job.finish(loader.dealer.num_updates, complete=self._limits)
 
     def leave(self) -> None:
         """All members are told to go, and this worker is the one that saves the state.
@@ -200,22 +179,22 @@ class TrainerCheckpoints:
         """
         loader = self._loader()
         if loader is not None:
-            self.job.save(loader.dealer.num_updates, self._content)
+            self.job.save(loader.dealer.num_updates)
 
-    def stop(self) -> None:
-        """The training is over, whatever it has come to."""
-        self.job.stop()
+    # ------------------------------------------------------------ what is saved
 
-    def _content(self) -> tuple[Content, Callable[[], None]]:
-        collect = self._collect
-        if collect is None:
-            raise RuntimeError("there is nothing to save before the training has been set up")
-        copy = self._copies.of(self._plain.of(self._dumped(collect)))
-        return self._content_of(lambda file: save(copy.tree, file)), copy.release
+    def num_bytes(self) -> int:
+        """See the protocol."""
+        module = self._trainer.lightning_module
+        states = [state for optimizer in self._trainer.optimizers for state in optimizer.state.values()]
+        kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers(), *kept))
 
-    def _dumped(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def state(self, *, whole: bool) -> SavedTree:
+        """See the protocol; each worker dumps its own state, as under DDP."""
         with self._session.alone("on_save_checkpoint, or a state_dict()"):
-            return dump()
+            tree = self._collect() if whole else hooks.dump_checkpoint(self._trainer)
+        return SavedTree(self._plain.of(tree) if whole else tree, self._copies, self._is_shared(), self._content_of)
 
     def _content_of(self, file: WriteFile | SharedFile) -> Content:
         loader = self._loader()
@@ -236,43 +215,13 @@ class TrainerCheckpoints:
             versions={"elasticflow": __version__, "torch": str(torch.__version__)},
         )
 
-    # ------------------------------------------------------------ shares
-
-    def _num_bytes(self) -> int:
-        """Of the state that all members hold."""
-        module = self._trainer.lightning_module
-        states = [state for optimizer in self._trainer.optimizers for state in optimizer.state.values()]
-        kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-        return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers(), *kept))
-
-    def _share(self, step: int) -> None:
-        """Take a checkpoint together with the others; each dumps its own state, as under DDP."""
-        trees: list[dict[str, Any]] = []
-
-        def offer() -> Layout:
-            if self._collect is None:
-                raise RuntimeError("there is nothing to save before the training has been set up")
-            trees.append(self._plain.of(self._dumped(self._collect)))
-            return layout_of(trees[0], self._is_shared())
-
-        def make(plan: Plan) -> tuple[Content, Callable[[], None]]:
-            tree = trees[0] if trees else self._dumped(lambda: hooks.dump_checkpoint(self._trainer))
-            try:
-                share = ShareCopy(self._copies, plan.layout, tree, plan.mine)
-            except ValueError as error:
-                return self._content_of(plan.no_file(str(error))), lambda: None
-            return self._content_of(plan.file(share.write)), share.release
-
-        with leaving_cleanly():
-            self.job.share(step, offer, make, alone=self._content)
-
     def _is_shared(self) -> IsShared:
         """Which tensors of a checkpoint are equal in all members: the model's own, and the optimizers'."""
         module = self._trainer.lightning_module
         names = {(name,) for name, _ in (*module.named_parameters(), *module.named_buffers())}
 
         def is_shared(path: Path, tensor: torch.Tensor) -> bool:
-            if tensor.nbytes < LEAST_TENSOR_BYTES or not all(isinstance(key, (str, int)) for key in path):
+            if tensor.nbytes < LEAST_ARRAY_BYTES or not all(isinstance(key, (str, int)) for key in path):
                 return False
             return path[0] == "optimizer_states" or (path[0] == "state_dict" and path[1:] in names)
 

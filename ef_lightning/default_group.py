@@ -6,25 +6,11 @@ Each collective is one of the step in which it is called, so the step is made ag
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from ef_common.session import Session
-
-
-class Exchanging(Protocol):
-    """A strategy."""
-
-    @property
-    def session(self) -> Session:
-        """The worker's session."""
-
-    def exchange(self, value: Any, call: str) -> list[Any]:
-        """Everybody's value, in rank order."""
-
-    def add(self, tensor: Tensor, call: str) -> Tensor:
-        """Sum of a tensor over the workers."""
+from ef_lightning.collectives import CollectivesMixin
 
 
 class Workers:
@@ -34,7 +20,7 @@ class Workers:
         strategy: How to reach them.
     """
 
-    def __init__(self, strategy: Exchanging) -> None:
+    def __init__(self, strategy: CollectivesMixin) -> None:
         self._strategy = strategy
 
     @property

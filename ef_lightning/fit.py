@@ -102,19 +102,11 @@ class Fit:
         with leaving_cleanly():
             self.is_over = worker.begin_training()
         hooks.know_best(trainer)
-        self._claiming = Claiming(None, self._session)
-        self.checkpoints: TrainerCheckpoints | None = None
-        if not trainer.fast_dev_run:  # of a trial nothing is to be left
-            self._set_up_checkpoints()
+        is_trial = trainer.fast_dev_run  # of which nothing is to be left
+        self._claiming, job = (Claiming(None, self._session), None) if is_trial else worker.places(self._settings)
+        self.checkpoints = None if job is None else TrainerCheckpoints(job, self._session, trainer)
 
     # ------------------------------------------------------------ set-up, before that of the model
-
-    def _set_up_checkpoints(self) -> None:
-        place = self._worker.checkpointing(self._settings)
-        self._claiming = self._worker.claiming(self._settings, place)
-        if place is not None:
-            log, excluded = self._worker.log, self._claiming.excluded
-            self.checkpoints = TrainerCheckpoints(place, self._session, self._trainer, log=log, excluded=excluded)
 
     def set_up_schedules(self) -> None:
         """All have passed the first barrier: those are the workers for which the user's code makes schedules."""
@@ -342,7 +334,7 @@ class Fit:
         if self.compensation is not None:
             hooks.hide_rates(self._trainer, self._strategy.host)
         if self.checkpoints is not None:
-            self.checkpoints.stop()
+            self.checkpoints.job.stop()
         if self.train_loader is not None:
             self.train_loader.close()
         hooks.leave_backward(self._trainer)

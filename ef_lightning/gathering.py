@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ Gather = Callable[[Tensor], tuple[Sequence[Tensor], View | None]]
 """Everybody's tensor in rank order, and of whom they are; nobody's, if this worker is alone."""
 
 
+@dataclass(frozen=True, slots=True)
 class Peers:
     """What a gather with gradients needs of the other workers.
 
@@ -24,15 +26,10 @@ class Peers:
         weights: Weight of each member's gradient in the reduction of this step.
     """
 
-    def __init__(
-        self,
-        gather: Gather,
-        *,
-        add: Callable[[Tensor], Tensor],
-        rank: Callable[[View], int],
-        weights: Callable[[View], Sequence[float]],
-    ) -> None:
-        self.gather, self.add, self.rank, self.weights = gather, add, rank, weights
+    gather: Gather
+    add: Callable[[Tensor], Tensor]
+    rank: Callable[[View], int]
+    weights: Callable[[View], Sequence[float]]
 
 
 class GatherWithGradients(torch.autograd.Function):

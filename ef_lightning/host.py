@@ -38,6 +38,10 @@ class Host:
         """The same for Fabric."""
         return getattr(importlib.import_module(f"{self.fabric}.{module}"), name)
 
+    def callbacks(self, trainer: Any, name: str) -> list[Any]:
+        """A Trainer's callbacks of one of Lightning's classes."""
+        return [callback for callback in trainer.callbacks if isinstance(callback, self.get("callbacks", name))]
+
     def set_rank(self, rank: int) -> None:
         """Tell the three `rank_zero_only` functions, and those who announce, which rank this process has."""
         for rank_zero_only in (

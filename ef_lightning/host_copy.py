@@ -13,38 +13,42 @@ from ef_common.storage.layout import Path
 from ef_common.storage.pool import Pool
 
 
-def copy_tree(value: Any, copy_tensor: Callable[[Tensor, Path], Tensor], path: Path = ()) -> Any:
-    """A copy of a tree of dicts, lists, tuples, tensors and other values.
+def copy_tree(tree: Any, copy_tensor: Callable[[Tensor, Path], Tensor]) -> Any:
+    """A copy of a tree of dicts, lists, tuples, tensors and other values; tensors that were one are one in it.
 
     Args:
-        value: The tree, or the part of it that lies at `path`.
-        copy_tensor: Copies a tensor, which lies there.
-        path: See above.
+        tree: See above.
+        copy_tensor: Copies a plain tensor, which lies there.
     """
+    return _copied(tree, (), copy_tensor, {})
+
+
+def _copied(value: Any, path: Path, copy_tensor: Callable[[Tensor, Path], Tensor], copies: dict[Any, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return copy_tensor(value.detach(), path)
+        if not is_plain(value):
+            return value.detach().cpu().clone()
+        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in copies or not value.numel():
+            copies[key] = copy_tensor(value.detach(), path)
+        return copies[key]
     if isinstance(value, dict):
-        return {key: copy_tree(part, copy_tensor, (*path, key)) for key, part in value.items()}
+        return {key: _copied(part, (*path, key), copy_tensor, copies) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copy_tree(part, copy_tensor, (*path, index)) for index, part in enumerate(value))
+        parts = enumerate(value)
+        return type(value)(_copied(part, (*path, index), copy_tensor, copies) for index, part in parts)
     return copy.deepcopy(value)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """It is memory of one type, with strides: what is copied once, however often it is in a tree."""
+    """It is memory of one type, with strides."""
     return tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def identity_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same memory, seen in the same way."""
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 class HostCopies:
     """Makes copies."""
 
     def __init__(self) -> None:
-        self._pool = Pool(_room)
+        self._pool = Pool(_room, _fill)
 
     def of(self, tree: Any) -> HostCopy:
         """A copy of a tree of dicts, lists, tuples, tensors and other values, which holds still."""
@@ -59,35 +63,31 @@ class HostCopy:
     """One copy.
 
     Attributes:
-        tree: The copy; tensors that were one are one in it.
+        tree: The copy.
         asynchronous: There are copies from a device under way.
     """
 
     def __init__(self, pool: Pool[Tensor]) -> None:
         self._pool = pool
-        self._copies: dict[Any, Tensor] = {}
         self._used: list[Tensor] = []
         self.tree: Any = None
         self.asynchronous = False
 
     def release(self) -> None:
         """It is not read any more."""
-        used, self._used, self._copies, self.tree = self._used, [], {}, None
+        used, self._used, self.tree = self._used, [], None
         self._pool.give_back(used)
 
     def tensor(self, value: Tensor, path: Path) -> Tensor:
         """A copy of a tensor of the tree."""
-        if not is_plain(value):
-            return value.cpu().clone()
-        key = identity_of(value)
-        if key not in self._copies or not value.numel():
-            target = self._pool.take(value)
-            target.copy_(value, non_blocking=value.is_cuda)
-            self.asynchronous |= value.is_cuda
-            self._used.append(target)
-            self._copies[key] = target
-        return self._copies[key]
+        self.asynchronous |= value.is_cuda
+        self._used.append(self._pool.copy(value))
+        return self._used[-1]
 
 
 def _room(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _fill(target: Tensor, tensor: Tensor) -> None:
+    target.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -55,13 +55,13 @@ def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
         "loops": hooks.loop_progress(trainer),
         "fields": hooks.loop_fields(trainer),
         "callbacks": {c.state_key: state for c in trainer.callbacks if TENSORS.knows(state := c.state_dict())},
-        "files": [private_fields(callback) for callback in _checkpointing(trainer, host)],
+        "files": [private_fields(callback) for callback in host.callbacks(trainer, "ModelCheckpoint")],
     }
 
 
 def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
     """Let a Trainer know it."""
-    for callback, private in zip(_checkpointing(trainer, host), memory["files"], strict=True):
+    for callback, private in zip(host.callbacks(trainer, "ModelCheckpoint"), memory["files"], strict=True):
         vars(callback).update(private)
     for callback in trainer.callbacks:
         if state := memory["callbacks"].get(callback.state_key):
@@ -69,7 +69,3 @@ def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
     hooks.know_best(trainer)
     hooks.load_loop_fields(trainer, memory["fields"])
     hooks.load_loop_progress(trainer, memory["loops"])
-
-
-def _checkpointing(trainer: Any, host: Host) -> list[Any]:
-    return [c for c in trainer.callbacks if isinstance(c, host.get("callbacks", "ModelCheckpoint"))]

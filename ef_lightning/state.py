@@ -21,7 +21,8 @@ from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
-from ef_common.errors import ElasticFlowError, UnsupportedError
+from ef_common.data.transfer import StateTransfer
+from ef_common.errors import ElasticFlowError
 from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
 from ef_lightning.host import Host
@@ -72,6 +73,7 @@ class TrainerState:
         self._requests = requests
         self._adopted = adopted
         self._claiming = claiming
+        self._transfer = StateTransfer(TENSORS, claiming, lambda: None if checkpoints is None else checkpoints.job)
         self._schedules = schedules
         self._trainer = trainer
         self._checkpoints = checkpoints
@@ -82,10 +84,8 @@ class TrainerState:
         # The length of an epoch on which `configure_optimizers` may have based its schedules: a world that has
         # another size now would give another one.
         self._num_batches_at_start = trainer.num_training_batches if hooks.train_loaders(trainer) else None
-        self._outgoing: list[Tensor] = []
         self._incoming: list[Tensor] = []
         self._packed: list[Tensor] = []
-        self._prepared: list[Tensor] = []
         self._received: dict[str, Any] | None = None
 
     @property
@@ -108,34 +108,27 @@ class TrainerState:
         if loader is not None:
             order = torch.from_numpy(loader.state()["order"])
             kinds.append((order.dtype, order.shape))
-        self._prepared = [torch.empty(shape, dtype=dtype).zero_() for dtype, shape in kinds]
+        self._transfer.prepared = [torch.empty(shape, dtype=dtype).zero_() for dtype, shape in kinds]
 
     # ------------------------------------------------------------ port
 
     def describe(self) -> bytes:
-        """Header of this worker's state. What cannot be sent is the newcomer's error, not this worker's."""
-        try:
-            header, self._outgoing = TENSORS.encode(self._collect(), what="state")
-        except UnsupportedError as error:
-            header, self._outgoing = TENSORS.encode({"error": str(error)})
-        return header
+        """Header of this worker's state."""
+        return self._transfer.describe(self._collect)
 
     def tensors(self, header: bytes | None) -> Sequence[Tensor]:
         """The state as few large tensors of bytes."""
-        if header is None:
-            return _pack(self._outgoing)
-        self._incoming = TENSORS.room(header, self._prepared)
-        self._packed = _pack(self._incoming)
-        return self._packed
+        tensors = self._transfer.leaves(header)
+        packed = _pack(tensors)
+        if header is not None:
+            self._incoming, self._packed = tensors, packed
+        return packed
 
     def adopt(self, header: bytes) -> None:
         """Go on from the state that has been received."""
         _unpack(self._packed, self._incoming)
-        state = TENSORS.decode(header, self._incoming)
-        self._incoming, self._packed, self._prepared = [], [], []
-        if "error" in state:
-            raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
-        self._adopt(state)
+        self._incoming, self._packed = [], []
+        self._transfer.adopt(header, self._adopt)
 
     def adopt_again(self, *, whole: bool) -> None:
         """In a newcomer, after its own hooks at the start: what is everybody's is again as it was received.
@@ -159,11 +152,11 @@ class TrainerState:
         running["checkpoint_callbacks"] = [
             own_files.written_files(self._trainer, callback, private)
             for callback, private in zip(
-                self._callbacks("ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
+                self._host.callbacks(self._trainer, "ModelCheckpoint"), running["checkpoint_callbacks"], strict=True
             )
         ]
         agreed = {name: saved.pop(name, None) for name in ("compensation", "schedules")}
-        state = {**agreed, "checkpoints": None, "claims": None, "requests": None, **running}
+        state = {**agreed, "requests": None, **running}
         self._adopt({**state, "checkpoint": checkpoint, "loader": None})
         loader = self._loader()
         if loader is not None:
@@ -195,8 +188,6 @@ class TrainerState:
             "checkpoint": checkpoint,
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
-            "checkpoints": None if self._checkpoints is None else self._checkpoints.job.state(),
-            "claims": self._claiming.state(),
             "requests": None if self._requests is None else self._requests.state(),
         }
 
@@ -233,12 +224,11 @@ class TrainerState:
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
-            "checkpoint_callbacks": [private_fields(callback) for callback in self._callbacks("ModelCheckpoint")],
+            "checkpoint_callbacks": [
+                private_fields(callback) for callback in self._host.callbacks(self._trainer, "ModelCheckpoint")
+            ],
             "loggers": hooks.logger_versions(trainer),
         }
-
-    def _callbacks(self, kind: str) -> list[Any]:
-        return [c for c in self._trainer.callbacks if isinstance(c, self._host.get("callbacks", kind))]
 
     # ------------------------------------------------------------ adopt
 
@@ -258,9 +248,6 @@ class TrainerState:
             loader.load_state(state["loader"])
         if self._requests is not None and state["requests"] is not None:
             self._requests.load_state(state["requests"])
-        if self._checkpoints is not None and state["checkpoints"] is not None:
-            self._checkpoints.job.load_state(state["checkpoints"])
-        self._claiming.load_state(state["claims"])
 
     def _take_over(self, state: dict[str, Any], *, whole: bool = True) -> None:
         """What code in one worker can change, and must be equal in all."""
@@ -276,7 +263,9 @@ class TrainerState:
             self._schedules.load_state(state["schedules"])
 
     def _load_checkpoint(self, state: dict[str, Any]) -> None:
-        for callback, private in zip(self._callbacks("ModelCheckpoint"), state["checkpoint_callbacks"], strict=True):
+        for callback, private in zip(
+            self._host.callbacks(self._trainer, "ModelCheckpoint"), state["checkpoint_callbacks"], strict=True
+        ):
             vars(callback).update(private)
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
@@ -332,7 +321,7 @@ class TrainerState:
             hooks.set_num_batches(trainer, num_batches)
             trainer.strategy.setup_optimizers(trainer)
         self._num_batches_at_start = num_batches
-        for callback in self._callbacks("BaseFinetuning"):
+        for callback in self._host.callbacks(self._trainer, "BaseFinetuning"):
             callback.on_fit_start(trainer, trainer.lightning_module)  # adds the groups of what is unfrozen
 
 

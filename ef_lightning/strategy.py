@@ -48,12 +48,12 @@ BACKENDS = ("gloo", "nccl", "horovod")
 class ElasticMixin(CollectivesMixin):
     """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
 
+    :class:`~ef_common.data.settings.ElasticSettings` says more of the settings that all frameworks have in common.
+
     Args:
         backend: Data plane: "nccl" sums what is on GPUs with NCCL, if each worker has one of its own, and all else with
             Gloo; "gloo" sums everything with Gloo; "horovod", see `elasticflow horovod build`.
-        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
-            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
-            nothing to compensate, unless a reference batch is named.
+        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world.
         schedules: "samples": schedulers that are stepped with updates (`interval="step"`, or by hand) and `max_steps`
             follow the samples, so that a schedule that was made for the workers of the start ends with the training,
             whatever the workers did; see :mod:`ef_common.core.schedule`. "updates": they count updates.
@@ -61,15 +61,9 @@ class ElasticMixin(CollectivesMixin):
             passes of the loader's `batch_size` at most. By default each worker has a batch of the loader's.
         deterministic: The weights have the same bits for every number of workers, whatever was lost or joined; with
             `global_batch_size`, a multiple of the loader's `batch_size`.
-        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
-            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
-            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
-        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
-            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
-            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
-        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
-            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
-            with status 0. Without it, stragglers are reported only.
+        checkpoint: A URL for checkpoints, which the same command starts from, or a `Checkpointing`.
+        claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
+        evict_stragglers: Replace a worker that is slower than the others as soon as a newcomer waits.
 
     Raises:
         UsageError: Unknown backend or rule, or settings that contradict each other.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ef_common.session import Session
@@ -23,17 +22,13 @@ class TimedValidation:
         trainer: The Trainer.
         session: The worker's session.
         interval_s: Time from the end of a validation to the next one.
-        clock: Monotonic seconds.
     """
 
-    def __init__(
-        self, trainer: Any, session: Session, *, interval_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, trainer: Any, session: Session, *, interval_s: float) -> None:
         self._trainer = trainer
         self._session = session
         self._interval_s = interval_s
-        self._clock = clock
-        self._since = clock()
+        self._since = time.monotonic()
 
     def begin_batch(self) -> None:
         """Before a batch: nothing is due after it, unless its reduction says so."""
@@ -45,7 +40,7 @@ class TimedValidation:
     @property
     def due(self) -> bool:
         """Whether this worker tells the others so."""
-        return self._session.rank == 0 and self._clock() - self._since >= self._interval_s
+        return self._session.rank == 0 and time.monotonic() - self._since >= self._interval_s
 
     def settle(self, *, due: bool) -> None:
         """A reduction has completed in which rank 0 has told whether it is."""

@@ -17,13 +17,21 @@ from ef_common.storage.store import Store
 END = {"max_epochs": 3}
 
 
-def make() -> tuple[Content, object]:
-    return Content({"weights": lambda file: file.write(b"1, 2, 3")}), lambda: None
+class Numbers:
+    """A training whose state are three numbers."""
+
+    def state(self, *, whole: bool) -> Numbers:
+        assert whole
+        return self
+
+    def copy(self) -> tuple[Content, object]:
+        return Content({"weights": lambda file: file.write(b"1, 2, 3")}), lambda: None
 
 
 def start(directory: Path) -> Checkpointer:
     session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
-    job = Checkpointer(Checkpointing(str(directory / "store")), session, log=EventLog(directory, "w0"))
+    settings, source = Checkpointing(str(directory / "store")), Numbers()
+    job = Checkpointer(settings, session, source=source, log=EventLog(directory, "w0"))  # type: ignore[arg-type]
     job.begin("a model")
     return job
 
@@ -36,11 +44,11 @@ def stored(directory: Path) -> list[str]:
 def test_last_checkpoint_tells_of_the_end(saved_before: str, tmp_path: Path) -> None:
     job = start(tmp_path)
     if saved_before != "no":
-        job.take(7, make)
+        job.take(7)
     if saved_before == "written":
         assert job._saver is not None
         assert job._saver.flush(30.0)
-    job.finish(7, make, complete=END)
+    job.finish(7, complete=END)
     found = Checkpoints(Store(str(tmp_path / "store"))).newest_valid()
     assert found is not None
     assert (found.id.step, found.complete) == (7, END)
@@ -49,13 +57,13 @@ def test_last_checkpoint_tells_of_the_end(saved_before: str, tmp_path: Path) -> 
 
 
 def test_training_that_has_ended_is_saved_again_only_if_it_has_gone_on(tmp_path: Path) -> None:
-    start(tmp_path).finish(7, make, complete=END)
+    start(tmp_path).finish(7, complete=END)
     again = start(tmp_path)
     assert again.is_complete(END)
-    again.finish(7, make, complete=END)
+    again.finish(7, complete=END)
     assert len(stored(tmp_path)) == 1
     longer = start(tmp_path)
     assert not longer.is_complete({"max_epochs": 4})
-    longer.finish(7, make, complete={"max_epochs": 4})
+    longer.finish(7, complete={"max_epochs": 4})
     assert len(stored(tmp_path)) == 2
     assert start(tmp_path).is_complete({"max_epochs": 4})

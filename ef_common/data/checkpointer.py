@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -20,11 +21,13 @@ from ef_common.core.cadence import Cadence, Pace
 from ef_common.core.checks import is_count
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.data.sharing import Offer, Plan, Sharing
+from ef_common.data.sharing import Plan, Sharing
+from ef_common.data.source import Release, Source, SourceState
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.session import Barrier, Session
 from ef_common.storage.checkpoints import Checkpoint, Checkpoints, Content
+from ef_common.storage.layout import Layout
 from ef_common.storage.retries import Retries
 from ef_common.storage.saver import Saver, Snapshot
 from ef_common.storage.store import Store
@@ -37,12 +40,6 @@ _FINAL_WRITE_S = 1200.0
 _START = Retries(total=timedelta(minutes=5)).warning(logger)
 """Without knowing what lies in the store, nobody can say where to begin."""
 
-
-Make = Callable[[], tuple[Content, Callable[[], None]]]
-"""Copies what is to be saved; returns it, and what lets go of the copy."""
-
-MakeShare = Callable[[Plan], tuple[Content, Callable[[], None]]]
-"""The same, of this worker's share."""
 
 Turn = Literal["alone", "together"]
 """How a checkpoint is taken."""
@@ -102,8 +99,8 @@ class Checkpointer:
     Args:
         settings: Where, and when.
         session: The worker's session.
+        source: What is saved.
         log: Event log of the worker.
-        clock: Monotonic seconds.
         excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
 
     Attributes:
@@ -114,18 +111,18 @@ class Checkpointer:
         self,
         settings: Checkpointing,
         session: Session,
+        source: Source,
         *,
         log: EventLog,
-        clock: Callable[[], float] = time.monotonic,
         excluded: Callable[[int], bool] = lambda generation: False,
     ) -> None:
         self._settings = settings
         self._session = session
+        self._source = source
         self._log = log
-        self._clock = clock
         self._checkpoints = Checkpoints(Store(settings.url, settings.storage_options), excluded=excluded)
         self._cadence = Cadence(settings.every_steps, settings.every)
-        self._pace = Pace.begin(clock(), 0)
+        self._pace = Pace.begin(time.monotonic(), 0)
         self._members: frozenset[str] = frozenset()
         self._saver: Saver | None = None
         self._sharing = Sharing(session, self._checkpoints.store, least_bytes=settings.share_bytes)
@@ -189,7 +186,7 @@ class Checkpointer:
     def _join(self, run: int) -> None:
         self._checkpoints.join(run, None if self.found is None else self.found.id)
         step = 0 if self.found is None else self.found.id.step
-        self._pace = Pace.begin(self._clock(), step, workers=max(1, self._session.world_size))
+        self._pace = Pace.begin(time.monotonic(), step, workers=max(1, self._session.world_size))
         where = "" if self.found is None else f", from step {step} ({self.found.id.name})"
         logger.info("run %d at %s%s", run, self._checkpoints.store, where)
         self._log.write("run", run=run, resumed=None if self.found is None else self.found.id.name)
@@ -220,81 +217,89 @@ class Checkpointer:
 
     # ------------------------------------------------------------ while it runs
 
-    def due(self, step: int) -> bool:
-        """Whether this worker is to take a checkpoint now."""
-        self._follow_members()
-        if self._session.rank != 0 or self._session.newcomer or self._checkpoints.run is None:
-            return False
-        if self._saver is not None and self._saver.num_held > int(self._saver.failing):
-            return False  # one copy is enough, and a second one while the store fails
-        return self._cadence.due(self._pace, self._clock(), step).due
-
-    def turn(self, step: int, num_bytes: Callable[[], int]) -> Turn | None:
-        """How a checkpoint is to be taken now, if one is; all members ask for it at each boundary.
+    def boundary(self, step: int) -> Turn | None:
+        """Between two steps: take a checkpoint, if one is due. All members call this at each boundary.
 
         Args:
             step: Updates that were made.
-            num_bytes: Size of the state.
+
+        Returns:
+            How it was taken.
         """
+        turn = None if self._session.newcomer else self._turn(step)
+        if turn == "alone":
+            self.take(step)
+        elif turn == "together":
+            self._share(step)
+        return turn
+
+    def _turn(self, step: int) -> Turn | None:
         if self._session.take_wish():
             return "together"
-        if not self.due(step + 1):
+        if not self._due(step + 1):
             return None
         saver = self._saver
         if saver is None or not saver.num_held:
             self._sharing.settle(None if saver is None else saver.saved)
-            if self._sharing.wish(step, num_bytes):
+            if self._sharing.wish(step, self._source.num_bytes):
                 return None
-        return "alone" if self.due(step) else None
+        return "alone" if self._due(step) else None
+
+    def _due(self, step: int) -> bool:
+        """Whether this worker is to take a checkpoint now."""
+        self._follow_members()
+        if self._session.rank != 0 or self._checkpoints.run is None:
+            return False
+        if self._saver is not None and self._saver.num_held > int(self._saver.failing):
+            return False  # one copy is enough, and a second one while the store fails
+        return self._cadence.due(self._pace, time.monotonic(), step).due
 
     def _follow_members(self) -> None:
         members = frozenset(self._session.completed_in.ids)
         if members != self._members:
             losses = len(self._members - members)
-            self._pace = self._pace.with_workers(self._clock(), max(1, len(members)), losses=losses)
+            self._pace = self._pace.with_workers(time.monotonic(), max(1, len(members)), losses=losses)
             self._members = members
 
-    def take(self, step: int, make: Make, *, complete: Mapping[str, Any] | None = None) -> None:
+    def take(self, step: int, *, complete: Mapping[str, Any] | None = None) -> None:
         """Take a checkpoint; it is written while the training goes on.
 
         Args:
             step: Updates that were made.
-            make: Copies what is to be saved; see `Make`.
             complete: The training has ended with this: what to say of the end.
         """
-        begin = self._clock()
+        begin = time.monotonic()
         saver = self._started_saver()
         id = saver.saved if saver.saved is not None and saver.saved.step == step else self._id(step)
-        content, release = make()
+        content, release = self._source.state(whole=True).copy()
         self._sharing.written_alone()
         self._submit(Snapshot(id, content, release, complete=complete), begin)
 
-    def share(self, step: int, offer: Offer, make: MakeShare, *, alone: Make) -> None:
-        """Take a checkpoint together with all other members, at a boundary at which `turn` says so.
-
-        Args:
-            step: Updates that were made.
-            offer: What rank 0 tells the others.
-            make: Copies this worker's share.
-            alone: Copies all, if rank 0 is to write alone after all.
-        """
-        begin = self._clock()
+    def _share(self, step: int) -> None:
+        """Take a checkpoint together with all other members; alone after all, if they have agreed on that."""
+        begin = time.monotonic()
         busy = self._saver is not None and self._saver.num_held > 0
+        offered: list[SourceState] = []
+
+        def offer() -> Layout:
+            offered.append(self._source.state(whole=True))
+            return offered[0].layout()
+
         plan = self._sharing.agree(self._id(step), offer, busy=busy)
         if plan is None:
             return
         if plan.pieces:
-            content, release = make(plan)
+            content, release = _share_of(offered[0] if offered else self._source.state(whole=False), plan)
             self._submit(Snapshot(plan.id, content, release, publishes=plan.leads), begin)
         elif plan.leads:
-            self.take(step, alone)
+            self.take(step)
 
     def _id(self, step: int) -> CheckpointId:
         return CheckpointId(self._checkpoints.run or 0, self._session.completed_in.generation, step)
 
     def _submit(self, snapshot: Snapshot, begin: float) -> None:
         self._started_saver().submit(snapshot)
-        now = self._clock()
+        now = time.monotonic()
         self._pace = self._pace.with_taken(now, snapshot.id.step).with_stall(now - begin)
 
     def _started_saver(self) -> Saver:
@@ -311,7 +316,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------ end
 
-    def finish(self, step: int, make: Make, *, complete: Mapping[str, Any], timeout_s: float = _FINAL_WRITE_S) -> None:
+    def finish(self, step: int, *, complete: Mapping[str, Any], timeout_s: float = _FINAL_WRITE_S) -> None:
         """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this together.
 
         Raises:
@@ -321,7 +326,7 @@ class Checkpointer:
         while not done:
             writer = _first(session)
             if writer == session.worker.id:
-                self.save(step, make, complete=complete, timeout_s=timeout_s)
+                self.save(step, complete=complete, timeout_s=timeout_s)
             session.run(Barrier("last checkpoint of the training"))
             done = writer == _first(session) or writer in session.completed_in.ids
 
@@ -329,21 +334,14 @@ class Checkpointer:
         """What was found is a training that has ended, of which this was said then."""
         return self.found is not None and self.found.complete == end
 
-    def save(
-        self,
-        step: int,
-        make: Make,
-        *,
-        complete: Mapping[str, Any] | None = None,
-        timeout_s: float = _FINAL_WRITE_S,
-    ) -> None:
+    def save(self, step: int, *, complete: Mapping[str, Any] | None = None, timeout_s: float = _FINAL_WRITE_S) -> None:
         """Save the newest state, and wait until it is saved. Nothing is saved any more after that.
 
         Raises:
             StorageError: It could not be.
         """
         if not self._is_saved(step, complete):
-            self.take(step, make, complete=complete)
+            self.take(step, complete=complete)
         atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.close(timeout_s)
@@ -362,6 +360,16 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.stop(timeout_s)
             self._saver = None
+
+
+def _share_of(state: SourceState, plan: Plan) -> tuple[Content, Release]:
+    for path, kind in plan.layout.kinds.items():
+        if (found := state.kind_of(path)) != kind:
+            problem = f"its state differs from rank 0's at {path}. Expected: {kind}. Received: {found}"
+            return Content({state.file: plan.no_file(problem)}), lambda: None
+    bytes_of, release = state.copy_parts(plan.layout.slices(plan.mine))
+    file = plan.file(partial(plan.layout.write, bytes_of=bytes_of))
+    return state.content(file) if plan.leads else Content({state.file: file}), release
 
 
 def _first(session: Session) -> str:

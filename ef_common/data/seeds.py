@@ -1,9 +1,10 @@
-"""Random numbers that are a function of what they are for, and of nothing that was drawn before."""
+"""Random numbers that are a function of what they are for, and the states of the generators that all programs have."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,20 @@ def seed_python(key: Sequence[int]) -> int:
     np.random.seed(first)
     random.seed(second)
     return first << 32 | second
+
+
+def python_states() -> dict[str, Any]:
+    """What the generators of NumPy and Python will give next, as plain values."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    numpy = [str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss)]
+    return {"numpy": numpy, "python": random.getstate()}
+
+
+def set_python_states(states: Mapping[str, Any]) -> None:
+    """Let them go on from there."""
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((kind, np.asarray(keys), int(position), int(has_gauss), gauss))
+    random.setstate(states["python"])
 
 
 def numbers_of(key: Sequence[int], num: int) -> list[int]:

@@ -19,13 +19,20 @@ class ElasticSettings:
     """The settings that all plugins have in common.
 
     Args:
-        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world.
+        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
+            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
+            nothing to compensate, unless a reference batch is named.
         global_batch_size: Samples of an update, however many workers share it; None for a batch of each worker's.
         deterministic: The weights have the same bits for every number of workers.
-        checkpoint: Where checkpoints go, and when they are taken; None for what the environment says.
-        claims: Where workers claim that they go on without others; None for what the environment says, or the place
-            of the checkpoints.
-        evict_stragglers: Replace a worker that is slower than the others as soon as a spare waits.
+        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
+            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
+            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
+        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
+            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
+            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
+        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
+            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
+            with status 0. Without it, stragglers are reported only.
 
     Raises:
         UsageError: A value that is none.

@@ -40,3 +40,17 @@ def seed_everything(key: Sequence[int]) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
+
+
+def torch_states() -> list[torch.Tensor]:
+    """What torch's generators will give next: the one of the CPU, then those of the GPUs, if they are in use."""
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if in_use else ())]
+
+
+def set_torch_states(states: Sequence[torch.Tensor]) -> None:
+    """Let them go on from there; those of GPUs only if there are as many."""
+    cpu, *cuda = states
+    torch.set_rng_state(cpu)
+    if cuda and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)

@@ -12,15 +12,17 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from ef_common.collectives.engines import NoGroups, check_engine, groups_of
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import SOLO
-from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
 from ef_common.data.settings import ElasticSettings
+from ef_common.data.source import Source
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
@@ -75,14 +77,14 @@ class Worker:
         self.session.begin_training(number)
         return self.session.is_behind
 
-    def checkpointing(self, settings: ElasticSettings) -> Checkpointing | None:
-        """Where the checkpoints of the program's next training go. Asked once for each."""
-        found = settings.checkpointing(self.checkpoint)
-        return None if found is None else found.of_training(next(self.trainings))
-
-    def claiming(self, settings: ElasticSettings, checkpoints: Checkpointing | None) -> Claiming:
-        """The claims of a training with these checkpoints."""
-        return Claiming(settings.place(self.claims, checkpoints=checkpoints, elastic=self.elastic), self.session)
+    def places(self, settings: ElasticSettings) -> tuple[Claiming, Callable[[Source], Checkpointer] | None]:
+        """The claims of the program's next training, and what makes its checkpoints, if any. Asked once for each."""
+        place = settings.checkpointing(self.checkpoint)
+        place = None if place is None else place.of_training(next(self.trainings))
+        claiming = Claiming(settings.place(self.claims, checkpoints=place, elastic=self.elastic), self.session)
+        if place is None:
+            return claiming, None
+        return claiming, partial(Checkpointer, place, self.session, log=self.log, excluded=claiming.excluded)
 
     def end(self) -> None:
         """The program ends: newcomers need not wait for a further training, unless it has failed."""

@@ -10,10 +10,15 @@ from __future__ import annotations
 import io
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ef_common.errors import UnsupportedError
+
+LEAST_ARRAY_BYTES = 4096
+"""Smaller arrays are a part of the layout, which all workers are sent."""
 
 Path = tuple[Any, ...]
 """Where in a state something lies: keys and indices, from the outermost one on."""
@@ -141,32 +146,47 @@ class Recorder(io.FileIO):
         return Layout(segments, bytes(literal))
 
 
-class Untouched:
+class StandIns:
     """Memory that stands for arrays. It takes none of the machine's, as long as nobody touches it.
 
     Args:
-        size: Bytes that are needed in all, each array aligned.
+        sizes: Bytes of each array that it may have to stand for.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, sizes: Iterable[int]) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, max(1, size), flags=flags)
+        self._memory = mmap.mmap(-1, max(1, sum(map(_aligned, sizes))), flags=flags)
         self._used = 0
+        self._segments: dict[int, Segment] = {}
 
-    def take(self, num_bytes: int) -> memoryview:
-        """Some of it, for an array."""
-        start = self._used
-        self._used += aligned(num_bytes)
-        return memoryview(self._memory)[start : start + num_bytes]
+    def take(self, segment: Segment) -> memoryview:
+        """What stands for the array of a segment."""
+        memory = memoryview(self._memory)[self._used : self._used + segment.size]
+        self._used += _aligned(segment.size)
+        self._segments[address_of(memory)] = segment
+        return memory
+
+    def layout(self, save: Callable[[Recorder], object], *, writer: str, array: str) -> Layout:
+        """The layout of the file that `save` writes of a state in which these stand for arrays.
+
+        Args:
+            save: Writes it.
+            writer: The package whose code does.
+            array: What it calls an array.
+
+        Raises:
+            UnsupportedError: It does not write its files as expected.
+        """
+        with Recorder(self._segments) as recorder:
+            save(recorder)
+            layout = recorder.layout()
+        if layout.num_arrays != len(self._segments):
+            raise UnsupportedError(f"this version of {writer} does not write the memory of a {array} in one piece")
+        return layout
 
 
-def aligned(num_bytes: int, to: int = 64) -> int:
-    """The next multiple.
-
-    >>> aligned(1), aligned(64)
-    (64, 64)
-    """
-    return -(-num_bytes // to) * to
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
 
 
 def address_of(view: memoryview) -> int:

@@ -24,24 +24,27 @@ class Pool(Generic[_A]):
 
     Args:
         make: Makes memory for a copy of an array, where none is free.
+        fill: Fills it, its first argument, with the array.
 
     Example:
         >>> import numpy as np
-        >>> pool = Pool(np.empty_like)
-        >>> first = pool.take(np.zeros(3))
+        >>> pool = Pool(np.empty_like, np.copyto)
+        >>> first = pool.copy(np.zeros(3))
         >>> pool.give_back([first])
-        >>> pool.take(np.ones(3)) is first
+        >>> pool.copy(np.ones(3)) is first
         True
     """
 
-    def __init__(self, make: Callable[[_A], _A]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[_A], _A], fill: Callable[[_A, _A], object]) -> None:
+        self._make, self._fill = make, fill
         self._free: defaultdict[Any, list[_A]] = defaultdict(list)
 
-    def take(self, like: _A) -> _A:
-        """Memory for a copy of this one. What it holds is anything."""
-        free = self._free[like.dtype, like.shape]
-        return free.pop() if free else self._make(like)
+    def copy(self, array: _A) -> _A:
+        """A copy, in memory of one that is not read any more if there is some."""
+        free = self._free[array.dtype, array.shape]
+        copied = free.pop() if free else self._make(array)
+        self._fill(copied, array)
+        return copied
 
     def give_back(self, arrays: Iterable[_A]) -> None:
         """They are not read any more. From any thread."""

@@ -41,7 +41,7 @@ class Measure(keras.callbacks.Callback):
             return
         checkpoints = self._elastic._fit._checkpoints
         begin = time.perf_counter()
-        content, release = checkpoints._content()
+        content, release = checkpoints.state(whole=True).copy()
         self._note("pause", begin, first=batch == 1)
         (name, write), *_ = content.files.items()
         path = self._folder / "plain"

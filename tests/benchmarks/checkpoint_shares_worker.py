@@ -29,7 +29,7 @@ class Measure(Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None:
         job = trainer.strategy._fit.checkpoints.job
         job._saved = lambda seconds: self.writes[self._newest].append(seconds)
-        job.take, job.share = self._timed("alone", job.take), self._timed("shared", job.share)
+        job.take, job._share = self._timed("alone", job.take), self._timed("shared", job._share)
 
     def _timed(self, kind: str, act: Any) -> Any:
         def timed(*args: Any, **kwargs: Any) -> None:

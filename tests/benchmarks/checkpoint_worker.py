@@ -29,7 +29,8 @@ from ef_common.events import EventLog
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_lightning import ElasticFlowStrategy
-from ef_lightning.checkpoints import FILE, _load
+from ef_lightning.plain_checkpoint import PlainCheckpoints
+from ef_lightning.saved_tree import FILE
 from tests.benchmarks.lightning_module import Module, trainer
 from tests.benchmarks.models import loader
 from tests.benchmarks.pair import report
@@ -53,22 +54,21 @@ class Measure(Callback):
         if batch_idx != 2:
             return
         gc.freeze()  # or now and then all modules are collected through, for a second, in the time of whoever is next
-        checkpoints = trainer.strategy._fit.checkpoints
         local = self._job(trainer, str(self._folder / "ours"))
-        self._memory(local, checkpoints)
+        self._memory(local)
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         for number in range(self._num_rounds):
-            self._ours(local, checkpoints, 10 + number)
+            self._ours(local, 10 + number)
             self._lightning(trainer, number)
             self._async_io(trainer, number)
             self._dcp(state, number)
             self._sequential(number)
             self._resume(lambda: Store(str(self._folder / "ours")), lambda: io.BytesIO(self._path(0).read_bytes()))
         if self._s3 is not None:
-            self._object_store(trainer, checkpoints, *self._s3)
+            self._object_store(trainer, *self._s3)
         trainer.should_stop = True
 
-    def _object_store(self, trainer: Any, checkpoints: Any, url: str, endpoint: str) -> None:
+    def _object_store(self, trainer: Any, url: str, endpoint: str) -> None:
         import boto3
 
         def connect() -> Any:  # as in another process
@@ -86,32 +86,32 @@ class Measure(Callback):
         url, options = f"{url}/ours", {**KEYS, "endpoint_url": endpoint}
         remote = self._job(trainer, url, **options)
         for number in range(self._num_rounds):
-            self._ours(remote, checkpoints, 10 + number, name="s3")
+            self._ours(remote, 10 + number, name="s3")
             self._boto3(client, bucket)
         for _ in range(self._num_rounds):
             self._resume(lambda: Store(url, options), download, name="s3_")
 
     def _job(self, trainer: Any, url: str, **options: Any) -> Checkpointer:
-        job = Checkpointer(
-            Checkpointing(url, storage_options=options), trainer.strategy.session, log=EventLog(None, "b")
-        )
+        session, checkpoints = trainer.strategy.session, trainer.strategy._fit.checkpoints
+        settings = Checkpointing(url, storage_options=options)
+        job = Checkpointer(settings, session, source=checkpoints, log=EventLog(None, "b"))
         job._saved = self._writes.append  # type: ignore[method-assign]
         job.begin("")
         return job
 
-    def _ours(self, job: Checkpointer, checkpoints: Any, step: int, *, name: str = "local") -> None:
+    def _ours(self, job: Checkpointer, step: int, *, name: str = "local") -> None:
         os.sync()
         begin = time.perf_counter()
-        job.take(step, checkpoints._content)
+        job.take(step)
         self.found[f"{name}_pause"].append(time.perf_counter() - begin)
         job._saver.flush()  # type: ignore[union-attr]
         self.found[f"{name}_write"].append(self._writes.pop())
 
-    def _memory(self, job: Checkpointer, checkpoints: Any) -> None:
+    def _memory(self, job: Checkpointer) -> None:
         """Of the first one, for which the copy's memory is taken."""
         process, peak, done = psutil.Process(), 0, False
         before = process.memory_info().rss
-        job.take(1, checkpoints._content)
+        job.take(1)
         while not done:
             done = job._saver.flush(0.005)  # type: ignore[union-attr]
             peak = max(peak, process.memory_info().rss)
@@ -166,7 +166,7 @@ class Measure(Callback):
             checkpoints = Checkpoints(store())
             found = checkpoints.newest_valid(keep=True)
             with checkpoints.open(found, FILE) as file:  # type: ignore[arg-type]
-                _load(file)
+                PlainCheckpoints(None).load(file)
             Module("33m")
 
         def plain() -> None:

@@ -13,11 +13,13 @@ import keras
 import numpy as np
 from keras import layers
 
+from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import Layout
+from ef_common.storage.pool import Pool
 from ef_keras import hooks
 from ef_keras.backends import memory_of
-from ef_keras.model_file import ModelParts, write_model
-from ef_keras.weights import HostArrays, Weights, WeightsShare
+from ef_keras.model_file import ModelParts, SavedModel, write_model
+from ef_keras.weights import Weights
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
 
@@ -108,23 +110,28 @@ def files(folder: str) -> dict[str, Any]:
         model = make()
         model.fit(IMAGES, IMAGES[:, :2] if name != "own" else IMAGES[:, :1], epochs=1, verbose=0)
         results[name] = _compared(model, f"{folder}-{name}.keras")
-    results["another model"] = _refused(plain(), with_words())
+    results["another model"] = _kinds(plain(), with_words())
     return results
 
 
-def _refused(model: Any, other: Any) -> str:
-    """What is said to a worker that has another model."""
+def _saved(model: Any, arrays: Pool[np.ndarray]) -> SavedModel:
+    return SavedModel(model, {}, Weights.of(model), arrays, lambda name, files: Content(files))
+
+
+def _arrays() -> Pool[np.ndarray]:
+    return Pool(np.empty_like, np.copyto)
+
+
+def _kinds(model: Any, other: Any) -> list[list[Any]]:
+    """Where another model has not what the layout of one says: what is there, and what is not."""
     variables = {id(variable) for variable in model.trainable_variables}
     layout = Weights.of(model).layout(lambda value: id(value) in variables)
-    try:
-        WeightsShare(HostArrays(), layout, Weights.of(other), [(0, layout.size)])
-    except ValueError as error:
-        return str(error)
-    return ""
+    found = {path: _saved(other, _arrays()).kind_of(path) for path in layout.kinds}
+    return [[list(path), kind, found[path]] for path, kind in layout.kinds.items() if kind != found[path]]
 
 
 def _compared(model: Any, path: str) -> dict[str, Any]:
-    arrays, weights = HostArrays(), Weights.of(model)
+    arrays, weights = _arrays(), Weights.of(model)
     copy = weights.map(lambda value: arrays.copy(memory_of(value)))
     file = io.BytesIO()
     copy.write(file)
@@ -136,9 +143,9 @@ def _compared(model: Any, path: str) -> dict[str, Any]:
     layout = Layout.of(weights.layout(lambda value: id(value) in shared).plain())
     together, cuts = io.BytesIO(), [0, 1, 7001, 7002, layout.size // 2, layout.size]
     for start, stop in itertools.pairwise(cuts):
-        share = WeightsShare(arrays, layout, weights, [(start, stop)])
-        share.write(together, start, stop)
-        share.release()
+        bytes_of, release = _saved(model, arrays).copy_parts(layout.slices([(start, stop)]))
+        layout.write(together, start, stop, bytes_of)
+        release()
     whole = io.BytesIO()
     write_model(ModelParts(model).now()[0], copy, whole)
     wrong = [

@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoint-a-step-before-it-is-due",
         file="ef_common/data/checkpointer.py",
-        old='return "alone" if self.due(step) else None',
+        old='return "alone" if self._due(step) else None',
         new='return "alone"',
         harm="With every_steps=10 checkpoints are taken at the steps 9 and 10, 19 and 20, and so on.",
     ),

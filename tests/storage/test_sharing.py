@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from ef_common.core.retention import Retention
 from ef_common.core.view import Member, View
 from ef_common.data import sharing
 from ef_common.data.checkpointer import Checkpointer, Checkpointing, Turn
+from ef_common.data.source import Release
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog, Record, read
 from ef_common.storage.checkpoints import Checkpoints, Content
-from ef_common.storage.layout import Layout, Segment
-from ef_common.storage.shares import PAGE_BYTES
+from ef_common.storage.layout import Layout, Path, Segment, Slice
+from ef_common.storage.shares import PAGE_BYTES, SharedFile
 from ef_common.storage.store import Store
 
 ENOUGH_S = 60.0
@@ -59,51 +61,62 @@ class Session:
 
 
 class Scene:
-    def __init__(self, folder: Path, url: str, share_bytes: int = 1) -> None:
+    def __init__(self, folder: FilePath, url: str, share_bytes: int = 1) -> None:
         self.session = Session()
         self.folder = folder
         settings = Checkpointing(url, every_steps=1, share_bytes=share_bytes, retention=Retention(keep_last=50))
         session: Any = self.session
-        self.job = Checkpointer(settings, session, log=EventLog(folder, "a"))
+        self.job = Checkpointer(settings, session, source=self, log=EventLog(folder, "a"))
         self.job.begin_again("model")
         self.checkpoints = Checkpoints(Store(url))
-        self.reason = ""
+        self.reason, self.kind = "", "it"
         self.other_writes = False
 
     def boundary(self, step: int) -> Turn | None:
-        """As Lightning's plugin does it."""
-        turn = self.job.turn(step, lambda: len(DATA))
-        if turn == "alone":
-            self.job.take(step, self._alone)
-        if turn == "together":
-            self.job.share(step, self._offer, self._make, alone=self._alone)
+        turn = self.job.boundary(step)
         if self.job._saver is not None:
             assert self.job._saver.flush(ENOUGH_S)
         self.session.make_step()
         return turn
 
-    def _offer(self) -> Layout:
+    # ------------------------------------------------------------ the source of checkpoints, and its state
+
+    file = "f"
+
+    def num_bytes(self) -> int:
+        return len(DATA)
+
+    def state(self, *, whole: bool) -> Scene:
+        assert whole
+        return self
+
+    def copy(self) -> tuple[Content, Release]:
+        return Content({"f": lambda file: file.write(DATA)}), lambda: None
+
+    def layout(self) -> Layout:
         if self.reason:
             raise UnsupportedError(self.reason)
         return Layout([Segment(NUM_LITERAL), Segment(len(DATA) - NUM_LITERAL, ("of",), "it")], DATA[:NUM_LITERAL])
 
-    def _make(self, plan: sharing.Plan) -> tuple[Content, Any]:
-        assert plan.leads
-        assert plan.layout.kinds == {("of",): "it"}
-        assert plan.mine == [(0, len(DATA) // 2)]
-        assert plan.is_here("b")
+    def kind_of(self, path: Path) -> str:
+        assert path == ("of",)
+        return self.kind
+
+    def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
+        assert list(parts) == [Slice(("of",), 0, len(DATA) // 2 - NUM_LITERAL)]
+        return lambda part: DATA[NUM_LITERAL:][part.start : part.stop], lambda: None
+
+    def content(self, file: SharedFile) -> Content:
+        assert file.is_here("b")
         if self.other_writes:
-            other = sharing.Plan(plan.id, "b", False, plan.pieces, plan.layout, plan.is_here)
+            (id,) = [id for id in [self.job._sharing._open] if id is not None]
             checkpoints = Checkpoints(self.checkpoints.store)
             checkpoints.join(1)
-            checkpoints.contribute(plan.id, Content({"f": other.file(self._write)}))
-        return Content({"f": plan.file(self._write)}), lambda: None
+            checkpoints.contribute(id, Content({"f": replace(file, worker="b", write=self._write)}))
+        return Content({"f": file})
 
     def _write(self, file: Any, start: int, stop: int) -> None:
         file.write(DATA[start:stop])
-
-    def _alone(self) -> tuple[Content, Any]:
-        return Content({"f": lambda file: file.write(DATA)}), lambda: None
 
     def saved(self) -> dict[int, int]:
         """Number of pieces of each checkpoint that was published, by step."""
@@ -115,7 +128,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: FilePath) -> Iterator[Scene]:
     scene = Scene(tmp_path / "run", str(tmp_path / "store"))
     yield scene
     scene.job.stop()
@@ -151,17 +164,30 @@ def test_sharing_that_fails_twice_lets_rank_0_write_alone_once_and_then_longer(
 
 
 def test_member_that_is_lost_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = scene._make
+    content = scene.content
 
-    def make_and_lose_the_other(plan: sharing.Plan) -> tuple[Content, Any]:
-        made = make(plan)
+    def lose_the_other(file: SharedFile) -> Content:
+        made = content(file)
         scene.session.view = View(2, MEMBERS[:1])
         return made
 
-    monkeypatch.setattr(scene, "_make", make_and_lose_the_other)
+    monkeypatch.setattr(scene, "content", lose_the_other)
     assert scene.boundary(1) is None
     assert scene.boundary(2) == "together"  # it would wait for five minutes, and a test does not
     assert scene.saved() == {}
+
+
+def test_state_that_differs_from_what_rank_0_has_told_of_is_not_written(scene: Scene) -> None:
+    scene.kind = "something else"
+    assert [scene.boundary(step) for step in range(2)] == [None, "together"]
+    (failed,) = scene.events("checkpoint_failed")
+    expected = "its state differs from rank 0's at ('of',). Expected: it. Received: something else"
+    assert expected in failed["reason"]
+
+
+def test_newcomer_takes_none(scene: Scene) -> None:
+    scene.session.newcomer = scene.session.heard = True
+    assert scene.boundary(0) is None
 
 
 def test_member_that_is_busy_lets_rank_0_write_alone(scene: Scene) -> None:
@@ -218,7 +244,7 @@ def test_state_that_cannot_be_shared_is_written_alone_with_one_warning(
     assert len([record for record in caplog.records if "it is of another kind" in record.getMessage()]) == 1
 
 
-def test_small_state_and_store_that_cannot_are_written_alone(tmp_path: Path) -> None:
+def test_small_state_and_store_that_cannot_are_written_alone(tmp_path: FilePath) -> None:
     for url, share_bytes in ((str(tmp_path / "store"), len(DATA) + 1), (f"memory://{tmp_path}", 1)):
         scene = Scene(tmp_path / f"run-{share_bytes}", url, share_bytes)
         assert [scene.boundary(step) for step in range(3)] == [None, "alone", "alone"]

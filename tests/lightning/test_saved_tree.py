@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ef_common.storage.checkpoints import Content
 from ef_common.storage.layout import Layout, Slice
-from ef_lightning.file_layout import layout_of, save
 from ef_lightning.host_copy import HostCopies
-from ef_lightning.shares import ShareCopy
+from ef_lightning.saved_tree import IsShared, SavedTree, save
 
 
 def _module_and_optimizer() -> dict[str, Any]:
@@ -52,12 +52,20 @@ def _trees() -> dict[str, Any]:
     }
 
 
+def _saved(tree: Any, copies: HostCopies | None = None, is_shared: IsShared = lambda path, tensor: True) -> SavedTree:
+    return SavedTree(tree, copies or HostCopies(), is_shared, lambda file: Content({}))
+
+
+def _layout_of(tree: Any, is_shared: IsShared) -> Layout:
+    return _saved(tree, is_shared=is_shared).layout()
+
+
 def _written(layout: Layout, tree: Any, ranges: list[tuple[int, int]]) -> bytes:
     """By one worker for each range."""
     file = io.BytesIO()
     for start, stop in ranges:
-        share = ShareCopy(HostCopies(), layout, tree, [(start, stop)])
-        share.write(file, start, stop)
+        bytes_of, _ = _saved(tree).copy_parts(layout.slices([(start, stop)]))
+        layout.write(file, start, stop, bytes_of)
     return file.getvalue()
 
 
@@ -73,7 +81,7 @@ def test_layout_with_the_tensors_put_back_is_the_file_that_torch_writes(name: st
     tree = _trees()[name]
     torch.use_deterministic_algorithms(deterministic)  # memory that is new is filled then
     try:
-        layout = Layout.of(layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
+        layout = Layout.of(_layout_of(tree, lambda path, tensor: tensor.nbytes >= 4096).plain())
     finally:
         torch.use_deterministic_algorithms(False)
     expected = _expected(tree)
@@ -88,7 +96,7 @@ def test_layout_with_the_tensors_put_back_is_the_file_that_torch_writes(name: st
 @given(st.data())
 def test_parts_of_any_ranges_join_to_the_file(data: st.DataObject) -> None:
     tree = _module_and_optimizer()
-    layout = layout_of(tree, lambda path, tensor: tensor.nbytes >= 1000)
+    layout = _layout_of(tree, lambda path, tensor: tensor.nbytes >= 1000)
     borders = sorted(data.draw(st.lists(st.integers(0, layout.size), max_size=6)))
     ends = [0, *borders, layout.size]
     assert _written(layout, tree, list(itertools.pairwise(ends))) == _expected(tree)
@@ -96,33 +104,41 @@ def test_parts_of_any_ranges_join_to_the_file(data: st.DataObject) -> None:
 
 def test_layout_keeps_nothing_of_what_is_shared() -> None:
     tree = {"shared": torch.full((1 << 20,), 7.0), "own": torch.full((1 << 10,), 8.0)}
-    layout = layout_of(tree, lambda path, tensor: path == ("shared",))
+    layout = _layout_of(tree, lambda path, tensor: path == ("shared",))
     assert len(layout.literal) < 8192
     assert tree["own"].numpy().tobytes() in layout.literal
     slices = [part for part in layout.parts(0, layout.size) if isinstance(part, Slice)]
     assert slices == [Slice(("shared",), 0, 4 << 20)]
 
 
-def test_share_of_a_state_that_differs_names_where() -> None:
-    tree = {"state_dict": {"w": torch.ones(5000)}}
-    layout = layout_of(tree, lambda path, tensor: True)
-    copies = HostCopies()
-    for other in ({"state_dict": {}}, {"state_dict": {"w": torch.ones(5000).half()}}, {"state_dict": {"w": 3}}):
-        with pytest.raises(ValueError, match=r"'state_dict', 'w'"):
-            ShareCopy(copies, layout, other, [])
+def test_kind_of_what_is_no_such_tensor_differs() -> None:
+    path = ("state_dict", "w")
+    found = [
+        _saved(tree).kind_of(path)
+        for tree in (
+            {"state_dict": {"w": torch.ones(5000)}},
+            {"state_dict": {"w": torch.ones(5000).half()}},
+            {"state_dict": {"w": 3}},
+            {"state_dict": {}},
+            {"state_dict": 3},
+        )
+    ]
+    assert found == ["torch.float32 (5000,)", "torch.float16 (5000,)", "int", "NoneType", "NoneType"]
 
 
 def test_share_holds_still_while_the_state_changes_and_its_memory_is_used_again() -> None:
     tree = {"w": torch.ones(5000)}
-    layout = layout_of(tree, lambda path, tensor: True)
+    layout = _layout_of(tree, lambda path, tensor: True)
     copies = HostCopies()
-    share = ShareCopy(copies, layout, tree, [(0, layout.size)])
+    parts = layout.slices([(0, layout.size)])
+    bytes_of, release = _saved(tree, copies).copy_parts(parts)
     before = _expected(tree)
     tree["w"].zero_()
     file = io.BytesIO()
-    share.write(file, 0, layout.size)
+    layout.write(file, 0, layout.size, bytes_of)
     assert file.getvalue() == before
-    (memory,) = share._copy._used
-    share.release()
-    again = ShareCopy(copies, layout, tree, [(0, layout.size)])
-    assert again._copy._used[0] is memory
+    release()
+    free = copies._pool._free[torch.uint8, (20_000,)]
+    assert len(free) == 1
+    _saved(tree, copies).copy_parts(parts)
+    assert not free

@@ -1,0 +1,54 @@
+"""What a framework's plugin gives of a training, so that it can be saved: its state between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ef_common.storage.checkpoints import Content
+from ef_common.storage.layout import Layout, Path, Slice
+from ef_common.storage.shares import SharedFile
+
+Release = Callable[[], None]
+"""Lets go of a copy."""
+
+
+class Source(Protocol):
+    """A training."""
+
+    def num_bytes(self) -> int:
+        """Size of the state that all members hold."""
+
+    def state(self, *, whole: bool) -> SourceState:
+        """Its state.
+
+        Args:
+            whole: Also what the other members do not have; else only what they have is asked for.
+        """
+
+
+class SourceState(Protocol):
+    """A state until the next step. Nothing of it has been copied yet."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file that all members can write together."""
+
+    def copy(self) -> tuple[Content, Release]:
+        """A copy of all of it."""
+
+    def content(self, file: SharedFile) -> Content:
+        """All of it, if the members write that file together."""
+
+    def layout(self) -> Layout:
+        """The layout of that file.
+
+        Raises:
+            UnsupportedError: The members cannot write it together.
+        """
+
+    def kind_of(self, path: Path) -> str:
+        """Type and shape of the array there; something else where there is none."""
+
+    def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
+        """A copy of parts of its arrays, each as bytes."""

@@ -1,0 +1,66 @@
+"""The state of a training on its way to a newcomer; see :class:`~ef_common.ports.State`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ef_common.collectives.codec import Codec
+from ef_common.data.checkpointer import Checkpointer
+from ef_common.data.claiming import Claiming
+from ef_common.errors import ElasticFlowError, UnsupportedError
+
+
+class StateTransfer:
+    """Hands on what the plugin has collected, and which run the checkpoints and the claims are of.
+
+    Args:
+        codec: Of the framework's arrays.
+        claiming: The claims of this training.
+        checkpoints: Those of this training, once there are any.
+
+    Attributes:
+        prepared: In a newcomer: memory for the state, if it fits.
+    """
+
+    def __init__(self, codec: Codec, claiming: Claiming, checkpoints: Callable[[], Checkpointer | None]) -> None:
+        self._codec, self._claiming, self._checkpoints = codec, claiming, checkpoints
+        self._leaves: list[Any] = []
+        self.prepared: Sequence[Any] = ()
+
+    def describe(self, collect: Callable[[], dict[str, Any]]) -> bytes:
+        """Header of what `collect` makes. What cannot be sent is the newcomer's error, not this worker's."""
+        checkpoints = self._checkpoints()
+        try:
+            run = {"checkpoints": checkpoints and checkpoints.state(), "claims": self._claiming.state()}
+            header, self._leaves = self._codec.encode({**collect(), **run}, what="state")
+        except UnsupportedError as error:
+            header, self._leaves = self._codec.encode({"error": str(error)})
+        return header
+
+    def leaves(self, header: bytes | None) -> list[Any]:
+        """The arrays of what was described; with a header, room for those that it describes."""
+        if header is not None:
+            self._leaves = self._codec.room(header, self.prepared)
+            return self._leaves
+        leaves, self._leaves = self._leaves, []
+        return leaves
+
+    def adopt(self, header: bytes, adopt: Callable[[dict[str, Any]], None]) -> None:
+        """Go on from the state that has been received.
+
+        Args:
+            header: Of it.
+            adopt: Takes in what the others have collected.
+
+        Raises:
+            ElasticFlowError: They cannot send it.
+        """
+        state = self._codec.decode(header, self._leaves)
+        self._leaves, self.prepared = [], ()
+        if "error" in state:
+            raise ElasticFlowError(f"the others cannot send their state: {state['error']}")
+        adopt(state)
+        if (checkpoints := self._checkpoints()) is not None and state["checkpoints"] is not None:
+            checkpoints.load_state(state["checkpoints"])
+        self._claiming.load_state(state["claims"])
