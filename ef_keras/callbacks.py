@@ -33,6 +33,7 @@ from ef_keras.sources import global_batch_size_of, source_of
 def callbacks(
     *,
     compensation: Compensation | Rule = "auto",
+    schedules: str = "samples",
     backend: str | None = None,
     global_batch_size: int | None = None,
     deterministic: bool = False,
@@ -51,6 +52,9 @@ def callbacks(
         compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world: a
             :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
             nothing to compensate, unless a reference batch is named.
+        schedules: "samples": a `LearningRateSchedule` is called with the number of updates that one worker would have
+            made when it comes to the same samples, so that a schedule that was made for one worker ends with the
+            training, whatever the workers did; see :mod:`ef_keras.schedules`. "updates": it counts updates.
         backend: How the workers' gradients are summed: "gloo", "nccl" (torch) or "horovod"; by default what fits
             Keras's backend.
         global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
@@ -81,6 +85,7 @@ def callbacks(
     """
     settings = ElasticSettings.of(
         compensation=compensation,
+        schedules=schedules,
         global_batch_size=global_batch_size,
         deterministic=deterministic,
         checkpoint=checkpoint,

@@ -66,6 +66,7 @@ class FitCheckpoints:
         self._arrays = HostArrays()
         self._found: dict[str, Any] | None = None
         self.memories: list[tuple[str, dict[str, Any]]] = []
+        self.schedules: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ start
 
@@ -82,6 +83,7 @@ class FitCheckpoints:
         collected = self._load(self.job.look(self._fingerprint()) is not None)
         if collected is not None:
             self.memories = collected["callbacks"]
+            self.schedules = collected["progress"].get("schedules")
         return collected is not None
 
     def is_complete(self, epochs: int) -> bool:

@@ -26,6 +26,7 @@ from ef_keras.global_batch import GlobalReducer
 from ef_keras.rank_zero import unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
+from ef_keras.schedules import FitSchedules
 from ef_keras.sources import IndexedSource, SampleSource, source_of
 from ef_keras.state import FitState
 from ef_keras.training_data import TrainingData, first_batch
@@ -116,6 +117,8 @@ class Fit:
                 compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
             )
         self._global: GlobalReducer | None = None
+        self._follows_samples = settings.schedules_follow_samples
+        self.schedules: FitSchedules | None = None
 
     # ------------------------------------------------------------ begin and end
 
@@ -127,6 +130,9 @@ class Fit:
             model.jit_compile = False
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
+        if self._follows_samples:
+            self.schedules = FitSchedules(model, self.data.dealer)
+            self.data.on_dealt = self.schedules.aim
         self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction
         self._reducer.on_update = self._commit
@@ -172,6 +178,8 @@ class Fit:
     def _skip(self) -> None:
         """The others have ended this training: `fit` ends at once, with the result of it if that was saved."""
         has_result = self._checkpoints is not None and self._checkpoints.load_result()
+        if self.schedules is not None and self._checkpoints is not None and self._checkpoints.schedules is not None:
+            self.schedules.load_state(self._checkpoints.schedules)
         self._session.skip_training(has_result=has_result)
         self._claiming.skip()
         hooks.start_at(self._model, self._callbacks.params["epochs"])
@@ -234,6 +242,8 @@ class Fit:
         self._session.end_training()
         self._session.state = self._session.on_last_leave = None
         self._reducer.detach()
+        if self.schedules is not None:
+            self.schedules.detach()
         hooks.start_at(self._model, None)
         hooks.renew_train_function(self._model)
 
@@ -247,10 +257,12 @@ class Fit:
         mine = [0, 0, 0]
         if self._global_batch is not None:
             mine = [*self._global_batch, self.data.pass_size]
-        decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *mine])
+        shifts = [] if self.schedules is None else self.schedules.shifts
+        decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *shifts, *mine])
         first = operations.FirstRankArrays([decided, *values], self._session)
         self._session.run(first)
-        (seed, full_batch, start, *theirs), *values = first.apply()
+        (seed, full_batch, start, *others), *values = first.apply()
+        shifts, theirs = others[: len(shifts)], others[len(shifts) :]
         if mine != theirs:
             raise UsageError(
                 "the workers disagree on the global batch, or on deterministic. Set the same in all of them. "
@@ -261,6 +273,8 @@ class Fit:
         if self._session.completed_in.world_size > 1:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
+        if self.schedules is not None:
+            self.schedules.begin(list(map(int, shifts)))
 
     def _warm_up(self, batch: Any) -> None:
         """A step that leaves nothing behind: graphs are traced and memory is touched while the others train on."""
@@ -278,13 +292,16 @@ class Fit:
     def _progress(self) -> dict[str, Any]:
         """What a newcomer needs besides variables and memories."""
         compensation = None if self.compensation is None else self.compensation.state()
-        return {**self.data.state(), "compensation": compensation}
+        schedules = None if self.schedules is None else self.schedules.state()
+        return {**self.data.state(), "compensation": compensation, "schedules": schedules}
 
     def _load_progress(self, state: dict[str, Any], saved: bool) -> None:
         """Go on where the others are, or where a checkpoint was saved."""
         self.data.load_state(state, saved=saved)
         if self.compensation is not None and state["compensation"] is not None:
             self.compensation.load_state(state["compensation"])
+        if self.schedules is not None and state.get("schedules") is not None:
+            self.schedules.load_state(state["schedules"])
 
     def _set_length(self, num_steps: int) -> None:
         everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]
@@ -298,12 +315,18 @@ class Fit:
     def _run_step(self, batches: Iterator[Any]) -> Any:
         """Keras's `train_function`; an error of ours, which the framework has turned into its own, is ours again."""
         try:
-            return self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
+            logs = self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
             error, self._reducer.error = self._reducer.error, None
             if error is not None:
                 raise error from None
             raise
+        self._settle_schedules()
+        return logs
+
+    def _settle_schedules(self) -> None:
+        if self.schedules is not None:
+            self.schedules.settle()
 
     def _commit(self, contributors: View, loss: float | None) -> None:
         """An update is about to be made of these contributors' gradients."""
@@ -314,6 +337,7 @@ class Fit:
 
     def _between_steps(self) -> None:
         """No step is running."""
+        self._settle_schedules()
         if self.compensation is not None:
             self.compensation.before_step()
             if not self.data.dealer.progress.remaining:

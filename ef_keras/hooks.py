@@ -185,6 +185,17 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
+def all_optimizers(model: Any) -> list[Any]:
+    """The optimizers that make the updates of a model: a `MultiOptimizer` is several."""
+    found: list[Any] = []
+    for optimizer in map(inner_optimizer, optimizers(model)):
+        found += optimizer.optimizers if isinstance(optimizer, _MULTI) else [optimizer]
+    return list({id(one): one for one in found}.values())
+
+
+_MULTI = getattr(keras.optimizers, "MultiOptimizer", ())
+
+
 def accumulation(optimizer: Any) -> int:
     """Batches whose gradients an optimizer accumulates for an update."""
     return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
@@ -239,13 +250,54 @@ def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[
         settings: The others.
     """
     own, rate = vars(optimizer), optimizer._get_current_learning_rate
-    before = {name: own[name] for name in settings}
-    own.update(settings, _get_current_learning_rate=lambda: scaled(rate()))
+    before = {name: own[name] for name in (*settings, _RATE) if name in own}
+    own.update(settings, **{_RATE: lambda: scaled(rate())})
     try:
         yield
     finally:
-        del own["_get_current_learning_rate"]
+        del own[_RATE]
         own.update(before)
+
+
+_RATE, _SHIFT = "_get_current_learning_rate", "_elasticflow_shift"
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """The schedule of an optimizer's learning rate; None if it has none that is called with a number of updates."""
+    found = optimizer._learning_rate
+    return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def shift_schedule(optimizer: Any, num: Any) -> None:
+    """Have the schedule called with the number of updates and this variable. It stays what Keras saves.
+
+    Args:
+        optimizer: The optimizer.
+        num: An integer variable.
+    """
+    plain = optimizer._get_current_learning_rate
+
+    def shifted() -> Any:
+        schedule = schedule_of(optimizer)
+        return plain() if schedule is None else schedule(optimizer._iterations + num)
+
+    vars(optimizer)[_RATE] = shifted
+
+
+def unshift_schedule(optimizer: Any) -> None:
+    """Undo it."""
+    vars(optimizer).pop(_RATE, None)
+
+
+def remember_shift(optimizer: Any, num: int) -> None:
+    """Note down on an optimizer by how much its schedule is ahead of its updates now; past what Keras tracks."""
+    vars(optimizer)[_SHIFT] = (num, num_applied(optimizer))
+
+
+def recalled_shift(optimizer: Any, num_updates: int) -> int:
+    """What was noted down, if the optimizer has not gone back since: other variables may have been loaded."""
+    num, noted = vars(optimizer).pop(_SHIFT, (0, 0))
+    return int(num) if num_updates >= noted else 0
 
 
 def start_of(model: Any) -> int | None:

@@ -38,7 +38,6 @@ from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
 from ef_lightning.repetition import Repetition
 from ef_lightning.run import Run
-from ef_lightning.schedules import check_schedules
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +101,9 @@ class ElasticMixin(CollectivesMixin):
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
         super().__init__(**kwargs)
         self.backend = backend
-        self.schedules = check_schedules(schedules)
         self.settings = ElasticSettings.of(
             compensation=compensation,
+            schedules=schedules,
             global_batch_size=global_batch_size,
             deterministic=deterministic,
             checkpoint=checkpoint,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ef_common.core.compensation import Compensation
+from ef_common.core.schedule import check_schedules
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import place_of
 from ef_common.data.global_batches import check_size
@@ -20,6 +21,7 @@ class ElasticSettings:
 
     Args:
         compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world.
+        schedules: What learning-rate schedules per step follow: "samples" or "updates".
         global_batch_size: Samples of an update, however many workers share it; None for a batch of each worker's.
         deterministic: The weights have the same bits for every number of workers.
         checkpoint: Where checkpoints go, and when they are taken; None for what the environment says.
@@ -37,6 +39,7 @@ class ElasticSettings:
     """
 
     compensation: Compensation = field(default_factory=Compensation)
+    schedules: str = "samples"
     global_batch_size: int | None = None
     deterministic: bool = False
     checkpoint: Checkpointing | None = None
@@ -45,6 +48,12 @@ class ElasticSettings:
 
     def __post_init__(self) -> None:
         check_size(self.global_batch_size)
+        check_schedules(self.schedules)
+
+    @property
+    def schedules_follow_samples(self) -> bool:
+        """Whether schedules have anything to follow: an update of a fixed number of samples is one in each world."""
+        return self.schedules == "samples" and self.global_batch_size is None
 
     @classmethod
     def of(cls, **given: Any) -> ElasticSettings:
