@@ -46,7 +46,7 @@ class Fit:
 
     Raises:
         JobFinished: The job is over.
-        UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
+        UsageError: Settings that contradict each other.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Fit:
         *,
         settings: ElasticSettings,
     ) -> None:
-        compensation, deterministic = settings.compensation, settings.deterministic
+        self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
         self._worker = worker
         self._skips = worker.begin_training()
@@ -104,21 +104,14 @@ class Fit:
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
-        named = compensation.reference_batch_size is not None
-        if global_batch_size is not None:
-            if named:
-                raise UsageError(
-                    "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
-                    f"Received: global_batch_size={global_batch_size}, "
-                    f"reference_batch_size={compensation.reference_batch_size}"
-                )
-        elif compensation.rule != "none" and (worker.elastic or named):
-            self.compensation = FitCompensation(
-                compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
+        reference = settings.compensation.reference_batch_size
+        if None not in (global_batch_size, reference):
+            raise UsageError(
+                "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
+                f"Received: global_batch_size={global_batch_size}, reference_batch_size={reference}"
             )
-        self._global: GlobalReducer | None = None
-        self._follows_samples = settings.schedules_follow_samples
         self.schedules: FitSchedules | None = None
+        self._global: GlobalReducer | None = None
 
     # ------------------------------------------------------------ begin and end
 
@@ -130,9 +123,7 @@ class Fit:
             model.jit_compile = False
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
-        if self._follows_samples:
-            self.schedules = FitSchedules(model, self.data.dealer)
-            self.data.on_dealt = self.schedules.aim
+        self._set_up_rates()
         self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction
         self._reducer.on_update = self._commit
@@ -159,6 +150,18 @@ class Fit:
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+
+    def _set_up_rates(self) -> None:
+        """The optimizers are built, so that all of their parts are known."""
+        compensation, model, worker = self._settings.compensation, self._model, self._worker
+        compensates = worker.elastic or compensation.reference_batch_size is not None
+        if self._global_batch is None and compensation.rule != "none" and compensates:
+            self.compensation = FitCompensation(
+                compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
+            )
+        if self._settings.schedules_follow_samples:
+            self.schedules = FitSchedules(model, self.data.dealer)
+            self.data.on_dealt = self.schedules.aim
 
     def _join(self, batch: Any) -> None:
         try:

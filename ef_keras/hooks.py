@@ -185,12 +185,10 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def all_optimizers(model: Any) -> list[Any]:
-    """The optimizers that make the updates of a model: a `MultiOptimizer` is several."""
-    found: list[Any] = []
-    for optimizer in map(inner_optimizer, optimizers(model)):
-        found += optimizer.optimizers if isinstance(optimizer, _MULTI) else [optimizer]
-    return list({id(one): one for one in found}.values())
+def parts_of(optimizer: Any) -> list[Any]:
+    """The optimizers that make an optimizer's updates: a `MultiOptimizer` has several, which it may make when built."""
+    inner = inner_optimizer(optimizer)
+    return list(inner.optimizers) if isinstance(inner, _MULTI) else [inner]
 
 
 _MULTI = getattr(keras.optimizers, "MultiOptimizer", ())

@@ -39,7 +39,8 @@ class FitSchedules:
         self._dealer = dealer
         self._epoch = -1
         self._reached = 0  # steps of the one worker in this epoch, at the newest boundary
-        self._shifts = [_Shift(optimizer) for optimizer in hooks.all_optimizers(model) if hooks.schedule_of(optimizer)]
+        parts = [part for optimizer in hooks.optimizers(model) for part in hooks.parts_of(optimizer)]
+        self._shifts = [_Shift(part) for part in parts if hooks.schedule_of(part) is not None]
 
     def detach(self) -> None:
         """Leave the optimizers as they were."""
