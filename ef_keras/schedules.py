@@ -39,8 +39,9 @@ class FitSchedules:
         self._dealer = dealer
         self._epoch = -1
         self._reached = 0  # steps of the one worker in this epoch, at the newest boundary
-        parts = [part for optimizer in hooks.optimizers(model) for part in hooks.parts_of(optimizer)]
-        self._shifts = [_Shift(part) for part in parts if hooks.schedule_of(part) is not None]
+        self._in_step = False
+        parts = {id(part): part for optimizer in hooks.optimizers(model) for part in hooks.parts_of(optimizer)}
+        self._shifts = [_Shift(part) for part in parts.values() if hooks.schedule_of(part) is not None]
 
     def detach(self) -> None:
         """Leave the optimizers as they were."""
@@ -52,23 +53,25 @@ class FitSchedules:
 
     def settle(self) -> None:
         """No step is running. May be repeated."""
-        progress = self._dealer.progress
-        before = self._reached if progress.epoch == self._epoch else 0
-        self._epoch, self._reached = progress.epoch, self._steps(progress)
-        for shift in self._shifts:
-            shift.settle(self._reached - before)
+        if self._in_step:
+            before, self._reached, self._in_step = self._reached, self._steps(), False
+            for shift in self._shifts:
+                shift.settle(self._reached - before)
 
     def aim(self) -> None:
         """The samples of the next step have been dealt."""
-        if self._shifts:
-            num_steps = self._steps(self._dealer.progress) - self._reached
-            for shift in self._shifts:
-                shift.aim(num_steps)
+        if not self._shifts:
+            return
+        epoch, self._in_step = self._dealer.progress.epoch, True
+        if epoch != self._epoch:
+            self._epoch, self._reached = epoch, 0
+        num_steps = self._steps() - self._reached
+        for shift in self._shifts:
+            shift.aim(num_steps)
 
-    def _steps(self, progress: EpochProgress) -> int:
+    def _steps(self) -> int:
         """Steps of the one worker until the samples that have been dealt are used up."""
-        if not self._shifts or progress.epoch < 0:
-            return 0
+        progress = self._dealer.progress
         epoch = EpochProgress(progress.epoch, progress.length)
         num = sharding.num_steps(epoch, 1, batch_size=self.batch_size, min_share=self._dealer.min_share)
         return ReferenceEpoch(progress.length, self.batch_size, num).steps_at(progress.length - progress.remaining)
@@ -99,7 +102,8 @@ class FitSchedules:
         if len(state["shifts"]) == len(self._shifts):  # else a checkpoint has others: the user has changed a schedule
             for shift, num, pace in zip(self._shifts, state["shifts"], state["paces"], strict=True):
                 shift.load(num, pace)
-        self._epoch, self._reached = self._dealer.progress.epoch, self._steps(self._dealer.progress)
+        self._epoch = self._dealer.progress.epoch
+        self._reached = self._steps() if self._epoch >= 0 else 0
 
 
 class _Shift:

@@ -339,3 +339,27 @@ def run(length: int, *, epochs: int, sleep_s: float = 0.05, batch_size: int = BA
     counts = {name: [round(rate * 1e6) for rate in getattr(rates, name)] for name in ("before", "of_epochs")}
     worker = this_worker(engine(None)).session.worker.id
     return {**counts, "worker": worker, "updates": hooks.num_applied(model.optimizer)}
+
+
+class Gate(keras.callbacks.Callback):
+    """Waits in a step for a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        while batch == 2 and not self._file.exists():
+            time.sleep(0.01)
+
+
+def run_twice(length: int, gate: str) -> dict[str, list[int]]:
+    """Two trainings of a model; the second one waits in its third step."""
+    model = model_with(optimizers.SGD(Counting()))
+    found = {}
+    for name, callbacks in (("first", []), ("second", [Gate(Path(gate))])):
+        rates = Rates()
+        everybody = [rates, *callbacks, *ef_keras.callbacks()]
+        model.fit(*data(length), callbacks=everybody, batch_size=BATCH_SIZE, epochs=2, verbose=0)
+        found[name] = [round(rate * 1e6) for rate in rates.before]
+    return found

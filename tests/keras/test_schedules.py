@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -135,3 +137,29 @@ def test_rates_follow_the_samples_while_workers_come_and_go(tmp_path: Path, back
 def training(backend: str, length: int, epochs: int) -> Any:
     """Train until the end."""
     return call(backend, "run", length, epochs=epochs)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.thorough)])
+def test_second_training_goes_on_with_the_schedule_also_in_a_newcomer(tmp_path: Path, backend: str) -> None:
+    length, gate = 20 * BATCH_SIZE, tmp_path / "gate"
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        members = job.start_world(2, training_twice, backend, length, str(gate))
+        wait_until(job, lambda state: state.training == 2)
+        newcomer = job.start(training_twice, backend, length, str(gate))
+        wait_until(job, is_ready(2))
+        gate.touch()
+        first, second, third = [worker.result() for worker in (*members, newcomer)]
+        job.audit()
+    assert first == second
+    assert first["first"] == list(range(1, 40, 2))
+    counts = first["second"]
+    assert counts[0] in (41, 42)  # two workers, or three
+    assert {after - before for before, after in itertools.pairwise(counts)} <= {1, 2, 3}
+    assert counts[-1] == 79
+    assert third["first"] == []
+    assert third["second"] == first["second"][-len(third["second"]) :]
+
+
+def training_twice(backend: str, length: int, gate: str) -> Any:
+    """Train twice."""
+    return call(backend, "run_twice", length, gate)
