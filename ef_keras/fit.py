@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import keras
@@ -61,6 +62,7 @@ class Fit:
         self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
         self._worker = worker
+        self._undo = ExitStack()
         self._skips = worker.begin_training()
         self._checkpointing = worker.checkpointing(settings)
         self._claiming = worker.claiming(settings, self._checkpointing)
@@ -123,6 +125,7 @@ class Fit:
             model.jit_compile = False
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
+        self._undo.callback(hooks.renew_train_function, model)
         self._set_up_rates()
         self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction
@@ -130,6 +133,7 @@ class Fit:
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        self._undo.callback(self._reducer.detach)
         self._reducer.attach()
         hooks.renew_train_function(model)
         self._step = model.train_function
@@ -141,6 +145,7 @@ class Fit:
             load_progress=self._load_progress,
             claiming=self._claiming,
         )
+        self._undo.callback(self._let_go)
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
@@ -161,6 +166,7 @@ class Fit:
             )
         if self._settings.schedules_follow_samples:
             self.schedules = FitSchedules(model, self.data.dealer)
+            self._undo.callback(self.schedules.detach)
             self.data.on_dealt = self.schedules.aim
 
     def _join(self, batch: Any) -> None:
@@ -232,23 +238,25 @@ class Fit:
         if self._skips:
             if self._checkpoints is not None:
                 self._state.remember(self._checkpoints.memories)
-            self._release()
+            self._session.end_training()
             return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
         self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
-        self._release()
-
-    def _release(self) -> None:
         self._session.end_training()
+
+    def release(self) -> None:
+        """Take away what was put in place, however far `fit` has come. May be repeated."""
+        self._undo.close()
+
+    def _let_go(self) -> None:
         self._session.state = self._session.on_last_leave = None
-        self._reducer.detach()
-        if self.schedules is not None:
-            self.schedules.detach()
+        hooks.own_batches_again(self._iterator)
         hooks.start_at(self._model, None)
-        hooks.renew_train_function(self._model)
+        if self._checkpoints is not None:
+            self._checkpoints.job.stop()
 
     def _agree_on_start(self, seed: int | None) -> None:
         """Rank 0's variables, its seed, the size of its first batch and where it begins, are everybody's."""
@@ -369,7 +377,8 @@ class Fit:
     # ------------------------------------------------------------ epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins."""
+        """An epoch begins: `fit` knows by now which one is the first."""
+        hooks.start_at(self._model, None)
         self.data.epoch = epoch
         self._remember()
 

@@ -53,6 +53,30 @@ def frame_of_fit(model: Any) -> FrameType | None:
     return None
 
 
+def is_running(wanted: FrameType) -> bool:
+    """Whether this frame is one of those that have called us, in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is not None
+
+
+_GUARD = "_elasticflow_guard"
+
+
+def guard_of(model: Any) -> Any:
+    """What guards a `fit` of this model; None if nothing does."""
+    return vars(model).get(_GUARD)
+
+
+def set_guard(model: Any, guard: Any) -> None:
+    """Note it down, past what Keras tracks; None removes it."""
+    if guard is None:
+        vars(model).pop(_GUARD, None)
+    else:
+        vars(model)[_GUARD] = guard
+
+
 def is_called_by(frame: FrameType | None) -> bool:
     """Whether it was this frame that has called our caller."""
     return frame is not None and sys._getframe(2) is frame
@@ -78,6 +102,11 @@ def _find(matches: Callable[[FrameType], bool], what: str) -> FrameType:
 def replace_batches(iterator: Any, batches: Callable[[], Batches]) -> None:
     """Let `fit` or `evaluate` run over other batches: it asks for them anew in each epoch."""
     iterator._enumerate_iterator = batches
+
+
+def own_batches_again(iterator: Any) -> None:
+    """Undo it."""
+    vars(iterator).pop("_enumerate_iterator", None)
 
 
 def own_batches(iterator: Any) -> Iterable[Any]:
@@ -289,7 +318,8 @@ def unshift_schedule(optimizer: Any) -> None:
 
 def remember_shift(optimizer: Any, num: int) -> None:
     """Note down on an optimizer by how much its schedule is ahead of its updates now; past what Keras tracks."""
-    vars(optimizer)[_SHIFT] = (num, num_applied(optimizer))
+    if num:
+        vars(optimizer)[_SHIFT] = (num, num_applied(optimizer))
 
 
 def recalled_shift(optimizer: Any, num_updates: int) -> int:
