@@ -48,6 +48,7 @@ def train(
     global_batch_size: int | None = None,
     deterministic: bool = False,
     compensation: Compensation | Rule = "auto",
+    schedules: str = "samples",
     backend: str | None = None,
     evict_stragglers: bool = False,
     **others: Any,
@@ -72,6 +73,7 @@ def train(
         global_batch_size: Samples of an update, however many workers share it.
         deterministic: The weights have the same bits for every number of workers.
         compensation: How the learning rate follows the number of workers.
+        schedules: What schedules of the learning rate follow: "samples" or "updates".
         backend: Data plane: "gloo", "nccl" or "horovod"; by default what fits.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare waits.
         **others: For Lightning's Trainer, or for Keras's `fit`.
@@ -89,6 +91,7 @@ def train(
     elastic = {
         "backend": backend,
         "compensation": compensation,
+        "schedules": schedules,
         "global_batch_size": global_batch_size,
         "deterministic": deterministic,
         "checkpoint": checkpoint,

@@ -6,6 +6,7 @@ away again. The model is the user's, and so is `fit`.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,10 +31,13 @@ from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
 from ef_keras.sources import global_batch_size_of, source_of
 
+logger = logging.getLogger(__name__)
+
 
 def callbacks(
     *,
     compensation: Compensation | Rule = "auto",
+    schedules: str = "samples",
     backend: str | None = None,
     global_batch_size: int | None = None,
     deterministic: bool = False,
@@ -52,6 +56,9 @@ def callbacks(
 
     Args:
         compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world.
+        schedules: "samples": a `LearningRateSchedule` is called with the number of updates that one worker would have
+            made when it comes to the same samples, so that a schedule that was made for one worker ends with the
+            training, whatever the workers did; see :mod:`ef_keras.schedules`. "updates": it counts updates.
         backend: How the workers' gradients are summed: "gloo", "nccl" (torch) or "horovod"; by default what fits
             Keras's backend.
         global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
@@ -76,6 +83,7 @@ def callbacks(
     """
     settings = ElasticSettings.of(
         compensation=compensation,
+        schedules=schedules,
         global_batch_size=global_batch_size,
         deterministic=deterministic,
         checkpoint=checkpoint,
@@ -120,27 +128,39 @@ class Elastic(keras.callbacks.Callback):
         if not (worker.elastic or worker.log.enabled or named or self._is_global or saves):
             return
         others = hooks.callback_list(self)
-        if worker.elastic:
-            self._guard_fit(worker, others)
+        self._guard_fit(others)
         only_on_rank_zero(others, worker.session)
         others.callbacks.append(_Last(self, others))
 
-    def _guard_fit(self, worker: Worker, others: Any) -> None:
-        """Have the others told of an exception that leaves the `fit` that is running."""
+    def _guard_fit(self, others: Any) -> None:
+        """See what ends the `fit` that is running."""
         frame = hooks.frame_of_fit(self.model)
         if frame is None or (self._guard is not None and self._guard.is_of(frame)):
             return
         if self._guard is not None:
-            self._guard.release()
-
-        def tell(error: BaseException) -> None:
-            if not isinstance(error, SystemExit):
-                worker.log.write("fault", what=type(error).__name__, message=str(error)[:500])
-                worker.failing.tell(error)
-
-        self._guard = Guard(frame, tell)
+            self._guard.end(None)  # of another model
+        self._guard = Guard(frame, self.model, self._leave)
         for name in hooks.entries_of(others):
             self._guard.put_around(others, name, also_if_called_by_others=True)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """A `fit` has been left: take everything away, and tell the others. None: nobody has seen the exception."""
+        if error is not None and not isinstance(error, SystemExit) and self._worker is not None:
+            self._worker.log.write("fault", what=type(error).__name__, message=str(error)[:500])
+            self._worker.failing.tell_if_heard(error)
+        try:
+            self._release()
+        except Exception:
+            logger.exception("cannot undo all that was done to the model. Make it anew before it is trained again")
+
+    def _release(self) -> None:
+        if self._guard is not None:
+            self._guard.release()
+        if self._fit is not None:
+            self._fit.release()
+        if self._worker is not None:
+            self._worker.notices.stop()
+        self._guard = self._fit = None
 
     @property
     def _is_global(self) -> bool:
@@ -161,8 +181,7 @@ class Elastic(keras.callbacks.Callback):
         """All callbacks have begun: take hold of the `fit`, and join the others."""
         if self._worker is None:
             return
-        if self._worker.elastic:
-            self._guard_fit(self._worker, others)  # of a list that was made by hand, before
+        self._guard_fit(others)  # of a list that was made by hand, before
         self._worker.notices.start()
         iterator = hooks.epoch_iterator(self.model)
         given = self._settings
@@ -195,13 +214,9 @@ class Elastic(keras.callbacks.Callback):
     def end(self) -> None:
         """All callbacks have ended."""
         if self._fit is not None:
-            fit, self._fit = self._fit, None
             with leaving_cleanly():
-                fit.end()
-            if self._guard is not None:
-                self._guard.release()
-            if self._worker is not None:
-                self._worker.notices.stop()
+                self._fit.end()
+            self._release()
 
     # ------------------------------------------------------------ evaluate
 

@@ -58,6 +58,7 @@ class FitCheckpoints:
         self._pool: Pool[np.ndarray] = Pool(_room, np.copyto)
         self._found: dict[str, Any] | None = None
         self.memories: list[tuple[str, dict[str, Any]]] = []
+        self.schedules: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ start
 
@@ -74,6 +75,7 @@ class FitCheckpoints:
         collected = self._load(self.job.look(self._fingerprint()) is not None)
         if collected is not None:
             self.memories = collected["callbacks"]
+            self.schedules = collected["progress"].get("schedules")
         return collected is not None
 
     def _load(self, found: bool) -> dict[str, Any] | None:

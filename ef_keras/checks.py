@@ -62,8 +62,8 @@ def _check_model(model: Any) -> None:
             "a step on a batch that workers share ends in one update of one optimizer. Leave out global_batch_size. "
             f"Received: {len(optimizers)} optimizers"
         )
-    for optimizer in (optimizers[0], getattr(optimizers[0], "inner_optimizer", None)):
-        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    for optimizer in hooks.parts_of(optimizers[0]):
+        steps = optimizer.gradient_accumulation_steps
         if steps:
             raise UnsupportedError(
                 "global_batch_size says how many samples an update has, and workers accumulate as they need to. Leave "

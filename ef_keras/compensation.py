@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 
+from ef_common.core import compensation
 from ef_common.core.compensation import Compensation
 from ef_common.core.view import View
 from ef_common.data.compensator import Compensator
@@ -17,20 +18,20 @@ from ef_keras import hooks
 from ef_keras.backends import scaled_for
 from ef_keras.scaled_optimizer import ScaledOptimizer
 
-_KNOWN = {"AdamW": "AdamW", "Adam": "Adam", "Nadam": "NAdam", "RMSprop": "RMSprop", "SGD": "SGD"}
-"""Keras's names of the optimizers that `auto` knows, special ones first, and the core's."""
-_STEP = ("apply", "update_step", "_backend_update_step", "_backend_apply_gradients")
+_KNOWN = {
+    keras.optimizers.AdamW: "AdamW",
+    keras.optimizers.Adam: "Adam",
+    keras.optimizers.Nadam: "NAdam",
+    keras.optimizers.RMSprop: "RMSprop",
+    keras.optimizers.SGD: "SGD",
+}
+_STEPS = ("apply", "update_step", "_backend_update_step", "_backend_apply_gradients")
 
 
 def kind_of(cls: type) -> str | None:
-    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do."""
-    for name, kind in _KNOWN.items():
-        known = getattr(keras.optimizers, name)
-        if issubclass(cls, known):
-            special = cls.__mro__[: cls.__mro__.index(known)]
-            own = [part for part in special if not part.__module__.startswith("keras.src.backend.")]
-            return None if any(step in vars(part) for part in own for step in _STEP) else kind
-    return None
+    """Which of the known optimizers a class of Keras's is; a backend may have a class of its own for one."""
+    public = next(part for part in cls.__mro__ if not part.__module__.startswith("keras.src.backend."))
+    return compensation.kind_of(public, _KNOWN, _STEPS)
 
 
 class FitCompensation:
@@ -41,7 +42,7 @@ class FitCompensation:
 
     Args:
         settings: How to compensate; the rule is not "none".
-        model: The model, compiled.
+        model: The model, built, with its optimizers.
         session: The worker's session.
         log: Event log.
         batch_size: Tells the samples of one worker's full batch.
@@ -51,21 +52,22 @@ class FitCompensation:
         self, settings: Compensation, model: Any, session: Session, *, log: EventLog, batch_size: Callable[[], int]
     ) -> None:
         self.compensator = Compensator(settings, session, log=log)
-        self._settings = settings
         self._batch_size = batch_size
-        self._scaled = {id(optimizer): self._scaled_of(optimizer) for optimizer in hooks.optimizers(model)}
-        self._main = hooks.inner_optimizer(model.optimizer)
+        self._of: dict[int, list[ScaledOptimizer]] = {
+            id(optimizer): [self._scaled_of(one) for one in hooks.parts_of(optimizer)]
+            for optimizer in hooks.optimizers(model)
+        }
+        self._scaled = [scaled for several in self._of.values() for scaled in several]
+        everybody = [scaled.optimizer for scaled in self._scaled]
+        self._main = max(everybody, key=lambda optimizer: optimizer.built, default=None)  # the first that has variables
         self._accumulation = hooks.accumulation(self._main)
         self._num_applied = 0
         self._settled: View | None = None
         self._global_batch_size = 0
 
     def _scaled_of(self, optimizer: Any) -> ScaledOptimizer:
-        cls = type(hooks.inner_optimizer(optimizer))
-        kind = kind_of(cls)
-        if self._settings.rule == "auto" and kind is None:
-            self.compensator.without_rule.append(cls.__name__)
-        return scaled_for(optimizer, self._settings.rule_for(kind))
+        cls = type(optimizer)
+        return scaled_for(optimizer, self.compensator.rule_for(kind_of(cls), name=cls.__name__))
 
     # ------------------------------------------------------------ the step
 
@@ -89,21 +91,25 @@ class FitCompensation:
         self._global_batch_size = contributors.world_size * share
         self._settled = contributors if self.compensator.settled else None
         self._set_ratio()
-        for scaled in self._scaled.values():
+        for scaled in self._scaled:
             scaled.rescale_momentum(self._ratio)
 
     def _set_ratio(self) -> None:
-        for scaled in self._scaled.values():
+        for scaled in self._scaled:
             scaled.set_ratio(self._ratio)
 
-    def applied(self, optimizer: Any, gradients: Sequence[Any]) -> AbstractContextManager[None]:
+    @contextmanager
+    def applied(self, optimizer: Any, gradients: Sequence[Any]) -> Iterator[None]:
         """Let an optimizer make an update with these reduced gradients."""
-        return self._scaled[id(optimizer)].applied(gradients)
+        with ExitStack() as stack:
+            for scaled in self._of[id(optimizer)]:
+                stack.enter_context(scaled.applied(gradients))
+            yield
 
     def settle(self) -> None:
         """The epoch is over: whoever saves the momentum now, or trains on without us, finds that of plain Keras."""
         self._settled = None
-        for scaled in self._scaled.values():
+        for scaled in self._scaled:
             scaled.rescale_momentum(1.0)
 
     @property
@@ -114,7 +120,7 @@ class FitCompensation:
 
     def show(self, logs: dict[str, Any]) -> None:
         """Add the scale of the learning rate, and the global batch, of the newest update."""
-        rules = {hooks.inner_optimizer(scaled.optimizer).name: scaled.rule for scaled in self._scaled.values()}
+        rules = {scaled.optimizer.name: scaled.rule for scaled in self._scaled}
         logs.update(self.compensator.scales(rules))
         logs["global_batch_size"] = float(self._global_batch_size)
 
@@ -123,7 +129,7 @@ class FitCompensation:
         return {
             **self.compensator.state(),
             "global_batch_size": self._global_batch_size,
-            "held": [scaled.held for scaled in self._scaled.values()],
+            "held": [scaled.held for scaled in self._scaled],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -131,5 +137,5 @@ class FitCompensation:
         self.compensator.load_state(state)
         self._global_batch_size = state["global_batch_size"]
         self._set_ratio()
-        for scaled, held in zip(self._scaled.values(), state["held"], strict=True):
+        for scaled, held in zip(self._scaled, state["held"], strict=True):
             scaled.held = held

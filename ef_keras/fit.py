@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import keras
@@ -27,6 +28,7 @@ from ef_keras.global_batch import GlobalReducer
 from ef_keras.rank_zero import unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
+from ef_keras.schedules import FitSchedules
 from ef_keras.sources import IndexedSource, SampleSource, source_of
 from ef_keras.state import FitState
 from ef_keras.training_data import TrainingData, first_batch
@@ -46,7 +48,7 @@ class Fit:
 
     Raises:
         JobFinished: The job is over.
-        UsageError: An optimizer that `compensation` does not know, or settings that contradict each other.
+        UsageError: Settings that contradict each other.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Fit:
         *,
         settings: ElasticSettings,
     ) -> None:
-        compensation, deterministic = settings.compensation, settings.deterministic
+        self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
         self._worker = worker
+        self._undo = ExitStack()
         self._skips = worker.begin_training()
         self._claiming, self._job = worker.places(settings)
         self._checkpoints: FitCheckpoints | None = None
@@ -103,18 +106,13 @@ class Fit:
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
-        named = compensation.reference_batch_size is not None
-        if global_batch_size is not None:
-            if named:
-                raise UsageError(
-                    "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
-                    f"Received: global_batch_size={global_batch_size}, "
-                    f"reference_batch_size={compensation.reference_batch_size}"
-                )
-        elif compensation.rule != "none" and (worker.elastic or named):
-            self.compensation = FitCompensation(
-                compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
+        reference = settings.compensation.reference_batch_size
+        if None not in (global_batch_size, reference):
+            raise UsageError(
+                "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
+                f"Received: global_batch_size={global_batch_size}, reference_batch_size={reference}"
             )
+        self.schedules: FitSchedules | None = None
         self._global: GlobalReducer | None = None
 
     # ------------------------------------------------------------ begin and end
@@ -127,12 +125,15 @@ class Fit:
             model.jit_compile = False
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
+        self._undo.callback(hooks.renew_train_function, model)
+        self._set_up_rates()
         self._reducer = self._make_reducer()
         self._reducer.fraction = lambda: self.data.fraction
         self._reducer.on_update = self._commit
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        self._undo.callback(self._reducer.detach)
         self._reducer.attach()
         hooks.renew_train_function(model)
         self._step = model.train_function
@@ -144,6 +145,7 @@ class Fit:
             load_progress=self._load_progress,
             claiming=self._claiming,
         )
+        self._undo.callback(self._let_go)
         self._set_up_checkpoints()
         hooks.replace_batches(self._iterator, self.data.batches)
         if session.newcomer:
@@ -153,6 +155,19 @@ class Fit:
             restored = self._restore()
             self._agree_on_start(self.data.seed if restored else None)
             session.state = self._state
+
+    def _set_up_rates(self) -> None:
+        """The optimizers are built, so that all of their parts are known."""
+        compensation, model, worker = self._settings.compensation, self._model, self._worker
+        compensates = worker.elastic or compensation.reference_batch_size is not None
+        if self._global_batch is None and compensation.rule != "none" and compensates:
+            self.compensation = FitCompensation(
+                compensation, model, self._session, log=worker.log, batch_size=lambda: self.data.full_batch
+            )
+        if self._settings.schedules_follow_samples:
+            self.schedules = FitSchedules(model, self.data.dealer)
+            self._undo.callback(self.schedules.detach)
+            self.data.on_dealt = self.schedules.aim
 
     def _join(self, batch: Any) -> None:
         try:
@@ -172,6 +187,8 @@ class Fit:
     def _skip(self) -> None:
         """The others have ended this training: `fit` ends at once, with the result of it if that was saved."""
         has_result = self._checkpoints is not None and self._checkpoints.load_result()
+        if self.schedules is not None and self._checkpoints is not None and self._checkpoints.schedules is not None:
+            self.schedules.load_state(self._checkpoints.schedules)
         self._session.skip_training(has_result=has_result)
         self._claiming.skip()
         hooks.start_at(self._model, self._callbacks.params["epochs"])
@@ -219,21 +236,25 @@ class Fit:
         if self._skips:
             if self._checkpoints is not None:
                 self._state.remember(self._checkpoints.memories)
-            self._release()
+            self._session.end_training()
             return
         self._remember()  # of a training that had ended before
         self.data.dealer.end()
         self._session.run(Barrier("end of the training"))
         if self._checkpoints is not None:
             self._checkpoints.job.finish(self.data.dealer.num_updates, complete=self._limits)
-        self._release()
-
-    def _release(self) -> None:
         self._session.end_training()
+
+    def release(self) -> None:
+        """Take away what was put in place, however far `fit` has come. May be repeated."""
+        self._undo.close()
+
+    def _let_go(self) -> None:
         self._session.state = self._session.on_last_leave = None
-        self._reducer.detach()
+        hooks.own_batches_again(self._iterator)
         hooks.start_at(self._model, None)
-        hooks.renew_train_function(self._model)
+        if self._checkpoints is not None:
+            self._checkpoints.job.stop()
 
     def _agree_on_start(self, seed: int | None) -> None:
         """Rank 0's variables, its seed, the size of its first batch and where it begins, are everybody's."""
@@ -245,10 +266,12 @@ class Fit:
         mine = [0, 0, 0]
         if self._global_batch is not None:
             mine = [*self._global_batch, self.data.pass_size]
-        decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *mine])
+        shifts = [] if self.schedules is None else self.schedules.shifts
+        decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *shifts, *mine])
         first = operations.FirstRankArrays([decided, *values], self._session)
         self._session.run(first)
-        (seed, full_batch, start, *theirs), *values = first.apply()
+        (seed, full_batch, start, *others), *values = first.apply()
+        shifts, theirs = others[: len(shifts)], others[len(shifts) :]
         if mine != theirs:
             raise UsageError(
                 "the workers disagree on the global batch, or on deterministic. Set the same in all of them. "
@@ -259,6 +282,8 @@ class Fit:
         if self._session.completed_in.world_size > 1:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
+        if self.schedules is not None:
+            self.schedules.begin(list(map(int, shifts)))
 
     def _warm_up(self, batch: Any) -> None:
         """A step that leaves nothing behind: graphs are traced and memory is touched while the others train on."""
@@ -276,13 +301,16 @@ class Fit:
     def _progress(self) -> dict[str, Any]:
         """What a newcomer needs besides variables and memories."""
         compensation = None if self.compensation is None else self.compensation.state()
-        return {**self.data.state(), "compensation": compensation}
+        schedules = None if self.schedules is None else self.schedules.state()
+        return {**self.data.state(), "compensation": compensation, "schedules": schedules}
 
     def _load_progress(self, state: dict[str, Any], saved: bool) -> None:
         """Go on where the others are, or where a checkpoint was saved."""
         self.data.load_state(state, saved=saved)
         if self.compensation is not None and state["compensation"] is not None:
             self.compensation.load_state(state["compensation"])
+        if self.schedules is not None and state.get("schedules") is not None:
+            self.schedules.load_state(state["schedules"])
 
     def _set_length(self, num_steps: int) -> None:
         everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]
@@ -296,12 +324,18 @@ class Fit:
     def _run_step(self, batches: Iterator[Any]) -> Any:
         """Keras's `train_function`; an error of ours, which the framework has turned into its own, is ours again."""
         try:
-            return self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
+            logs = self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
             error, self._reducer.error = self._reducer.error, None
             if error is not None:
                 raise error from None
             raise
+        self._settle_schedules()
+        return logs
+
+    def _settle_schedules(self) -> None:
+        if self.schedules is not None:
+            self.schedules.settle()
 
     def _commit(self, contributors: View, loss: float | None) -> None:
         """An update is about to be made of these contributors' gradients."""
@@ -312,6 +346,7 @@ class Fit:
 
     def _between_steps(self) -> None:
         """No step is running."""
+        self._settle_schedules()
         if self.compensation is not None:
             self.compensation.before_step()
             if not self.data.dealer.progress.remaining:
@@ -341,7 +376,8 @@ class Fit:
     # ------------------------------------------------------------ epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins."""
+        """An epoch begins: `fit` knows by now which one is the first."""
+        hooks.start_at(self._model, None)
         self.data.epoch = epoch
         self._remember()
 

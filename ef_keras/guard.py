@@ -1,12 +1,16 @@
-"""Sees an exception that leaves a `fit`, also if the user catches it there.
+"""Sees what ends a `fit` before its time, also if the user catches it there.
 
-Keras tells nobody of it, and no frame of ours is around `fit`. So what `fit` calls is called through here, as long as
-it runs: whatever comes out of that leaves `fit`, which catches nothing. What is raised before `fit` has its callbacks
-is not seen.
+Keras tells nobody of an exception, and no frame of ours is around `fit`. So what `fit` calls is called through here, as
+long as it runs: whatever comes out of that leaves `fit`, which catches nothing. What is raised before `fit` has its
+callbacks is not seen.
+
+A KeyboardInterrupt may also come up in `fit` itself, between two such calls. Then what was called through here is still
+in place, and the next call finds that its `fit` does not run any more.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import FrameType
@@ -16,21 +20,33 @@ from ef_keras import hooks
 
 
 class Guard:
-    """Of one `fit`.
+    """Of one `fit`. One of the same model that has ended unseen is ended now.
 
     Args:
         frame: The frame of `fit`.
-        tell: Called with the first exception that leaves it.
+        model: Its model.
+        leave: Called once, with the exception that leaves `fit`; with None if it has ended unseen.
     """
 
-    def __init__(self, frame: FrameType, tell: Callable[[BaseException], None]) -> None:
+    def __init__(self, frame: FrameType, model: Any, leave: Callable[[BaseException | None], None]) -> None:
         self._frame: FrameType | None = frame
-        self._tell = tell
+        self._model = model
+        self._leave = leave
+        self._thread = threading.get_ident()
         self._undo: list[Callable[[], None]] = []
+        before = hooks.guard_of(model)
+        if before is not None and before.has_ended():
+            before.end(None)
+        hooks.set_guard(model, self)
 
     def is_of(self, frame: FrameType) -> bool:
         """Whether that is its `fit`."""
         return self._frame is frame
+
+    def has_ended(self) -> bool:
+        """Whether its `fit` runs no more, which nobody has seen. In another thread nobody can tell."""
+        frame = self._frame
+        return frame is not None and threading.get_ident() == self._thread and not hooks.is_running(frame)
 
     def put_around(self, owner: Any, name: str, *, also_if_called_by_others: bool = False) -> None:
         """Call a method of this one object through here; by default, what is not called by `fit` itself is let pass."""
@@ -39,11 +55,14 @@ class Guard:
 
         @wraps(call)
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self.has_ended():
+                self.end(None)
+                return getattr(owner, name)(*args, **kwargs)
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
                 if also_if_called_by_others or hooks.is_called_by(self._frame):
-                    self._leaves(error)
+                    self.end(error)
                 raise
 
         def undo() -> None:
@@ -61,19 +80,24 @@ class Guard:
         def guarded() -> Iterator[Any]:
             try:
                 yield from batches()
-            except Exception as error:
-                self._leaves(error)
+            except GeneratorExit:  # an epoch is cut short, or its `fit` has ended
+                raise
+            except BaseException as error:
+                self.end(error)
                 raise
 
         hooks.replace_batches(iterator, guarded)
 
-    def _leaves(self, error: BaseException) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """An exception leaves `fit`, or it has ended unseen."""
         if self._frame is not None:
             self.release()
-            self._tell(error)
+            self._leave(error)
 
     def release(self) -> None:
         """The `fit` has ended. May be repeated."""
         self._frame = None
+        if hooks.guard_of(self._model) is self:
+            hooks.set_guard(self._model, None)
         while self._undo:
             self._undo.pop()()

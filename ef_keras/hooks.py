@@ -54,6 +54,30 @@ def frame_of_fit(model: Any) -> FrameType | None:
     return None
 
 
+def is_running(wanted: FrameType) -> bool:
+    """Whether this frame is one of those that have called us, in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is not None
+
+
+_GUARD = "_elasticflow_guard"
+
+
+def guard_of(model: Any) -> Any:
+    """What guards a `fit` of this model; None if nothing does."""
+    return vars(model).get(_GUARD)
+
+
+def set_guard(model: Any, guard: Any) -> None:
+    """Note it down, past what Keras tracks; None removes it."""
+    if guard is None:
+        vars(model).pop(_GUARD, None)
+    else:
+        vars(model)[_GUARD] = guard
+
+
 def is_called_by(frame: FrameType | None) -> bool:
     """Whether it was this frame that has called our caller."""
     return frame is not None and sys._getframe(2) is frame
@@ -79,6 +103,11 @@ def _find(matches: Callable[[FrameType], bool], what: str) -> FrameType:
 def replace_batches(iterator: Any, batches: Callable[[], Batches]) -> None:
     """Let `fit` or `evaluate` run over other batches: it asks for them anew in each epoch."""
     iterator._enumerate_iterator = batches
+
+
+def own_batches_again(iterator: Any) -> None:
+    """Undo it."""
+    vars(iterator).pop("_enumerate_iterator", None)
 
 
 def own_batches(iterator: Any) -> Iterable[Any]:
@@ -186,6 +215,15 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
+def parts_of(optimizer: Any) -> list[Any]:
+    """The optimizers that make an optimizer's updates: a `MultiOptimizer` has several, which it may make when built."""
+    inner = inner_optimizer(optimizer)
+    return list(inner.optimizers) if isinstance(inner, _MULTI) else [inner]
+
+
+_MULTI = getattr(keras.optimizers, "MultiOptimizer", ())
+
+
 def accumulation(optimizer: Any) -> int:
     """Batches whose gradients an optimizer accumulates for an update."""
     return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
@@ -244,12 +282,12 @@ def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[
         settings: The others.
     """
     own, rate = vars(optimizer), optimizer._get_current_learning_rate
-    before = {name: own[name] for name in settings}
-    own.update(settings, _get_current_learning_rate=lambda: scaled(rate()))
+    before = {name: own[name] for name in (*settings, _RATE) if name in own}
+    own.update(settings, **{_RATE: lambda: scaled(rate())})
     try:
         yield
     finally:
-        del own["_get_current_learning_rate"]
+        del own[_RATE]
         own.update(before)
 
 
@@ -282,6 +320,48 @@ def store_that_makes(entry: Callable[[str, Any], Any]) -> Any:
     store = saving_lib.NpzIOStore("", mode="w")
     store.make = lambda path, metadata=None: entry(path, metadata)
     return store
+
+
+_RATE, _SHIFT = "_get_current_learning_rate", "_elasticflow_shift"
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """The schedule of an optimizer's learning rate; None if it has none that is called with a number of updates."""
+    found = optimizer._learning_rate
+    return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def shift_schedule(optimizer: Any, num: Any) -> None:
+    """Have the schedule called with the number of updates and this variable. It stays what Keras saves.
+
+    Args:
+        optimizer: The optimizer.
+        num: An integer variable.
+    """
+    plain = optimizer._get_current_learning_rate
+
+    def shifted() -> Any:
+        schedule = schedule_of(optimizer)
+        return plain() if schedule is None else schedule(optimizer._iterations + num)
+
+    vars(optimizer)[_RATE] = shifted
+
+
+def unshift_schedule(optimizer: Any) -> None:
+    """Undo it."""
+    vars(optimizer).pop(_RATE, None)
+
+
+def remember_shift(optimizer: Any, num: int) -> None:
+    """Note down on an optimizer by how much its schedule is ahead of its updates now; past what Keras tracks."""
+    if num:
+        vars(optimizer)[_SHIFT] = (num, num_applied(optimizer))
+
+
+def recalled_shift(optimizer: Any, num_updates: int) -> int:
+    """What was noted down, if the optimizer has not gone back since: other variables may have been loaded."""
+    num, noted = vars(optimizer).pop(_SHIFT, (0, 0))
+    return int(num) if num_updates >= noted else 0
 
 
 def start_of(model: Any) -> int | None:

@@ -54,8 +54,9 @@ KERAS: tuple[Part, ...] = tuple(
         # ------------------------------------------------------------ optimizers
         listed("optimizer", "apply(grads, trainable_variables) scale_loss(loss)", "Reducer", replaced=True),
         listed("optimizer", "save_own_variables(store)", "optimizers_that_hand_over_variables", replaced=True),
-        listed("optimizer", "_get_current_learning_rate()", "other_settings", replaced=True),
-        listed("optimizer", "_iterations", "num_applied"),
+        listed("optimizer", "_get_current_learning_rate()", "other_settings shift_schedule", replaced=True),
+        listed("optimizer", "_learning_rate", "schedule_of"),
+        listed("optimizer", "_iterations", "num_applied shift_schedule"),
         listed("optimizer", "_trainable_variables", "trained_variables"),
         listed("optimizer", "_backend_update_step _backend_apply_gradients", "kind_of"),
         listed("keras.optimizers.SGD", "momentums", "momenta_with_rate"),

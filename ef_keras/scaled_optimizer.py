@@ -29,7 +29,7 @@ class ScaledOptimizer(ABC):
     update.
 
     Args:
-        optimizer: The optimizer, or one that scales the loss around it.
+        optimizer: One that makes updates itself.
         rule: How its settings follow the ratio; not "auto".
 
     Attributes:
@@ -39,7 +39,7 @@ class ScaledOptimizer(ABC):
     def __init__(self, optimizer: Any, rule: Rule) -> None:
         self.rule = rule
         self.held = 1.0
-        self.optimizer = hooks.inner_optimizer(optimizer)
+        self.optimizer = optimizer
         self._ratio = 1.0
         kinds = adjustments(rule, 1.0)
         self._names = [

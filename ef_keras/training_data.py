@@ -45,6 +45,7 @@ class TrainingData:
         epoch: Of the `fit` that is running.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
+        on_dealt: Called when the samples of a step have been dealt, before it begins.
         on_resume: Called before the first batch, if that is one in the middle of an epoch.
         on_length: Called with the number of steps of the epoch when it may have changed.
         on_padding: Called before a batch that only keeps step, and when it is over.
@@ -74,6 +75,7 @@ class TrainingData:
         self.epoch = 0
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
+        self.on_dealt: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_length: Callable[[int], None] = lambda num_steps: None
         self.on_padding: Callable[[bool], None] = lambda begins: None
@@ -121,6 +123,7 @@ class TrainingData:
         window = dealer.deal()
         self.source.follow(dealer.progress, window)
         self._check(window)
+        self.on_dealt()
         if dealer.global_batch is not None:
             return self._share(window)
         mine = dealer.mine(window)

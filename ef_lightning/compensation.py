@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ef_common.core import compensation
 from ef_common.core.compensation import Affine, Compensation, Rule, adjustments
 from ef_common.core.view import View
 from ef_common.data.compensator import Compensator
@@ -27,15 +27,15 @@ _NOTHING = object()
 
 # What torch's optimizers call each kind of setting.
 _KINDS = {"lr": "lr", "betas": "beta", "alpha": "beta_of_squares", "eps": "eps", "weight_decay": "weight_decay"}
-_KNOWN = (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.SGD)
+_KNOWN: dict[type, str] = {
+    cls: cls.__name__
+    for cls in (torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.SGD)
+}
 
 
 def kind_of(cls: type[Optimizer]) -> str | None:
-    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do."""
-    known = next((known for known in _KNOWN if issubclass(cls, known)), None)
-    if known is None or inspect.unwrap(cls.step) is not inspect.unwrap(known.step):
-        return None
-    return known.__name__
+    """Which of the known optimizers a class of torch's is."""
+    return compensation.kind_of(cls, _KNOWN, ["step"])
 
 
 class TrainerCompensation:
@@ -66,7 +66,6 @@ class TrainerCompensation:
         self.compensator = Compensator(
             settings, session, log=log, global_batch_size=global_batch_size, world_size=world_size
         )
-        self._settings = settings
         self._trainer = trainer
         # As the user has set it. What a callback makes of it later is another batch by the user's own will, not by
         # a change of the world.
@@ -84,11 +83,10 @@ class TrainerCompensation:
     def _scaled_of(self, optimizer: Optimizer) -> ScaledSettings:
         found = self._scaled.get(id(optimizer))
         if found is None:
-            kind = kind_of(type(optimizer))
-            # Lightning's stand-in for no optimizer has no groups.
-            if self._settings.rule == "auto" and kind is None and optimizer.param_groups:
-                self.compensator.without_rule.append(type(optimizer).__name__)
-            found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, self._settings.rule_for(kind))
+            rule: Rule = "none"
+            if optimizer.param_groups:  # Lightning's stand-in for no optimizer has none
+                rule = self.compensator.rule_for(kind_of(type(optimizer)), name=type(optimizer).__name__)
+            found = self._scaled[id(optimizer)] = ScaledSettings(optimizer, rule)
         return found
 
     # ------------------------------------------------------------ the step

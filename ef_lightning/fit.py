@@ -111,7 +111,7 @@ class Fit:
     def set_up_schedules(self) -> None:
         """All have passed the first barrier: those are the workers for which the user's code makes schedules."""
         self._first_world_size = self._session.completed_in.world_size
-        if self._strategy.schedules == "samples" and self._settings.global_batch_size is None:
+        if self._settings.schedules_follow_samples:
             self.schedules = Schedules(
                 self._trainer, self._session, world_size=self._first_world_size, loader=lambda: self.train_loader
             )

@@ -10,24 +10,11 @@ from typing import Any
 from ef_common.core import sharding
 from ef_common.core.schedule import ReferenceEpoch
 from ef_common.core.sharding import EpochProgress
-from ef_common.errors import UsageError
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.train_loader import ElasticLoader
 
-SCHEDULES = ("samples", "updates")
 _TOLERANCE = 1e-9  # thirds that should add up to one
-
-
-def check_schedules(value: str) -> str:
-    """The setting itself.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if value not in SCHEDULES:
-        raise UsageError(f"schedules follow one of {SCHEDULES}. Received: schedules={value!r}")
-    return value
 
 
 class Schedules:

@@ -24,7 +24,6 @@ from ef_common.data import global_batches
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import UsageError
-from ef_common.launch.failing import is_users
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, is_alone, this_worker
 from ef_common.session import Session
@@ -38,7 +37,6 @@ from ef_lightning.plain_checkpoint import CHECKPOINT_KEY, restore
 from ef_lightning.probe import check_hooks
 from ef_lightning.repetition import Repetition
 from ef_lightning.run import Run
-from ef_lightning.schedules import check_schedules
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +94,9 @@ class ElasticMixin(CollectivesMixin):
             raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
         super().__init__(**kwargs)
         self.backend = backend
-        self.schedules = check_schedules(schedules)
         self.settings = ElasticSettings.of(
             compensation=compensation,
+            schedules=schedules,
             global_batch_size=global_batch_size,
             deterministic=deterministic,
             checkpoint=checkpoint,
@@ -326,19 +324,12 @@ class ElasticMixin(CollectivesMixin):
             self._fit.complete()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note why this training ends, and tell the others.
-
-        Where there are none, the program may catch the exception and train again, so newcomers are told at its end.
-        """
+        """Note why this training ends, and tell the others."""
         super().on_exception(exception)  # type: ignore[misc]
         if self._worker is None or isinstance(exception, SystemExit):
             return
         self._here.log.write("fault", what=type(exception).__name__, message=str(exception)[:500])
-        session = self.session
-        if session.newcomer or session.world_size > 1 or not is_users(exception):
-            self._worker.failing.tell(exception)
-        else:
-            self._worker.failing.postpone(exception)
+        self._worker.failing.tell_if_heard(exception)
 
     # ------------------------------------------------------------ data
 

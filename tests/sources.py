@@ -43,7 +43,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _is_private(name: str) -> bool:
-    return _PRIVATE.fullmatch(name) is not None
+    return _PRIVATE.fullmatch(name) is not None and not name.startswith("_elasticflow")
 
 
 def _is_own_object(node: ast.expr) -> bool:

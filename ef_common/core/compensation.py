@@ -36,8 +36,9 @@ rule does that by η alone; under the square-root rule λ → √k·λ. As L2 in
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -151,6 +152,35 @@ class Compensation:
         """γ_t: exactly the goal when the ramp is over."""
         start, goal, updates = ramp
         return goal if self.is_over(ramp) else start + (goal - start) * updates / self.ramp_steps
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+def kind_of(cls: type, known: Mapping[type, str], steps: Sequence[str]) -> str | None:
+    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do.
+
+    Args:
+        cls: The class of an optimizer.
+        known: A framework's classes, special ones first, and what they are in `AUTO`.
+        steps: Their methods that make a step; the framework may wrap them.
+
+    >>> class Adam:
+    ...     def step(self): ...
+    >>> class Named(Adam): ...
+    >>> class Own(Adam):
+    ...     def step(self): ...
+    >>> [kind_of(cls, {Adam: "Adam"}, ["step"]) for cls in (Adam, Named, Own, int)]
+    ['Adam', 'Adam', None, None]
+    """
+    base = next((one for one in known if issubclass(cls, one)), None)
+    if base is None or any(_method(cls, step) is not _method(base, step) for step in steps):
+        return None
+    return known[base]
+
+
+def _method(cls: type, name: str) -> object:
+    return inspect.unwrap(getattr(cls, name))
 
 
 # ---------------------------------------------------------------- rules

@@ -19,6 +19,20 @@ from __future__ import annotations
 from math import lcm
 from typing import NamedTuple
 
+from ef_common.errors import UsageError
+
+SCHEDULES = ("samples", "updates")
+
+
+def check_schedules(value: str) -> None:
+    """Check the setting that says what schedules follow.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if value not in SCHEDULES:
+        raise UsageError(f"schedules follow one of {SCHEDULES}. Received: schedules={value!r}")
+
 
 class ReferenceEpoch(NamedTuple):
     """An epoch as the reference world would train on it.

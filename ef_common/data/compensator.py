@@ -27,7 +27,6 @@ class Compensator:
     Attributes:
         reference_batch_size: Samples of an update that the optimizer's settings are meant for; by default those of
             an update of all workers at the start of the run.
-        without_rule: Names of optimizers whose settings stay as they are, as `auto` does not know them.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Compensator:
         global_batch_size: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self.without_rule: list[str] = []
+        self._without_rule: list[str] = []
         self._told = False
         self._world_size = world_size
         self.settings = settings
@@ -48,6 +47,17 @@ class Compensator:
         self._session = session
         self._log = log
         self._ramp: Ramp | None = None
+
+    def rule_for(self, kind: str | None, *, name: str) -> Rule:
+        """The rule of an optimizer. One that `auto` does not know keeps its settings; the first change is told.
+
+        Args:
+            kind: Which of those in `AUTO` it is; None for any other.
+            name: For people.
+        """
+        if self.settings.rule == "auto" and kind is None:
+            self._without_rule.append(name)
+        return self.settings.rule_for(kind)
 
     @property
     def ratio(self) -> float | None:
@@ -107,7 +117,7 @@ class Compensator:
         return {"lr_scale" if alike else f"lr_scale/{name}": lr_scale(rule, ratio) for name, rule in rules.items()}
 
     def _warn_of_unknown(self, ratio: float) -> None:
-        names = [] if self._told else self.without_rule
+        names = [] if self._told else self._without_rule
         self._told = True
         if names and self._session.rank == 0:
             logger.warning(

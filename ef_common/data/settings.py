@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ef_common.core.compensation import Compensation
+from ef_common.core.schedule import check_schedules
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import place_of
 from ef_common.data.global_batches import check_size
@@ -22,6 +23,8 @@ class ElasticSettings:
         compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
             :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
             nothing to compensate, unless a reference batch is named.
+        schedules: "samples": learning-rate schedules per step are where the samples that have been trained put them,
+            whatever the workers did; "updates": they count updates.
         global_batch_size: Samples of an update, however many workers share it; None for a batch of each worker's.
         deterministic: The weights have the same bits for every number of workers.
         checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
@@ -44,6 +47,7 @@ class ElasticSettings:
     """
 
     compensation: Compensation = field(default_factory=Compensation)
+    schedules: str = "samples"
     global_batch_size: int | None = None
     deterministic: bool = False
     checkpoint: Checkpointing | None = None
@@ -52,6 +56,12 @@ class ElasticSettings:
 
     def __post_init__(self) -> None:
         check_size(self.global_batch_size)
+        check_schedules(self.schedules)
+
+    @property
+    def schedules_follow_samples(self) -> bool:
+        """Whether schedules have anything to follow: an update of a fixed number of samples is one in each world."""
+        return self.schedules == "samples" and self.global_batch_size is None
 
     @classmethod
     def of(cls, **given: Any) -> ElasticSettings:

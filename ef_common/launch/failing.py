@@ -118,6 +118,17 @@ class Failing:
         self._session.stop()
         self._session.note.excuse()
 
+    def tell_if_heard(self, error: BaseException) -> None:
+        """Tell of an exception that leaves a training.
+
+        Where there are no others, the program may catch it and train again, so newcomers are told at its end.
+        """
+        session, of_the_code = self._session, is_users(error) or self._raises_interrupt(error)
+        if session.newcomer or session.world_size > 1 or not of_the_code:
+            self.tell(error)
+        else:
+            self.postpone(error)
+
     def postpone(self, error: BaseException) -> None:
         """Tell of an exception of the user's code at the end of the program, unless it begins another training.
 

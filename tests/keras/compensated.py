@@ -290,18 +290,47 @@ def use_other_features() -> dict[str, Any]:
 def train_without_a_rule() -> dict[str, list[Any]]:
     """Optimizers that `auto` does not know: their scales of the learning rate, and what has been warned of."""
     found = {}
-    for optimizer in (optimizers.Adagrad(RATE), Own(RATE), optimizers.LossScaleOptimizer(optimizers.Lion(RATE))):
+    names = ["Adagrad", "Adadelta", "Adafactor", "Adamax", "Ftrl", "Lamb", "Muon", "ScheduleFreeAdamW"]
+    made = [getattr(optimizers, name)(RATE) for name in names]
+    for optimizer in (*made, Own(RATE), optimizers.LossScaleOptimizer(optimizers.Lion(RATE))):
         records: list[Any] = []
         handler = logging.Handler()
         handler.emit = records.append  # type: ignore[method-assign]
         log = logging.getLogger("ef_common.data.compensator")
         log.addHandler(handler)
         try:
-            history = fit(model_with(optimizer))
+            model = model_with(optimizer)
+            history = fit(model)
         finally:
             log.removeHandler(handler)
         name = type(hooks.inner_optimizer(optimizer)).__name__
-        found[name] = [history["lr_scale"], [record.getMessage() for record in records]]
+        plain = model_with(type(optimizer).from_config(optimizer.get_config()))
+        # Keras builds it in a graph under TensorFlow, and loses what ScheduleFreeAdamW starts with.
+        plain.optimizer.build(plain.trainable_variables)
+        plain.fit(*data(), epochs=2, batch_size=BATCH_SIZE, shuffle=False, verbose=0)
+        unchanged = bool(np.allclose(weights_of(model), weights_of(plain), rtol=0, atol=1e-9))
+        found[name] = [history["lr_scale"], [record.getMessage() for record in records], unchanged]
+    return found
+
+
+def train_with_several_optimizers() -> dict[str, Any]:
+    """A `MultiOptimizer`: each of its optimizers has a rule of its own, or none."""
+
+    def several(other: Callable[[], Any]) -> Any:
+        return optimizers.OptimizerMap(optimizers.SGD(RATE, momentum=0.9), {".*bias": other()})
+
+    found: dict[str, Any] = {}
+    for name, chosen in {
+        "map": several(lambda: optimizers.SGD(RATE, momentum=0.9)),
+        "function": lambda variable: optimizers.SGD(RATE, momentum=0.9),  # one for each variable
+    }.items():
+        model = model_with(optimizers.MultiOptimizer(chosen))
+        fit(model)
+        expected = closed_forms.sgd(problem(), BATCHES, RATIOS, constant(RATE), momentum=0.9)
+        found[name] = _distance(model, expected)
+    model = model_with(optimizers.MultiOptimizer(several(lambda: optimizers.Lion(0.0))))
+    history = fit(model)
+    found["scales"] = {name: values[-1] for name, values in history.items() if name.startswith("lr_scale")}
     return found
 
 

@@ -369,8 +369,10 @@ def gradient_accumulation(run: Run) -> Any:
 
 @feature
 def learning_rate_schedule(run: Run) -> Any:
-    model = compiled(net(), keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)))
-    return model, run.fit(model, *data())
+    num_steps = 5 * (run.world_size if run.elastic else 1)  # those of one worker
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, num_steps, 0.5, staircase=True)
+    model = compiled(net(), keras.optimizers.SGD(rate))
+    return model, run.fit(model, *data(26 * BATCH_SIZE))
 
 
 # ---------------------------------------------------------------- callbacks

@@ -368,7 +368,7 @@ class Leaves(keras.callbacks.Callback):
 def guard_fit() -> dict[str, Any]:
     """What is told of exceptions that leave a `fit`, which is within a `try`; of each, in a world of one."""
     told: list[BaseException] = []
-    Failing.tell = lambda self, error: told.append(error)  # type: ignore[method-assign]
+    Failing.tell_if_heard = lambda self, error: told.append(error)  # type: ignore[method-assign]
     found: dict[str, Any] = {}
 
     def attempt(name: str, *callbacks: Any, of: Any = None, where: str = "", hand_made: bool = False) -> None:

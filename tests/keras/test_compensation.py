@@ -32,6 +32,7 @@ SCENARIOS = [
     "keep_checkpoints",
     "use_other_features",
     "train_without_a_rule",
+    "train_with_several_optimizers",
     "leave_settings_after_an_error",
     "tell_kinds",
     "refuse",
@@ -105,10 +106,18 @@ def test_logs_of_each_epoch_have_the_scale_and_the_batch(found: dict[str, Any]) 
 def test_optimizer_without_a_rule_trains_unchanged_and_the_first_change_of_the_world_is_told(
     found: dict[str, Any],
 ) -> None:
-    assert set(found["train_without_a_rule"]) == {"Adagrad", "Own", "Lion"}
-    for name, (scales, (message,)) in found["train_without_a_rule"].items():
+    names = {"Adagrad", "Adadelta", "Adafactor", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "ScheduleFreeAdamW", "Own"}
+    assert set(found["train_without_a_rule"]) == names
+    for name, (scales, (message,), unchanged) in found["train_without_a_rule"].items():
         assert set(scales) == {1.0}
         assert f"how the settings of {name} follow it: they stay as they are. Choose 'linear'" in message
+        assert unchanged, name
+
+
+def test_each_of_several_optimizers_has_the_rule_of_its_own(found: dict[str, Any]) -> None:
+    seen = found["train_with_several_optimizers"]
+    assert [seen["map"], seen["function"]] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert sorted(seen["scales"].values()) == [1.0, 3.0]
 
 
 # ---------------------------------------------------------------- which optimizers

@@ -39,6 +39,8 @@ class Told:
         self.told: list[str] = []
         self.entering = False
         self.stopped = 0
+        self.newcomer = False
+        self.world_size = 1
 
     def fail(self, why: str) -> bool:
         self.told.append(why)
@@ -304,3 +306,15 @@ def test_exception_before_the_first_step_of_a_newcomer_ends_it_alone() -> None:
     session.entering = True
     Failing(session).tell(ValueError("this machine lacks a file"))  # type: ignore[arg-type]
     assert (session.told, session.stopped) == ([], 1)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("others", ["none", "members", "those that it joins"])
+def test_exception_that_leaves_a_training_is_told_at_once_if_there_are_others(error: BaseException, others: str):
+    session = Told()
+    session.newcomer, session.world_size = others == "those that it joins", 1 + (others == "members")
+    failing = Failing(session)  # type: ignore[arg-type]
+    failing.tell_if_heard(raised(error))
+    assert len(session.told) == (others != "none")
+    failing.tell_postponed()
+    assert len(session.told) == 1

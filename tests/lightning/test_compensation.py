@@ -562,7 +562,7 @@ def test_newcomer_does_not_tell_again_what_has_been_told(caplog: pytest.LogCaptu
     def compensator() -> Compensator:
         session = SimpleNamespace(rank=0, completed_in=view_of(1))
         found = Compensator(Compensation(reference_batch_size=4), session, log=SimpleNamespace(enabled=False))
-        found.without_rule.append("Lion")
+        assert found.rule_for(None, name="Lion") == "none"
         return found
 
     def told(one: Compensator, world_size: int) -> int:
