@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.coverage import Coverage
+from ef_common.data.orders import agree_on_orders
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
+from ef_keras.comparison import Checksums, compare, differ
+from ef_keras.indexed import IndexedSource
 from ef_keras.sources import Source, StreamSource
 
 _FIRST = np.zeros(1, dtype=int)
@@ -40,25 +45,32 @@ class EvaluationData:
         source = self._make_source()
         with leaving_cleanly():
             self._coverage.settle()
-        share, _ = self._coverage.begin(source.length)
-        step, before, checksums = 0, metrics.values_of(self._model), set()
+            if isinstance(source, IndexedSource):
+                agree_on_orders(self._session, source.data)
+        length = source.epochs.length_of(0)
+        share, _ = self._coverage.begin(length)
+        step, before, checksums = 0, metrics.values_of(self._model), list[Checksums]()
         while True:
             source.begin(0, seed=0)
+            if isinstance(source, IndexedSource) and step == 0 and self._session.completed_in.world_size > 1:
+                with leaving_cleanly():
+                    _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
             if isinstance(source, StreamSource):
-                _batch(source, _FIRST)
-                checksums.add(source.fingerprint(0))
-            for batch in self._batches_of(source, share):
+                _batch(source, _FIRST, length)
+                checksums.append(source.checksums(0))
+            for batch in self._batches_of(source, share, length):
                 yield step, step, iter([batch])
                 step += 1
             if step == 0:  # a step there must be, or there are no logs; its result does not count
-                yield step, step, iter([_batch(source, _FIRST)])
+                yield step, step, iter([_batch(source, _FIRST, length)])
                 step += 1
                 metrics.set_values(self._model, before)
-            mine = {"metrics": metrics.values_of(self._model), "checksums": list(checksums)}
+            mine = {"metrics": metrics.values_of(self._model), "checksums": checksums}
             with leaving_cleanly():
                 missing, results = self._coverage.exchange(mine)
-            _check(results)
+            _check({str(number): found for number, found in enumerate(chain(*(r["checksums"] for r in results)))})
             if missing is None:
+                source.end()
                 with leaving_cleanly():
                     self._session.run(
                         Barrier("end of an evaluation")
@@ -66,24 +78,22 @@ class EvaluationData:
                 metrics.merge(self._model, [result["metrics"] for result in results])
                 return
             share, _ = missing
-            source = self._make_source()
 
-    def _batches_of(self, source: Source, share: np.ndarray) -> Iterator[Any]:
+    def _batches_of(self, source: Source, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):
-            yield _batch(source, share[start : start + source.batch_size])
+            yield _batch(source, share[start : start + source.batch_size], length)
 
 
-def _batch(source: Source, positions: np.ndarray) -> Any:
+def _batch(source: Source, positions: np.ndarray, length: int) -> Any:
     window = Window(int(positions[0]), int(positions[-1]) + 1, ("one",))
-    source.follow(EpochProgress(epoch=0, length=source.length), window)
+    source.follow(EpochProgress(epoch=0, length=length), window)
     return source.batch(positions.tolist())
 
 
-def _check(results: list[Any]) -> None:
-    checksums = [result["checksums"] for result in results]
-    if len({value for own in checksums for value in own}) > 1:
+def _check(everybody: dict[str, Checksums]) -> None:
+    if differ(everybody):
         raise UsageError(
             "the workers evaluate different data, or in another order each time, so that samples would count twice "
             "or never. Do not shuffle the data of an evaluation, or with shuffle(…, reshuffle_each_iteration=False) "
-            f"and a fixed seed. Received: checksums of the first batch {checksums}"
+            f"and a fixed seed. Received: checksums of the first batch {everybody}"
         )

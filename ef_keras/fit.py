@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -23,12 +24,13 @@ from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.checks import global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
+from ef_keras.indexed import IndexedSource
 from ef_keras.rank_zero import unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
-from ef_keras.sources import IndexedSource, SampleSource, source_of
+from ef_keras.sources import SampleSource, source_of
 from ef_keras.state import FitState
-from ef_keras.training_data import TrainingData, first_batch
+from ef_keras.training_data import TrainingData
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +73,8 @@ class Fit:
         self._deterministic = deterministic
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
-        source = source_of(iterator, step_size=global_batch_size)
-        self._first_batch = first_batch(source)
+        source = source_of(iterator, step_size=global_batch_size, first_epoch=hooks.initial_epoch(model))
+        self._first_batch = source.first()
         full_batch = num_samples(self._first_batch)
         self._global_batch: GlobalBatch | None = None
         if global_batch_size is not None:
@@ -86,8 +88,9 @@ class Fit:
                 world_size=world_size,
                 deterministic=deterministic,
             )
-            if source.whole_batches and iterator.steps_per_epoch is not None:
-                source.length *= global_batch_size // full_batch  # it counts updates
+            if source.whole_batches and source.epochs.limit is not None:  # it counts updates
+                limit = source.epochs.limit * (global_batch_size // full_batch)
+                source.epochs = replace(source.epochs, limit=limit)
         self.data = TrainingData(
             source,
             self._session,

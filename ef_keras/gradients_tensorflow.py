@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import DTypeLike
+from tensorflow.python.eager import context
 
 from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
 from ef_common.core.view import View
@@ -250,3 +252,15 @@ def memory_of(tensor: Any) -> np.ndarray:
     if tensor.device.endswith("CPU:0") and tensor.dtype != tf.bfloat16:  # which is no type of Python's buffers
         return np.asarray(memoryview(tensor))
     return np.asarray(tensor)
+
+
+@contextmanager
+def drawn_from_key(key: Sequence[int]) -> Iterator[None]:
+    """See `ef_keras.backends`."""
+    held: Any = context.context()
+    before = held._seed, getattr(held, "_rng", None)  # there is none before a seed is set
+    tf.random.set_seed(seed_python(key) >> 1)
+    try:
+        yield
+    finally:
+        held._seed, held._rng = before

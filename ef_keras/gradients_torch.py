@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -122,3 +123,14 @@ def set_random_state(states: Sequence[np.ndarray]) -> None:
     torch.set_rng_state(cpu)
     if cuda and len(cuda) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def drawn_from_key(key: Sequence[int]) -> Iterator[None]:
+    """See `ef_keras.backends`."""
+    before = random_state()
+    seed_everything(key)
+    try:
+        yield
+    finally:
+        set_random_state(before)

@@ -87,9 +87,15 @@ def own_batches(iterator: Any) -> Iterable[Any]:
 
 
 def num_batches(iterator: Any) -> int | None:
-    """Batches of an epoch; None if Keras cannot tell."""
-    found = iterator.num_batches
+    """Batches of the data, whatever `steps_per_epoch` is; None if Keras cannot tell."""
+    found = iterator.data_adapter.num_batches
     return None if found is None or found < 0 else int(found)
+
+
+def num_steps(iterator: Any) -> int | None:
+    """Batches that Keras takes in an epoch, if `steps_per_epoch` says so: in whole executions, of several each."""
+    steps = iterator.steps_per_epoch
+    return None if not steps else -(-int(steps) // steps_per_execution(iterator)) * steps_per_execution(iterator)
 
 
 def steps_per_execution(iterator: Any) -> int:
@@ -148,15 +154,20 @@ def statistics(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def seed_states(model: Any) -> list[Any]:
-    """The variables of the model's random generators; the last is of the one that serves whoever names none."""
+def seed_state() -> Any:
+    """The variable of the random generator that serves whoever names none."""
     from keras.src.random import seed_generator
 
+    return seed_generator.global_seed_generator().state
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The variables of the model's random generators; the last is of the one that serves whoever names none."""
     found = {}
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
             found[id(generator.state)] = generator.state
-    everybodys = seed_generator.global_seed_generator().state
+    everybodys = seed_state()
     found.pop(id(everybodys), None)
     return [*found.values(), everybodys]
 
@@ -248,6 +259,12 @@ def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[
         own.update(before)
 
 
+def initial_epoch(model: Any) -> int:
+    """The `initial_epoch` that the `fit` that is running was called with."""
+    frame = frame_of_fit(model)
+    return 0 if frame is None else int(frame.f_locals.get("initial_epoch") or 0)
+
+
 def start_of(model: Any) -> int | None:
     """The epoch at which `fit` begins, if it is another one than it was told."""
     epoch = model._initial_epoch
@@ -330,32 +347,32 @@ def as_batch(arrays: Any) -> Any:
 
 
 class Indexed:
-    """A `PyDataset` of known length. Its batches can be had in any order.
+    """A `PyDataset`. Its batches can be had in any order.
 
     Attributes:
-        num_batches: Of an epoch.
-        shuffle: Whether `fit` is to shuffle them.
+        data: The data set.
+        shuffle: Whether `fit` is to shuffle its batches.
     """
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
-        self.num_batches = int(adapter.num_batches)
-        self.shuffle = bool(adapter.shuffle)
+        self.data = adapter.py_dataset
+        self.shuffle = bool(adapter.shuffle) and adapter.num_batches is not None
 
     def batch(self, index: int) -> Any:
         """One batch, as the backend's tensors, in the structure that a step takes."""
-        return as_batch(self._adapter._standardize_batch(self._adapter.py_dataset[index]))
+        return self.made_of(self.data[index])
 
-    def end_epoch(self) -> None:
-        """Tell it, as Keras does."""
-        self._adapter.py_dataset.on_epoch_end()
+    def made_of(self, read: Any) -> Any:
+        """The same, of what the data set has returned."""
+        return as_batch(self._adapter._standardize_batch(read))
 
 
 def indexed_of(iterator: Any) -> Indexed | None:
-    """The `PyDataset` behind a `fit` or `evaluate`, if its data are one of known length."""
+    """The `PyDataset` behind a `fit` or `evaluate`, if its data are one."""
     adapter = iterator.data_adapter
     is_indexed = isinstance(getattr(adapter, "py_dataset", None), keras.utils.PyDataset)
-    return Indexed(adapter) if is_indexed and adapter.num_batches is not None else None
+    return Indexed(adapter) if is_indexed else None
 
 
 def is_generator(iterator: Any) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ef_common.audit.spans import Spans, normal
 from ef_common.events import EventLogError, Record, read
 
-__all__ = ["Epoch", "Evaluation", "History", "Rollback", "Step", "View", "Weights", "load"]
+__all__ = ["Epoch", "Evaluation", "History", "Read", "Rollback", "Step", "View", "Weights", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,18 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """Checksums of the parts of what a worker has read at a position of an epoch."""
+
+    worker: str
+    epoch: int
+    position: int
+    checksums: tuple[int | None, ...]
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """An evaluation pass, as one of its workers logged it: what each worker did."""
 
@@ -114,6 +126,7 @@ class History:
     steps: list[Step] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     rollbacks: list[Rollback] = field(default_factory=list)
 
@@ -223,6 +236,10 @@ def _add(history: History, place: _Place, record: Record) -> None:
         history.views.append(View(record["worker"], place.generation, members, record["rank"], record["world_size"]))
     elif kind in ("epoch", "epoch_end"):
         history.epochs.append(_epoch(record, place))
+    elif kind == "read":
+        checksums = tuple(record["checksums"])
+        where = record["worker"], record["epoch"], record["position"], checksums
+        history.reads.append(Read(*where, place.step or 0, place.generation))
     elif kind == "evaluation":
         history.evaluations.append(_evaluation(record, place))
     elif kind == "rollback":

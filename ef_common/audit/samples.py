@@ -1,4 +1,7 @@
-"""Samples: each position exactly once in an epoch that ended whole, at most once in any other."""
+"""Samples: each position exactly once in an epoch that ended whole, at most once in any other.
+
+A position is the same sample for all workers: where they have compared what they read, they have read the same.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ef_common.audit.history import Epoch, History, Rollback, Step
+from ef_common.audit.history import Epoch, History, Read, Rollback, Step
 from ef_common.audit.report import Property, Violation
 from ef_common.audit.spans import contains, first_fault, normal, total
 
@@ -39,9 +42,31 @@ def check(history: History) -> Property:
         return Property(NAME, "no epochs recorded")
     committed = sum(total(step.committed) for ledger in ledgers.values() for step in ledger.steps)
     exact = sum(ledger.exact for ledger in ledgers.values())
+    violation, compared = _check_reads(history)
+    if violation is not None:
+        return Property.failed(NAME, violation)
     rest = len(ledgers) - exact
     others = f", at most once in {rest} cut short or unfinished" if rest else ""
-    return Property(NAME, f"each position exactly once in {exact} whole epochs{others} ({committed} commits)")
+    alike = f", {compared} comparisons of what was read" if compared else ""
+    return Property(NAME, f"each position exactly once in {exact} whole epochs{others} ({committed} commits{alike})")
+
+
+def _check_reads(history: History) -> tuple[Violation | None, int]:
+    """The first place at which two workers have read different data, and the number of comparisons."""
+    first: dict[tuple[int, int], Read] = {}
+    compared = 0
+    standing = (found for found in history.reads if found.step < history.limit(found.generation))
+    for found in sorted(standing, key=lambda read: (read.epoch, read.position)):
+        other = first.setdefault((found.epoch, found.position), found)
+        if other is found:
+            continue
+        compared += 1
+        parts = zip(found.checksums, other.checksums, strict=False)
+        if any(mine != theirs for mine, theirs in parts if None not in (mine, theirs)):
+            message = f"worker {found.worker} has read other data than worker {other.worker}"
+            where = {"epoch": found.epoch, "step": found.step, "position": found.position}
+            return Violation(message, worker=found.worker, **where), compared
+    return None, compared
 
 
 def _ledgers(history: History) -> dict[int, _Ledger]:

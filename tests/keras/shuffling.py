@@ -1,0 +1,80 @@
+"""Programs whose data sets shuffle themselves; each worker tells which samples its updates were made of."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NUM, SIZE = 240, 4
+
+
+def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = None, shift: float = 0.0) -> Any:
+    """Train for three epochs; wait in the second one.
+
+    Returns:
+        For each epoch, the numbers of the samples that this worker has trained on; or what was raised.
+    """
+    importlib.import_module(f"tests.keras.on_{backend}")
+    keras = importlib.import_module("keras")
+    ef_keras = importlib.import_module("ef_keras")
+    found: dict[int, list[int]] = {}
+    elastic = ef_keras.callbacks()
+
+    class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+        """Shuffled as tutorials do it: before the first epoch already, and in place, or from a generator of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.order, self.dice = np.arange(NUM), np.random.default_rng()
+            self.on_epoch_end()
+
+        def __len__(self) -> int:
+            return NUM // SIZE
+
+        def __getitem__(self, index: int) -> Any:
+            y = self.order[index * SIZE : (index + 1) * SIZE].astype("float32")
+            return y[:, None] * np.ones((1, 3), "float32") / NUM + shift, y
+
+        def on_epoch_end(self) -> None:
+            if kind == "in place":
+                np.random.shuffle(self.order)
+            elif kind == "generator":
+                self.order = self.dice.permutation(NUM)
+            elif kind == "subset":  # of more samples, by nothing that workers share
+                self.order = np.array(random.SystemRandom().sample(range(10 * NUM), NUM))
+
+    class Model(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)[:, 0]
+
+        def train_step(self, batch: Any) -> Any:
+            data = elastic[0]._fit.data
+            if not self.warms_up and not data.padding:
+                found.setdefault(data.epoch, []).extend(int(number) for number in keras.ops.convert_to_numpy(batch[1]))
+            return super().train_step(batch)
+
+        @property
+        def warms_up(self) -> bool:
+            return bool(elastic[0]._worker.session.newcomer)
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            while elastic[0]._fit.data.epoch == 1 and batch == 2 and not (Path(gates) / "go").exists():
+                time.sleep(0.01)
+
+    model = Model()
+    model.compile("sgd", "mse", run_eagerly=True)
+    try:
+        model.fit(Numbered(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return {epoch: sorted(numbers) for epoch, numbers in found.items()}
