@@ -109,6 +109,7 @@ class Elastic(keras.callbacks.Callback):
         self._worker: Worker | None = None
         self._fit: Fit | None = None
         self._guard: Guard | None = None
+        self._evaluation: EvaluationData | None = None
 
     def set_model(self, model: Any) -> None:
         """Become a worker; stand first and last among the callbacks."""
@@ -124,13 +125,12 @@ class Elastic(keras.callbacks.Callback):
         if not (worker.elastic or worker.log.enabled or named or self._is_global or saves):
             return
         others = hooks.callback_list(self)
-        if worker.elastic:
-            self._guard_fit(worker, others)
+        self._guard_fit(worker, others)
         only_on_rank_zero(others, worker.session)
         others.callbacks.append(_Last(self, others))
 
     def _guard_fit(self, worker: Worker, others: Any) -> None:
-        """Have the others told of an exception that leaves the `fit` that is running."""
+        """Have the others told of an exception that leaves the `fit` that is running, and end what reads its data."""
         frame = hooks.frame_of_fit(self.model)
         if frame is None or (self._guard is not None and self._guard.is_of(frame)):
             return
@@ -138,7 +138,10 @@ class Elastic(keras.callbacks.Callback):
             self._guard.release()
 
         def tell(error: BaseException) -> None:
-            if not isinstance(error, SystemExit):
+            for data in (self._fit, self._evaluation):
+                if data is not None:
+                    data.close()
+            if worker.elastic and not isinstance(error, SystemExit):
                 worker.log.write("fault", what=type(error).__name__, message=str(error)[:500])
                 worker.failing.tell(error)
 
@@ -160,8 +163,7 @@ class Elastic(keras.callbacks.Callback):
         """All callbacks have begun: take hold of the `fit`, and join the others."""
         if self._worker is None:
             return
-        if self._worker.elastic:
-            self._guard_fit(self._worker, others)  # of a list that was made by hand, before
+        self._guard_fit(self._worker, others)  # of a list that was made by hand, before
         self._worker.notices.start()
         iterator = hooks.epoch_iterator(self.model)
         given = self._settings
@@ -212,7 +214,9 @@ class Elastic(keras.callbacks.Callback):
         if self._fit is None:
             worker.notices.stop()
         iterator = hooks.epoch_iterator(self.model)
-        data = EvaluationData(partial(source_of, iterator), worker.session, self.model, log=worker.log)
+        data = self._evaluation = EvaluationData(
+            partial(source_of, iterator), worker.session, self.model, log=worker.log
+        )
         hooks.replace_batches(iterator, data.batches)
 
 

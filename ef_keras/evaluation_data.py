@@ -38,11 +38,23 @@ class EvaluationData:
         self._make_source = make_source
         self._session = session
         self._model = model
+        self._source: Source | None = None
         self._coverage = Coverage(session, log=log, stage="val")
 
     def batches(self) -> hooks.Batches:
         """A pass, as Keras wants it."""
-        source = self._make_source()
+        source = self._source = self._make_source()
+        try:
+            yield from self._pass(source)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End what reads ahead. May be repeated."""
+        if isinstance(self._source, IndexedSource):
+            self._source.close()
+
+    def _pass(self, source: Source) -> hooks.Batches:
         with leaving_cleanly():
             self._coverage.settle()
             if isinstance(source, IndexedSource):
@@ -81,6 +93,8 @@ class EvaluationData:
 
     def _batches_of(self, source: Source, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):
+            if isinstance(source, IndexedSource) and source.num_ahead:
+                source.expect(share[start : start + source.num_ahead].tolist())
             yield _batch(source, share[start : start + source.batch_size], length)
 
 

@@ -233,7 +233,12 @@ class Fit:
             self._checkpoints.finish(self.data.dealer.num_updates, epochs=self._callbacks.params["epochs"])
         self._release()
 
+    def close(self) -> None:
+        """An exception has left it."""
+        self.data.close()
+
     def _release(self) -> None:
+        self.data.close()
         self._session.end_training()
         self._session.state = self._session.on_last_leave = None
         self._reducer.detach()

@@ -20,6 +20,7 @@ import numpy as np
 
 from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.read_ahead import ReadAhead
 from ef_keras import hooks
 from ef_keras.comparison import Checksums, checksums_of
 from ef_keras.epochs import ENDLESS, Epochs
@@ -43,12 +44,22 @@ class IndexedSource:
         self._indexed = data
         self.data: Any = data.data
         self.epochs = epochs
-        self.seed: Callable[[Sequence[int]], None] = lambda key: None
+        self.seed: Callable[[Sequence[int]], None] | None = None
         self._job_seed = 0
         self._epoch = epochs.first - 1
         self._is_open = False
         self._start = 0
         self._order: np.ndarray | None = None
+        workers, processes = int(self.data.workers), bool(self.data.use_multiprocessing)
+        self._reader: ReadAhead | None = None
+        if workers > 1 or (workers and processes):  # as Keras
+            self._reader = ReadAhead(
+                self.data,
+                num_readers=workers,
+                processes=processes,
+                num_ahead=max(1, int(self.data.max_queue_size)),
+                key=lambda index: [self._job_seed, self._epoch, index],
+            )
 
     def first(self) -> Any:
         """See the protocol."""
@@ -74,14 +85,34 @@ class IndexedSource:
             self._call(self.data.on_epoch_end, _END)
 
     def _call(self, hook: Callable[[], object], what: int) -> None:
+        if self._reader is not None:
+            self._reader.drop()
         with drawn_from([self._job_seed, self._epoch, what], self.data):
             hook()
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
         (position,) = positions
-        self.seed([self._job_seed, self._epoch, position])
+        if self.seed is not None:  # global generators, which threads would share
+            self.seed([self._job_seed, self._epoch, position])
+        elif self._reader is not None:
+            return self._indexed.made_of(self._reader.take(self._index(position)))
         return self._indexed.batch(self._index(position))
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that are read before they are asked for."""
+        return 0 if self._reader is None or self.seed is not None else self._reader.num_ahead
+
+    def expect(self, positions: Sequence[int]) -> None:
+        """These will probably be asked for next, in this order; what was expected before and is not among them, not."""
+        if self._reader is not None:
+            self._reader.expect([self._index(position) for position in positions])
+
+    def close(self) -> None:
+        """End what reads ahead. May be repeated."""
+        if self._reader is not None:
+            self._reader.close()
 
     def _index(self, position: int) -> int:
         place = self._start + position
@@ -92,5 +123,7 @@ class IndexedSource:
 
     def checksums(self, position: int) -> Checksums:
         """Read a batch of this epoch, with random numbers that are the same in all workers, and tell what it is."""
+        if self._reader is not None:
+            self._reader.pause()
         with drawn_from([self._job_seed, self._epoch, _COMPARED, position], self.data):
             return checksums_of(self._indexed.batch(self._index(position)))

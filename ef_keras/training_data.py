@@ -110,12 +110,21 @@ class TrainingData:
             self.on_resume()
         self._resumed = False
         self._announce_length()
-        while (batch := self._next()) is not None:
-            step = self.dealer.progress.steps - 1
-            some = itertools.chain([batch], iter(self._next, None))
-            yield step, step + self._steps_per_execution - 1, itertools.islice(some, self._steps_per_execution)
-        self.source.end()
+        try:
+            while (batch := self._next()) is not None:
+                step = self.dealer.progress.steps - 1
+                some = itertools.chain([batch], iter(self._next, None))
+                yield step, step + self._steps_per_execution - 1, itertools.islice(some, self._steps_per_execution)
+            self.source.end()
+        except BaseException:  # `GeneratorExit` among them: `fit` is left
+            self.close()
+            raise
         self.on_epoch_end()
+
+    def close(self) -> None:
+        """End what reads ahead. May be repeated."""
+        if isinstance(self.source, IndexedSource):
+            self.source.close()
 
     def _next(self) -> Any:
         """The next batch of this worker; None at the end of the epoch."""
@@ -138,6 +147,7 @@ class TrainingData:
         window = dealer.deal()
         self.source.follow(dealer.progress, window)
         self._check(window)
+        self._look_ahead(window)
         if dealer.global_batch is not None:
             return self._share(window)
         mine = dealer.mine(window)
@@ -177,9 +187,28 @@ class TrainingData:
         """Samples of a forward pass, at most."""
         return self.full_batch if self.source.whole_batches else self.dealer.batch_size
 
+    def _look_ahead(self, window: Window) -> None:
+        """Have this window read, and those that come next if nothing changes, where the data set has readers."""
+        source, dealer = self.source, self.dealer
+        if not isinstance(source, IndexedSource) or not source.num_ahead:
+            return
+        progress, expected = dealer.progress, self._read_here(window)
+        while len(expected) < source.num_ahead and progress.remaining > 0:
+            progress, window = dealer.next_window(progress, self._session.completed_in.ids)
+            expected += self._read_here(window)
+        source.expect(expected)
+
+    def _read_here(self, window: Window) -> list[int]:
+        """Positions of a window that this worker reads."""
+        dealer = self.dealer
+        everything = dealer.progress.positions((window.start, window.stop))
+        return everything if dealer.global_batch is not None else dealer.mine(window) or everything[:1]
+
     def prefetch(self) -> None:
         """While the others' gradients are waited for: have the next batch ready, should nothing change."""
         progress = self.dealer.progress
+        if isinstance(self.source, IndexedSource) and self.source.num_ahead:
+            return
         if progress.remaining > 0 and not isinstance(self.source, StreamSource):
             _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
             mine = self.dealer.mine(window)

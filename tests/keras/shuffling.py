@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
         """Shuffled as tutorials do it: before the first epoch already, and in place, or from a generator of its own."""
 
         def __init__(self) -> None:
-            super().__init__()
+            readers = {"in threads": {"workers": 3}, "in processes": {"workers": 2, "use_multiprocessing": True}}
+            super().__init__(**readers.get(kind, {}))
             self.order, self.dice = np.arange(NUM), np.random.default_rng()
             self.on_epoch_end()
 
@@ -41,7 +44,7 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
             return y[:, None] * np.ones((1, 3), "float32") / NUM + shift, y
 
         def on_epoch_end(self) -> None:
-            if kind == "in place":
+            if kind.startswith("in "):
                 np.random.shuffle(self.order)
             elif kind == "generator":
                 self.order = self.dice.permutation(NUM)
@@ -77,4 +80,7 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
         model.fit(Numbered(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    left = [thread.name for thread in threading.enumerate() if "reads-ahead" in thread.name]
+    assert not left
+    assert not multiprocessing.active_children()
     return {epoch: sorted(numbers) for epoch, numbers in found.items()}

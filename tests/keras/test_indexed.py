@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,8 @@ from ef_common.core.view import Member, View
 from ef_common.data.orders import orders_of, put_in_order
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
+from ef_common.note import Note
+from ef_common.session import LoneGroup
 
 keras = pytest.importorskip("keras")
 
@@ -230,6 +234,75 @@ def test_parts_of_a_pass_have_each_batch_once_if_fit_shuffles_them() -> None:
     found = numbers(source, 4)
     source.begin(1, seed=0)
     assert sorted(found + numbers(source, 2)) == list(range(NUM))
+
+
+class Members:
+    """A session of one of some members, who change as the test says."""
+
+    def __init__(self, *names: str) -> None:
+        self.worker = Member("a", "a", "")
+        self.newcomer = self.is_alone = False
+        self.note, self.next = Note(), names
+        self.boundary()
+
+    def begin_step(self, num_samples: int) -> None: ...
+
+    def boundary(self) -> bool:
+        self.completed_in = self.view = View(1, tuple(Member(name, name, "") for name in self.next))
+        return True
+
+    def when_confirmed(self, act: Any) -> None:
+        act()
+
+    def run(self, operation: Any) -> View:
+        """The others have what this one has."""
+        operation.run(LoneGroup(), self.view)
+        return View(1, (self.worker,))
+
+
+class Read(AtTheBeginning):
+    """Notes down what is read, in several threads at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers, self.max_queue_size = 3, 4
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_batches_that_are_read_ahead_are_those_that_were_dealt_while_members_change(seed: int) -> None:
+    dice, members = random.Random(seed), Members("a", "b")
+    source = source_of(Read(), shuffle=True)
+    data = TrainingData(source, members, log=EventLog(None, "a"))  # type: ignore[arg-type]
+    data._check = lambda window: None  # type: ignore[method-assign]
+    for _, _, batches in itertools.chain.from_iterable(data.batches() for data.epoch in range(5)):
+        ((_, y),) = batches
+        (window,) = data.dealer.progress.uncommitted
+        mine = data.dealer.mine(window) or data.dealer.progress.positions((window.start, window.start + 1))
+        first = source._index(mine[0]) * SIZE
+        assert keras.ops.convert_to_numpy(y).tolist() == source.data.order[first : first + SIZE].tolist()
+        data.prefetch()
+        members.next = tuple(dice.sample("abcd", dice.randint(1, 3))) if dice.random() < 0.5 else members.next
+        members.next = members.next if "a" in members.next else ("a", *members.next)
+        if dice.random() < 0.3:  # the others of this step are lost
+            members.completed_in = View(1, (members.worker,))
+        data.dealer.commit(members.completed_in)
+    assert data.dealer.num_updates > 5
+    source.close()
+
+
+def test_threads_end_with_a_fit_that_is_left() -> None:
+    source = source_of(Read())
+    data = TrainingData(source, Members("a"), log=EventLog(None, "a"))  # type: ignore[arg-type]
+    steps = data.batches()
+    next(steps)
+    assert any("reads-ahead" in thread.name for thread in threading.enumerate())
+    steps.close()  # type: ignore[attr-defined]
+    assert not any("reads-ahead" in thread.name for thread in threading.enumerate())
 
 
 class Noisy(AnewWithNumPy):

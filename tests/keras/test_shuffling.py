@@ -20,7 +20,10 @@ THOROUGH = pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "kind", "steps"),
     [
-        ("tensorflow", "in place", None),
+        ("tensorflow", "in threads", None),
+        pytest.param("tensorflow", "in place", None, marks=THOROUGH),
+        pytest.param("tensorflow", "in processes", None, marks=THOROUGH),
+        pytest.param("torch", "in processes", None, marks=THOROUGH),
         pytest.param("torch", "generator", None, marks=THOROUGH),
         pytest.param("torch", "in place", None, marks=THOROUGH),
         pytest.param("tensorflow", "generator", 60, marks=THOROUGH),
