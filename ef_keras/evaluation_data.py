@@ -60,26 +60,38 @@ class EvaluationData:
             if isinstance(source, IndexedSource):
                 agree_on_orders(self._session, source.data)
         length = source.epochs.length_of(0)
-        share, _ = self._coverage.begin(length)
         step, before, checksums = 0, metrics.values_of(self._model), list[Checksums]()
+        share = np.arange(0)
+        is_open = isinstance(source, StreamSource) and source.is_open
+        if not is_open:
+            share, _ = self._coverage.begin(length)
         while True:
             source.begin(0, seed=0)
             if isinstance(source, IndexedSource) and step == 0 and self._session.completed_in.world_size > 1:
                 with leaving_cleanly():
                     _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
             if isinstance(source, StreamSource):
-                _batch(source, _FIRST, length)
+                first = _batch(source, _FIRST, length)
                 checksums.append(source.checksums(0))
-            for batch in self._batches_of(source, share, length):
+            batches = self._batches_of(source, share, length)
+            if isinstance(source, StreamSource) and is_open:
+                batches, is_open = self._all_batches_of(source, length), False
+            for batch in batches:
                 yield step, step, iter([batch])
                 step += 1
-            if step == 0:  # a step there must be, or there are no logs; its result does not count
+            if step == 0 and isinstance(source, StreamSource):
+                yield step, step, iter([first])
+                step += 1
+                metrics.set_values(self._model, before)
+            elif step == 0:  # a step there must be, or there are no logs; its result does not count
                 yield step, step, iter([_batch(source, _FIRST, length)])
                 step += 1
                 metrics.set_values(self._model, before)
-            mine = {"metrics": metrics.values_of(self._model), "checksums": checksums}
+            length = min(length, self._coverage.length)
+            mine = {"metrics": metrics.values_of(self._model), "checksums": checksums, "length": length}
             with leaving_cleanly():
                 missing, results = self._coverage.exchange(mine)
+            _check_length([result["length"] for result in results])
             _check({str(number): found for number, found in enumerate(chain(*(r["checksums"] for r in results)))})
             if missing is None:
                 source.end()
@@ -97,11 +109,32 @@ class EvaluationData:
                 source.expect(share[start : start + source.num_ahead].tolist())
             yield _batch(source, share[start : start + source.batch_size], length)
 
+    def _all_batches_of(self, source: StreamSource, limit: int) -> Iterator[Any]:
+        """This worker's share of data whose length is not known: all walk to their end, and take turns."""
+        turn, num_workers = self._coverage.begin_open()
+        position = 0
+        while position < limit:
+            source.follow(EpochProgress(epoch=0, length=limit), Window(position, position + 1, ("one",)))
+            if source.ended_at == position:
+                break
+            if position % num_workers == turn:
+                yield source.batch([position])
+            position += 1
+        self._coverage.end_open(position)
+
 
 def _batch(source: Source, positions: np.ndarray, length: int) -> Any:
     window = Window(int(positions[0]), int(positions[-1]) + 1, ("one",))
     source.follow(EpochProgress(epoch=0, length=length), window)
     return source.batch(positions.tolist())
+
+
+def _check_length(lengths: list[int]) -> None:
+    if len(set(lengths)) > 1:
+        raise UsageError(
+            "the workers evaluate data of different lengths. Let all of them have the same, with the same seeds. "
+            f"Received: lengths {lengths}, in batches"
+        )
 
 
 def _check(everybody: dict[str, Checksums]) -> None:

@@ -294,7 +294,7 @@ class Fit:
         if self.compensation is not None and state["compensation"] is not None:
             self.compensation.load_state(state["compensation"])
 
-    def _set_length(self, num_steps: int) -> None:
+    def _set_length(self, num_steps: int | None) -> None:
         everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]
         hooks.set_num_steps(self._callbacks.params, everybody, num_steps)
 

@@ -265,6 +265,26 @@ def initial_epoch(model: Any) -> int:
     return 0 if frame is None else int(frame.f_locals.get("initial_epoch") or 0)
 
 
+def endless_data(model: Any) -> str | None:
+    """Name of an argument of the `fit` or `evaluate` that is running which is missing: without it, that never ends."""
+    frame = _find(
+        lambda frame: frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals,
+        "the data of fit() or evaluate()",
+    )
+    of_fit = {"steps_per_epoch": "x", "validation_steps": "val_x"}
+    for steps, data in (of_fit if frame.f_code.co_name == "fit" else {"steps": "x"}).items():
+        if frame.f_locals.get(steps) is None and _is_endless(frame.f_locals.get(data)):
+            return steps
+    return None
+
+
+def _is_endless(data: Any) -> bool:
+    if isinstance(data, keras.utils.PyDataset):
+        return data.num_batches is None
+    cardinality = getattr(data, "cardinality", None)
+    return callable(cardinality) and int(cardinality()) == -1  # tf.data.INFINITE_CARDINALITY
+
+
 def start_of(model: Any) -> int | None:
     """The epoch at which `fit` begins, if it is another one than it was told."""
     epoch = model._initial_epoch
@@ -290,8 +310,8 @@ def new_train_function(model: Any) -> Callable[[Any], Any]:
     return found
 
 
-def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int) -> None:
-    """Tell the progress bar how many steps an epoch has now."""
+def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int | None) -> None:
+    """Tell the progress bar how many steps an epoch has now, if that is known."""
     params["steps"] = num_steps
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ProgbarLogger):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from ef_common.core import sharding
 from ef_common.core.place import Place
 from ef_common.core.sharding import EpochProgress, Window
-from ef_common.errors import UnsupportedError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
 from ef_keras.comparison import Checksums, checksums_of
 from ef_keras.dataset import SampleDataset
@@ -146,17 +147,31 @@ class StreamSource:
     before that place can ever be asked for: it is committed, and the commits are confirmed. What is returned later was
     dealt later; it lies behind the place, where the newcomer has not been yet.
 
+    Where nobody knows how long the data are, their end is found by whoever walks there: all do so in the same step. As
+    with Keras, the epoch is over then, and the next one has a new iterator.
+
+    Args:
+        batches: Makes the batches of a pass.
+        epochs: See `Source`.
+        is_open: The length of the data is not known.
+        once: There is one iterator under all passes (a bare generator), so none can be skipped.
+
     Attributes:
         epoch: The newest that has been begun; one less than the first before that.
         cursor: Batches of it that have been read.
+        ended_at: Where the data have ended in this epoch, if they have.
     """
 
     batch_size = 1
     whole_batches = True
 
-    def __init__(self, batches: Iterable[Any], epochs: Epochs) -> None:
+    def __init__(
+        self, batches: Callable[[], Iterable[Any]], epochs: Epochs, *, is_open: bool = False, once: bool = False
+    ) -> None:
         self._batches = batches
         self.epochs = epochs
+        self.is_open, self.once = is_open, once
+        self.ended_at: int | None = None
         self._iterator: Iterator[Any] | None = None
         self._pass = self.epoch = epochs.first - 1
         self._start = self.cursor = 0  # of the epoch in its pass, and from there on
@@ -165,6 +180,9 @@ class StreamSource:
     def first(self) -> Any:
         """See the protocol."""
         self.begin(self.epochs.first, seed=0)
+        self._walk(1, keep_from=0)
+        if not self.cursor:
+            raise UsageError("the data have no batch")
         return self.batch([0])
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
@@ -180,14 +198,21 @@ class StreamSource:
             return
         number, part = self.epochs.part(epoch)
         while self._pass < number:
-            self._iterator = iter(self._batches)
+            self._new_iterator()
             self._pass += 1
-            self._start = self.cursor = 0
-            if self._pass < number:
-                next(self._iterator, None)
-        self._walk(part.start - self._start, keep_from=part.start - self._start)
-        self.epoch, self._start = epoch, part.start
-        self.cursor, self._kept = 0, {}
+            if self._pass < number and self._iterator is not None:
+                _skip(self._iterator, everything=self.once)
+        while self._start < part.start:  # epochs in the same pass
+            limit = self.epochs.limit or 0
+            self._walk(limit, keep_from=limit)
+            if self.ended_at is not None:
+                self._new_iterator(self._start)
+            self._start, self.cursor, self.ended_at = self._start + limit, 0, None
+        self.epoch, self._kept = epoch, {}
+
+    def _new_iterator(self, start: int = 0) -> None:
+        self._iterator = iter(self._batches())
+        self._start, self.cursor, self.ended_at = start, 0, None
 
     def lag(self, place: Place) -> int:
         """Batches from here to a place; none if it lies behind."""
@@ -204,8 +229,10 @@ class StreamSource:
         if self.epochs.part(place.epoch)[0] != self._pass:
             self.begin(self.epochs.begin_of_pass(place.epoch), seed=0)
             return
-        if self.epoch < place.epoch and self.cursor >= self.epochs.length_of(self.epoch):
+        if self.epoch < place.epoch and (self.ended_at is not None or self.cursor >= self.epochs.length_of(self.epoch)):
             self.begin(self.epoch + 1, seed=0)
+            if not self.lag(place):
+                return
         wanted = self.epoch == place.epoch and self.cursor in place.returned
         self._walk(self.cursor + 1, keep_from=self.cursor if wanted else self.cursor + 1)
 
@@ -213,6 +240,12 @@ class StreamSource:
         """See the protocol."""
         (position,) = positions
         self._walk(position + 1, keep_from=position)
+        if position not in self._kept:
+            raise UnsupportedError(
+                "data of unknown length cannot be read again: they have ended earlier than the time before, as a bare "
+                "generator does. Use a tf.data.Dataset, a keras.utils.PyDataset or ef_keras.dataset. "
+                f"Received: batch {position}, of {self.ended_at}"
+            )
         return self._kept[position]
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
@@ -230,12 +263,15 @@ class StreamSource:
         return checksums_of(self._kept[position]) if position in self._kept else []
 
     def _walk(self, upto: int, *, keep_from: int) -> None:
-        while self.cursor < upto:
+        while self.cursor < upto and self.ended_at is None:
             batch = next(self._iterator, None) if self._iterator is not None else None
+            if batch is None and self.is_open:
+                self.ended_at = self.cursor
+                return
             if batch is None:
                 raise UnsupportedError(
-                    "the data have ended before the epoch has. Pass steps_per_epoch=… to fit(), or end the data set "
-                    f"with .repeat(). Expected: {self.epochs.length_of(self.epoch)} batches. Received: {self.cursor}"
+                    "the data have ended before the length that they tell. Correct that: assert_cardinality(…), "
+                    f"__len__. Expected: {self.epochs.length_of(self.epoch)} batches. Received: {self.cursor}"
                 )
             if self.cursor >= keep_from:
                 self._kept[self.cursor] = batch
@@ -272,18 +308,18 @@ def source_of(iterator: Any, *, step_size: int | None = None, first_epoch: int =
     if indexed is not None and isinstance(indexed.data, SampleDataset):
         data = indexed.data
         return SampleSource(data, epochs(data.num_samples, step_size or data.sample_batch_size))
-    if hooks.is_generator(iterator):
-        raise UnsupportedError(
-            "a bare generator cannot be dealt to a changing number of workers: nobody could read a sample of it "
-            "again. Wrap it: tf.data.Dataset.from_generator(make_generator, output_signature=…)"
-            ".apply(tf.data.experimental.assert_cardinality(num_batches)), or write a keras.utils.PyDataset"
-        )
     num_batches = hooks.num_batches(iterator)
-    if num_batches is None and num_steps is None:
-        raise UnsupportedError(
-            "the length of the data is not known, so an epoch cannot be dealt. Pass steps_per_epoch=… to fit(), or "
-            "append .apply(tf.data.experimental.assert_cardinality(num_batches)) to the data set"
-        )
     if indexed is not None:
         return IndexedSource(indexed, epochs(num_batches))
-    return StreamSource(hooks.own_batches(iterator), epochs(num_batches))
+    return StreamSource(
+        partial(hooks.own_batches, iterator),
+        epochs(num_batches),
+        is_open=num_batches is None,
+        once=hooks.is_generator(iterator),
+    )
+
+
+def _skip(iterator: Iterator[Any], *, everything: bool) -> None:
+    for _ in iterator:
+        if not everything:
+            return

@@ -22,6 +22,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import Checksums, are_alike, compare, differ, without_noise
+from ef_keras.epochs import ENDLESS
 from ef_keras.indexed import IndexedSource
 from ef_keras.rows import Rows, num_samples
 from ef_keras.sources import Source, StreamSource
@@ -56,7 +57,7 @@ class TrainingData:
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
         on_resume: Called before the first batch, if that is one in the middle of an epoch.
-        on_length: Called with the number of steps of the epoch when it may have changed.
+        on_length: Called with the number of steps of the epoch, None if unknown, when it may have changed.
         on_padding: Called before a batch that only keeps step, and when it is over.
         on_epoch_end: Called when the last step of an epoch is over.
     """
@@ -77,6 +78,7 @@ class TrainingData:
         if global_batch is not None and source.whole_batches:
             self._piece, global_batch = global_batch.piece, GlobalBatch(global_batch.size // full_batch)
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
+        self.dealer.is_open = isinstance(source, StreamSource) and source.is_open
         self.dealer.on_returned = self._announce_length
         self.seed = 0
         self.full_batch = full_batch
@@ -85,7 +87,7 @@ class TrainingData:
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
-        self.on_length: Callable[[int], None] = lambda num_steps: None
+        self.on_length: Callable[[int | None], None] = lambda num_steps: None
         self.on_padding: Callable[[bool], None] = lambda begins: None
         self.on_epoch_end: Callable[[], None] = lambda: None
         self._session = session
@@ -146,6 +148,14 @@ class TrainingData:
                 self._announce_length()
         window = dealer.deal()
         self.source.follow(dealer.progress, window)
+        if (end := self._end_within(window)) is not None:
+            dealer.take_back()
+            dealer.end_at(end)
+            self._announce_length()
+            if dealer.progress.remaining == 0:
+                return None
+            window = dealer.deal()
+            self.source.follow(dealer.progress, window)
         self._check(window)
         self._look_ahead(window)
         if dealer.global_batch is not None:
@@ -160,6 +170,11 @@ class TrainingData:
         if self.source.whole_batches:
             self.fraction = num_samples(batch) / self.full_batch
         return batch
+
+    def _end_within(self, window: Window) -> int | None:
+        """Where the data have ended, if that is in a window that was dealt. All workers find it in the same step."""
+        end = self.source.ended_at if isinstance(self.source, StreamSource) else None
+        return end if end is not None and end < min(window.stop, self.dealer.progress.length) else None
 
     def _share(self, window: Window) -> Any:
         """The batch of this worker's first pass of a global batch; a few samples of it, if there is none."""
@@ -242,7 +257,8 @@ class TrainingData:
         self._log.write("walked", epoch=source.epoch, cursor=source.cursor)
 
     def _announce_length(self) -> None:
-        self.on_length(self.dealer.num_steps())
+        known = self.dealer.progress.length < ENDLESS
+        self.on_length(self.dealer.num_steps() if known else None)
 
     def _check(self, window: Window) -> None:
         """Compare what the workers read: of a stream now and then, else at the beginning of an epoch."""
@@ -289,7 +305,7 @@ class TrainingData:
         if state["epoch"] < 0:
             return  # all who had begun are lost, and this worker begins with those who joined with it
         length = self.source.epochs.length_of(state["epoch"])
-        if saved and state["length"] != length:
+        if saved and state["length"] != length and not self.dealer.is_open:
             raise UsageError(
                 "the checkpoint was made of an epoch of another length: the data have changed. "
                 f"Expected: {state['length']} (samples, or batches of a stream). Received: {length}"

@@ -61,7 +61,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The start (`exact` is None) or the end of an epoch."""
+    """The start (`exact` is None) or the end of an epoch; `open` if its length at the start is an upper bound."""
 
     worker: str
     epoch: int
@@ -69,6 +69,7 @@ class Epoch:
     exact: bool | None
     step: int
     generation: int
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +275,7 @@ def _epoch(record: Record, place: _Place) -> Epoch:
         exact=record["exact"] if record["kind"] == "epoch_end" else None,
         step=place.step or 0,
         generation=place.generation,
+        open=record.get("open", False),
     )
 
 

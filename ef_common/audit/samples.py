@@ -23,6 +23,7 @@ class _Ledger:
     """What one epoch committed."""
 
     lengths: dict[int, Epoch] = field(default_factory=dict)
+    bounds: dict[int, Epoch] = field(default_factory=dict)
     ends: dict[bool, Epoch] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     resumed: list[Rollback] = field(default_factory=list)
@@ -74,7 +75,8 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
     for mark in history.epochs:
         limit = history.limit(mark.generation)
         if mark.exact is None and mark.step < limit:  # else all its steps are void, and it starts again
-            found[mark.epoch].lengths.setdefault(mark.length, mark)
+            ledger = found[mark.epoch]
+            (ledger.bounds if mark.open else ledger.lengths).setdefault(mark.length, mark)
         elif mark.exact is not None and mark.step <= limit:
             found[mark.epoch].lengths.setdefault(mark.length, mark)
             found[mark.epoch].ends.setdefault(mark.exact, mark)
@@ -93,10 +95,11 @@ def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
             message = f"length {other.length}, exact {other.exact} here, but length {first.length}, "
             message += f"exact {first.exact} on worker {first.worker}"
             return Violation(message, worker=other.worker, epoch=epoch, step=other.step)
-    if not ledger.lengths:
+    lengths = ledger.lengths or ledger.bounds
+    if not lengths:
         step = ledger.steps[0] if ledger.steps else ledger.resumed[0]
         return Violation("no record of the epoch's length", worker=step.worker, epoch=epoch, step=step.step)
-    length = next(iter(ledger.lengths))
+    length = next(iter(lengths))
     spans = [span for step in ledger.steps for span in step.committed]
     if ledger.resumed:
         spans += _unlogged(ledger)

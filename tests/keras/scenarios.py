@@ -33,21 +33,26 @@ def _message(act: Callable[[], Any]) -> str:
 # ---------------------------------------------------------------- refusals
 
 
-def refuse_generator() -> str:
-    def batches() -> Any:
-        while True:
-            yield data(8)
-
-    return _message(
-        lambda: compiled(net()).fit(batches(), steps_per_epoch=3, verbose=0, callbacks=ef_keras.callbacks())
-    )
-
-
-def refuse_unknown_length() -> str:
+def _endless() -> Any:
     import tensorflow as tf
 
-    stream = tf.data.Dataset.from_tensor_slices(data(16)).batch(4).filter(lambda x, y: True)
-    return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
+    return tf.data.Dataset.from_tensor_slices(data(16)).batch(4).repeat()
+
+
+def refuse_endless_data() -> str:
+    return _message(lambda: compiled(net()).fit(_endless(), verbose=0, callbacks=ef_keras.callbacks()))
+
+
+def refuse_endless_validation() -> str:
+    model = compiled(net())
+    callbacks = ef_keras.callbacks()
+    message = _message(lambda: model.fit(*data(), validation_data=_endless(), verbose=0, callbacks=callbacks))
+    assert not int(model.optimizer.iterations)
+    return message
+
+
+def refuse_endless_evaluation() -> str:
+    return _message(lambda: compiled(net()).evaluate(_endless(), verbose=0, callbacks=ef_keras.callbacks()))
 
 
 class Idle(CustomStep):
@@ -74,8 +79,9 @@ def refuse_streams_that_differ() -> str:
 def refuse_data_that_ends_early() -> str:
     import tensorflow as tf
 
-    stream = tf.data.Dataset.from_tensor_slices(data(16)).batch(4).filter(lambda x, y: True)  # of unknown length
-    return _message(lambda: compiled(net()).fit(stream, steps_per_epoch=9, verbose=0, callbacks=ef_keras.callbacks()))
+    short = tf.data.Dataset.from_tensor_slices(data(16)).batch(4)
+    stream = short.filter(lambda x, y: True).apply(tf.data.experimental.assert_cardinality(9))
+    return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
 
 
 def _refusal(

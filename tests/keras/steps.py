@@ -72,6 +72,31 @@ def endless() -> Any:
     return tf.data.Dataset.from_tensor_slices(arrays()).batch(SIZE).repeat()
 
 
+def unknown() -> Any:
+    """Of unknown length."""
+    if IS_TENSORFLOW:
+        return stream().filter(lambda x, y: True)
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Samples(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter([tuple(map(torch.from_numpy, sample)) for sample in zip(*arrays(), strict=True)])
+
+    return DataLoader(Samples(), SIZE)
+
+
+def generator(num_batches: int = 4) -> Any:
+    x, y = arrays()
+    for number in range(num_batches):
+        yield x[number * SIZE :][:SIZE], y[number * SIZE :][:SIZE]
+
+
+def endless_generator() -> Any:
+    while True:
+        yield from generator()
+
+
 SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
     "arrays": lambda: dict(zip("xy", arrays(), strict=True)) | {"batch_size": SIZE},
     "PyDataset": lambda: {"x": Batches()},
@@ -79,6 +104,9 @@ SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
     "ef_keras.dataset": lambda: {"x": ef_keras.dataset(arrays(), batch_size=SIZE)},
     "stream": lambda: {"x": stream()},
     "endless stream": lambda: {"x": endless()},
+    "unknown length": lambda: {"x": unknown()},
+    "generator": lambda: {"x": generator()},
+    "endless generator": lambda: {"x": endless_generator()},
 }
 
 

@@ -44,7 +44,7 @@ class Stream:
 
 def stream(length: int = LENGTH, *, endless: bool = False) -> tuple[StreamSource, Stream]:
     data = Stream(10**6 if endless else length)
-    source = StreamSource(data, Epochs(ENDLESS, limit=length) if endless else Epochs(length))
+    source = StreamSource(lambda: data, Epochs(ENDLESS, limit=length) if endless else Epochs(length), is_open=endless)
     source.first()  # a newcomer builds its model with it
     return source, data
 
