@@ -219,7 +219,7 @@ class Elastic(keras.callbacks.Callback):
             return
         if self._fit is None:
             worker.notices.stop()
-            check_end(self.model)
+        check_end(self.model)
         iterator = hooks.epoch_iterator(self.model)
         data = self._evaluation = EvaluationData(
             partial(self._source_of, iterator), worker.session, self.model, log=worker.log

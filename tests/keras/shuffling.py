@@ -51,6 +51,20 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
             elif kind == "subset":  # of more samples, by nothing that workers share
                 self.order = np.array(random.SystemRandom().sample(range(10 * NUM), NUM))
 
+    def endless_generator() -> Any:
+        while True:
+            yield from one_pass()
+
+    def one_pass() -> Any:
+        for start in range(0, NUM, SIZE):
+            y = np.arange(start, start + SIZE).astype("float32")
+            yield y[:, None] * np.ones((1, 3), "float32") / NUM, y
+
+    def of_unknown_length() -> Any:
+        tf = importlib.import_module("tensorflow")
+        spec = (tf.TensorSpec((SIZE, 3), tf.float32), tf.TensorSpec((SIZE,), tf.float32))
+        return tf.data.Dataset.from_generator(one_pass, output_signature=spec)
+
     class Model(keras.Model):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -76,8 +90,9 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
 
     model = Model()
     model.compile("sgd", "mse", run_eagerly=True)
+    made = {"endless generator": endless_generator, "unknown length": of_unknown_length}.get(kind, Numbered)
     try:
-        model.fit(Numbered(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
+        model.fit(made(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     left = [thread.name for thread in threading.enumerate() if "reads-ahead" in thread.name]

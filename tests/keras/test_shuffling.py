@@ -1,4 +1,4 @@
-"""Samples of a data set that shuffles itself are trained exactly once, in all epochs and by newcomers, too."""
+"""Samples of data of the user's are trained exactly once, in all epochs and by newcomers, too."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ THOROUGH = pytest.mark.thorough
     ("backend", "kind", "steps"),
     [
         ("tensorflow", "in threads", None),
+        ("torch", "unknown length", None),
+        pytest.param("tensorflow", "unknown length", None, marks=THOROUGH),
+        pytest.param("torch", "endless generator", 60, marks=THOROUGH),
+        pytest.param("tensorflow", "endless generator", 60, marks=THOROUGH),
         pytest.param("tensorflow", "in place", None, marks=THOROUGH),
         pytest.param("tensorflow", "in processes", None, marks=THOROUGH),
         pytest.param("torch", "in processes", None, marks=THOROUGH),
