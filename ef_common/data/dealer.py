@@ -310,7 +310,6 @@ def ranges_of(positions: Iterable[int] | np.ndarray) -> list[Range]:
 
 def _done(progress: EpochProgress) -> list[tuple[int, int]]:
     """Positions that have been committed, if nothing is uncommitted."""
-    done = np.zeros(progress.length, dtype=bool)
-    done[: progress.cursor] = True
+    done = np.ones(min(progress.cursor, progress.length), dtype=bool)  # what is returned was dealt, so it lies in here
     done[list(progress.returned[max(0, progress.cursor - progress.length) :])] = False
     return ranges_of(np.flatnonzero(done))

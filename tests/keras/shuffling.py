@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -15,8 +16,44 @@ import numpy as np
 NUM, SIZE = 240, 4
 
 
-def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = None, shift: float = 0.0) -> Any:
-    """Train for three epochs; wait in the second one.
+class BreaksOffError(Exception):
+    """What ends a training here."""
+
+
+def started_again(backend: str, folder: str, kind: str) -> list[Any]:
+    """What `program` returns that breaks off, and then the same one, started again. No job is needed."""
+    os.environ.pop("ELASTICFLOW_COORDINATOR")
+    process = importlib.import_module("ef_common.launch.process")
+    checkpointing = importlib.import_module("ef_common.data.checkpointer").Checkpointing
+    Path(folder, "go").touch()
+    found = []
+    for breaks_off in (True, False):
+        process._this = None
+        checkpoint = checkpointing(f"{folder}/saved", every_steps=1)
+        found.append(program(backend, folder, kind, checkpoint=checkpoint, breaks_off=breaks_off))
+    return found
+
+
+def program(
+    backend: str,
+    gates: str,
+    kind: str,
+    steps_per_epoch: int | None = None,
+    shift: float = 0.0,
+    *,
+    checkpoint: Any = None,
+    breaks_off: bool = False,
+) -> Any:
+    """Train for four epochs; wait in the second one.
+
+    Args:
+        backend: Of Keras.
+        gates: Folder in which a file "go" ends the wait.
+        kind: Of the data.
+        steps_per_epoch: Of `fit`.
+        shift: What is added to the samples.
+        checkpoint: Where to save.
+        breaks_off: In the second epoch, when all is saved.
 
     Returns:
         For each epoch, the numbers of the samples that this worker has trained on; or what was raised.
@@ -25,7 +62,7 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
     keras = importlib.import_module("keras")
     ef_keras = importlib.import_module("ef_keras")
     found: dict[int, list[int]] = {}
-    elastic = ef_keras.callbacks()
+    elastic = ef_keras.callbacks(checkpoint=checkpoint)
 
     class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
         """Shuffled as tutorials do it: before the first epoch already, and in place, or from a generator of its own."""
@@ -87,12 +124,19 @@ def program(backend: str, gates: str, kind: str, steps_per_epoch: int | None = N
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             while elastic[0]._fit.data.epoch == 1 and batch == 2 and not (Path(gates) / "go").exists():
                 time.sleep(0.01)
+            if breaks_off and elastic[0]._fit.data.epoch == 1:
+                # While one is written, none is taken; so this lets each step have one.
+                assert elastic[0]._fit._checkpoints.job._saver.flush(60.0)
+                if batch == 7:
+                    raise BreaksOffError
 
     model = Model()
     model.compile("sgd", "mse", run_eagerly=True)
     made = {"endless generator": endless_generator, "unknown length": of_unknown_length}.get(kind, Numbered)
     try:
         model.fit(made(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
+    except BreaksOffError:
+        pass
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     left = [thread.name for thread in threading.enumerate() if "reads-ahead" in thread.name]

@@ -9,7 +9,7 @@ import pytest
 from ef_common.audit import audit
 from ef_common.testing.harness import Job
 from tests import warm
-from tests.keras.shuffling import NUM, program
+from tests.keras.shuffling import NUM, program, started_again
 from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -50,6 +50,22 @@ def test_samples_are_trained_exactly_once_in_each_epoch(
         assert numbers == list(range(NUM)), (epoch, found)
     assert min(map(int, found[2])) == 1  # the newcomer has come in the second epoch
     assert "comparisons of what was read" in report["samples"].detail
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("torch", "in place"),
+        pytest.param("tensorflow", "generator", marks=THOROUGH),
+        pytest.param("torch", "unknown length", marks=THOROUGH),
+    ],
+)
+def test_samples_are_trained_exactly_once_over_a_new_start(tmp_path: Path, backend: str, kind: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        first, second = job.start(started_again, backend, str(tmp_path), kind).result()
+    assert (set(first), set(second)) == ({"0", "1"}, {"1", "2", "3"})
+    for epoch in range(4):
+        assert sorted([*first.get(str(epoch), ()), *second.get(str(epoch), ())]) == list(range(NUM)), epoch
 
 
 def test_data_that_cannot_be_made_equal_are_refused_before_the_first_step(tmp_path: Path) -> None:
