@@ -146,16 +146,11 @@ class TrainingData:
         with leaving_cleanly():
             if session.boundary():
                 self._announce_length()
+        self._look_for_end()
+        if dealer.progress.remaining == 0:
+            return None
         window = dealer.deal()
         self.source.follow(dealer.progress, window)
-        if (end := self._end_within(window)) is not None:
-            dealer.take_back()
-            dealer.end_at(end)
-            self._announce_length()
-            if dealer.progress.remaining == 0:
-                return None
-            window = dealer.deal()
-            self.source.follow(dealer.progress, window)
         self._check(window)
         self._look_ahead(window)
         if dealer.global_batch is not None:
@@ -171,10 +166,19 @@ class TrainingData:
             self.fraction = num_samples(batch) / self.full_batch
         return batch
 
-    def _end_within(self, window: Window) -> int | None:
-        """Where the data have ended, if that is in a window that was dealt. All workers find it in the same step."""
-        end = self.source.ended_at if isinstance(self.source, StreamSource) else None
-        return end if end is not None and end < min(window.stop, self.dealer.progress.length) else None
+    def _look_for_end(self) -> None:
+        """Where nobody knows the length of the data: whether they end before, or in, what would be dealt next.
+
+        All workers walk as far, so all find the end in the same step.
+        """
+        source, dealer = self.source, self.dealer
+        if not isinstance(source, StreamSource) or not source.is_open:
+            return
+        progress, window = dealer.next_window(dealer.progress, self._session.completed_in.ids)
+        source.follow(progress, window)
+        if source.ended_at is not None and source.ended_at < min(window.stop, progress.length):
+            dealer.end_at(source.ended_at)
+            self._announce_length()
 
     def _share(self, window: Window) -> Any:
         """The batch of this worker's first pass of a global batch; a few samples of it, if there is none."""
