@@ -143,3 +143,26 @@ def program(
     assert not left
     assert not multiprocessing.active_children()
     return {epoch: sorted(numbers) for epoch, numbers in found.items()}
+
+
+def evaluation(backend: str, gates: str) -> dict[str, Any]:
+    """Evaluate data of unknown length, by plain Keras and by all workers; wait in the second batch."""
+    importlib.import_module(f"tests.keras.on_{backend}")
+    keras = importlib.import_module("keras")
+    ef_keras = importlib.import_module("ef_keras")
+    features = importlib.import_module("tests.keras.features")
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                Path(gates, f"waits-{os.getpid()}").touch()
+                while not Path(gates, "go").exists():
+                    time.sleep(0.01)
+
+    keras.utils.set_random_seed(1)
+    model = features.compiled(features.net())
+    results = [
+        model.evaluate(features.of_unknown_length(8, 189), verbose=0, callbacks=callbacks, return_dict=True)
+        for callbacks in ([], [Gate(), *ef_keras.callbacks()])
+    ]
+    return {name: [result[name] for result in results] for name in results[0]}

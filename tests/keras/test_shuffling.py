@@ -9,7 +9,7 @@ import pytest
 from ef_common.audit import audit
 from ef_common.testing.harness import Job
 from tests import warm
-from tests.keras.shuffling import NUM, program, started_again
+from tests.keras.shuffling import NUM, evaluation, program, started_again
 from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -55,6 +55,28 @@ def test_samples_are_trained_exactly_once_in_each_epoch(
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [
+        ("torch", "in threads"),
+        pytest.param("tensorflow", "in processes", marks=THOROUGH),
+        pytest.param("torch", "unknown length", marks=THOROUGH),
+    ],
+)
+def test_loss_of_a_worker_costs_no_sample(tmp_path: Path, backend: str, kind: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        *others, lost = job.start_world(3, program, backend, str(tmp_path), kind)
+        job.wait_for("step", epoch=1)
+        lost.kill()
+        (tmp_path / "go").touch()
+        first, second = (worker.result() for worker in others)
+        job.audit()
+    for epoch in map(str, range(4)):
+        numbers = sorted([*first[epoch], *second[epoch]])
+        assert len(set(numbers)) == len(numbers)
+        assert epoch in "01" or numbers == list(range(NUM))
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
         ("torch", "in place"),
         pytest.param("tensorflow", "generator", marks=THOROUGH),
         pytest.param("torch", "unknown length", marks=THOROUGH),
@@ -66,6 +88,21 @@ def test_samples_are_trained_exactly_once_over_a_new_start(tmp_path: Path, backe
     assert (set(first), set(second)) == ({"0", "1"}, {"1", "2", "3"})
     for epoch in range(4):
         assert sorted([*first.get(str(epoch), ()), *second.get(str(epoch), ())]) == list(range(NUM)), epoch
+
+
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=THOROUGH), "torch"])
+def test_data_of_unknown_length_are_evaluated_once_also_if_a_worker_is_lost(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        *others, lost = job.start_world(3, evaluation, backend, str(tmp_path))
+        job.wait_until(lambda events: (tmp_path / f"waits-{lost.pid}").exists(), "a worker in an evaluation")
+        lost.kill()
+        (tmp_path / "go").touch()
+        first, second = (worker.result() for worker in others)
+        report = job.audit()
+    assert first == second
+    for name, (plain, elastic) in first.items():
+        assert elastic == pytest.approx(plain, abs=1e-5), name
+    assert report["evaluation"].detail == "each position exactly once in 1 passes"
 
 
 def test_data_that_cannot_be_made_equal_are_refused_before_the_first_step(tmp_path: Path) -> None:
