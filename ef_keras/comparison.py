@@ -17,7 +17,7 @@ from ef_common.collectives import operations
 from ef_common.session import Session
 
 _MAX_CHECKED_BYTES = 1 << 20
-_NUM_READS = 6
+_NUM_READS = 16
 
 Checksums = Sequence[int | None]
 """Of the parts of a batch; None where there is nothing to compare."""

@@ -50,6 +50,15 @@ def test_only_rows_of_plain_values_have_an_order() -> None:
     fixed = np.arange(4)
     fixed.flags.writeable = False
     owner = data_set(
-        images=np.zeros((5, 2)), fixed=fixed, mixed=[1, "a"], parts=[[1], [2]], one=[1], size=7, name="abc", rest=None
+        tokens=np.zeros((1 << 22) + 1, "int8"),
+        images=np.zeros((5, 2)),
+        huge=[2**70, 1],
+        fixed=fixed,
+        mixed=[1, "a"],
+        parts=[[1], [2]],
+        one=[1],
+        size=7,
+        name="abc",
+        rest=None,
     )
     assert set(orders_of(owner)) == {"indices", "paths", "labels"}

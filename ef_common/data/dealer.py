@@ -96,7 +96,8 @@ class Dealer:
         self.progress, window = self.next_window(before, self._session.completed_in.ids)
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
-            self._log.write("epoch", epoch=before.epoch, length=before.length, open=self.is_open)
+            bound = {"open": True} if self.is_open else {}
+            self._log.write("epoch", epoch=before.epoch, length=before.length, **bound)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
         self._note()

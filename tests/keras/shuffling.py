@@ -62,6 +62,8 @@ def program(
     keras = importlib.import_module("keras")
     ef_keras = importlib.import_module("ef_keras")
     found: dict[int, list[int]] = {}
+    np.random.seed(os.getpid())  # as in processes that no server has forked
+    random.seed(os.getpid())
     elastic = ef_keras.callbacks(checkpoint=checkpoint)
 
     class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
