@@ -364,8 +364,17 @@ def _shares(value: Any) -> bool:
     return isinstance(value, dict) and all(_spans(spans) for spans in value.values())
 
 
+def _checksums(value: Any) -> bool:
+    return isinstance(value, list) and all(found is None or _count(found) for found in value)
+
+
 _ENVELOPE_FIELDS: dict[str, Check] = {"time": _number, "worker": _text, "kind": _text}
-_OPTIONAL_FIELDS: dict[str, Check] = {"generation": _count, "samples": _count, "cursor_positions": _spans}
+_OPTIONAL_FIELDS: dict[str, Check] = {
+    "generation": _count,
+    "samples": _count,
+    "cursor_positions": _spans,
+    "open": _flag,
+}
 """Of any kind."""
 _FIELDS: dict[str, dict[str, Check]] = {
     "start": {"pid": _count, "host": _text},
@@ -387,7 +396,10 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "admitted": {"generation": _count, "step": _count, "epoch": _count},
     # The program begins to train, for this time: steps and epochs are counted from the beginning.
     "training": {"number": _training},
+    # With `open`, the length is what it has at most: its end is not known yet.
     "epoch": {"epoch": _count, "length": _count},
+    # What this worker has read at a position: a checksum of each part, or null where there is nothing to compare.
+    "read": {"epoch": _count, "position": _count, "checksums": _checksums},
     # exact is false where a user's limit (max_steps, limit_train_batches, drop_last) cut the epoch short.
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
     # One committed reduction: all its positions, this worker's part, and those of workers lost before it. With

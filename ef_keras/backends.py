@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -14,9 +15,11 @@ from ef_common.core.compensation import Rule
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
-from ef_keras.global_batch import Passes
 from ef_keras.reducer import Reducer
 from ef_keras.scaled_optimizer import ScaledNumbers, ScaledOptimizer
+
+if TYPE_CHECKING:
+    from ef_keras.global_batch import Passes
 
 BACKENDS = ("gloo", "nccl", "horovod")
 
@@ -145,6 +148,20 @@ def set_random_state(states: Sequence[np.ndarray]) -> None:
         from ef_keras import gradients_torch
 
         gradients_torch.set_random_state(states)
+
+
+def drawn_from_key(key: Sequence[int]) -> AbstractContextManager[None]:
+    """Within this, random numbers of Python, NumPy and the backend are a function of the key.
+
+    After it, the backend's go on as if nothing had been.
+    """
+    if check_backend() == "torch":
+        from ef_keras import gradients_torch
+
+        return gradients_torch.drawn_from_key(key)
+    from ef_keras import gradients_tensorflow
+
+    return gradients_tensorflow.drawn_from_key(key)
 
 
 def prepare_determinism() -> None:

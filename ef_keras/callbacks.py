@@ -23,13 +23,13 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
-from ef_keras.checks import size_of
+from ef_keras.checks import check_end, size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
 from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
-from ef_keras.sources import global_batch_size_of, source_of
+from ef_keras.sources import Source, StreamSource, global_batch_size_of, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,8 @@ class Elastic(keras.callbacks.Callback):
         self._worker: Worker | None = None
         self._fit: Fit | None = None
         self._guard: Guard | None = None
+        self._evaluation: EvaluationData | None = None
+        self._has_told_cost = False
 
     def set_model(self, model: Any) -> None:
         """Become a worker, of a Keras that is known; stand first and last among the callbacks."""
@@ -158,9 +160,11 @@ class Elastic(keras.callbacks.Callback):
             self._guard.release()
         if self._fit is not None:
             self._fit.release()
+        if self._evaluation is not None:
+            self._evaluation.close()
         if self._worker is not None:
             self._worker.notices.stop()
-        self._guard = self._fit = None
+        self._guard = self._fit = self._evaluation = None
 
     @property
     def _is_global(self) -> bool:
@@ -183,12 +187,14 @@ class Elastic(keras.callbacks.Callback):
             return
         self._guard_fit(others)  # of a list that was made by hand, before
         self._worker.notices.start()
+        check_end(self.model)
         iterator = hooks.epoch_iterator(self.model)
         given = self._settings
         size = size_of(given.global_batch_size, global_batch_size_of(iterator), deterministic=given.deterministic)
         settings = replace(given, global_batch_size=size)
         with leaving_cleanly():
             self._fit = Fit(self._worker, self.model, others, iterator, settings=settings)
+            self._tell_cost(self._fit.data.source)
             self._fit.begin()
         if self._guard is not None:
             self._guard.put_around_batches(iterator, self._fit.data.batches)
@@ -227,9 +233,27 @@ class Elastic(keras.callbacks.Callback):
             return
         if self._fit is None:
             worker.notices.stop()
+        check_end(self.model)
         iterator = hooks.epoch_iterator(self.model)
-        data = EvaluationData(partial(source_of, iterator), worker.session, self.model, log=worker.log)
+        data = self._evaluation = EvaluationData(
+            partial(self._source_of, iterator), worker.session, self.model, log=worker.log
+        )
         hooks.replace_batches(iterator, data.batches)
+
+    def _source_of(self, iterator: Any) -> Source:
+        source = source_of(iterator)
+        self._tell_cost(source)
+        return source
+
+    def _tell_cost(self, source: Source) -> None:
+        """Say once what data cost that nobody knows the length of."""
+        if isinstance(source, StreamSource) and source.is_open and not self._has_told_cost:
+            self._has_told_cost = True
+            logger.warning(
+                "these data tell no length, so each worker reads all batches and uses its share of them, and a "
+                "newcomer reads what the others have read before it. With a keras.utils.PyDataset or "
+                "ef_keras.dataset, each reads only its own"
+            )
 
 
 class _Last(keras.callbacks.Callback):

@@ -55,6 +55,19 @@ def global_batch_for(
     return batch
 
 
+def check_end(model: Any) -> None:
+    """Refuse data without an end, also those of the validation, before the first step.
+
+    Raises:
+        UnsupportedError: Naming the argument to pass.
+    """
+    missing = hooks.endless_data(model)
+    if missing is not None:
+        raise UnsupportedError(
+            f"the data have no end, so this would never end. Pass {missing}=…. Received: {missing}=None"
+        )
+
+
 def _check_model(model: Any) -> None:
     optimizers = hooks.optimizers(model)
     if len(optimizers) != 1:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.coverage import Coverage
+from ef_common.data.orders import agree_on_orders
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
+from ef_keras.comparison import Checksums, compare, differ
+from ef_keras.indexed import IndexedSource
 from ef_keras.sources import Source, StreamSource
 
 _FIRST = np.zeros(1, dtype=int)
@@ -33,32 +38,63 @@ class EvaluationData:
         self._make_source = make_source
         self._session = session
         self._model = model
+        self._source: Source | None = None
         self._coverage = Coverage(session, log=log, stage="val")
 
     def batches(self) -> hooks.Batches:
         """A pass, as Keras wants it."""
-        source = self._make_source()
+        source = self._source = self._make_source()
+        try:
+            yield from self._pass(source)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End what reads ahead. May be repeated."""
+        if isinstance(self._source, IndexedSource):
+            self._source.close()
+
+    def _pass(self, source: Source) -> hooks.Batches:
         with leaving_cleanly():
             self._coverage.settle()
-        share, _ = self._coverage.begin(source.length)
-        step, before, checksums = 0, metrics.values_of(self._model), set()
+            if isinstance(source, IndexedSource):
+                agree_on_orders(self._session, source.data)
+        length = source.epochs.length_of(0)
+        step, before, checksums = 0, metrics.values_of(self._model), list[Checksums]()
+        share = np.arange(0)
+        is_open = isinstance(source, StreamSource) and source.is_open
+        if not is_open:
+            share, _ = self._coverage.begin(length)
         while True:
             source.begin(0, seed=0)
+            if isinstance(source, IndexedSource) and step == 0 and self._session.completed_in.world_size > 1:
+                with leaving_cleanly():
+                    _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
             if isinstance(source, StreamSource):
-                _batch(source, _FIRST)
-                checksums.add(source.fingerprint(0))
-            for batch in self._batches_of(source, share):
+                first = _batch(source, _FIRST, length)
+                checksums.append(source.checksums(0))
+            batches = self._batches_of(source, share, length)
+            if isinstance(source, StreamSource) and is_open:
+                batches, is_open = self._all_batches_of(source, length), False
+            for batch in batches:
                 yield step, step, iter([batch])
                 step += 1
-            if step == 0:  # a step there must be, or there are no logs; its result does not count
-                yield step, step, iter([_batch(source, _FIRST)])
+            if step == 0 and isinstance(source, StreamSource):
+                yield step, step, iter([first])
                 step += 1
                 metrics.set_values(self._model, before)
-            mine = {"metrics": metrics.values_of(self._model), "checksums": list(checksums)}
+            elif step == 0:  # a step there must be, or there are no logs; its result does not count
+                yield step, step, iter([_batch(source, _FIRST, length)])
+                step += 1
+                metrics.set_values(self._model, before)
+            length = min(length, self._coverage.length)
+            mine = {"metrics": metrics.values_of(self._model), "checksums": checksums, "length": length}
             with leaving_cleanly():
                 missing, results = self._coverage.exchange(mine)
-            _check(results)
+            _check_length([result["length"] for result in results])
+            _check({str(number): found for number, found in enumerate(chain(*(r["checksums"] for r in results)))})
             if missing is None:
+                source.end()
                 with leaving_cleanly():
                     self._session.run(
                         Barrier("end of an evaluation")
@@ -66,24 +102,45 @@ class EvaluationData:
                 metrics.merge(self._model, [result["metrics"] for result in results])
                 return
             share, _ = missing
-            source = self._make_source()
 
-    def _batches_of(self, source: Source, share: np.ndarray) -> Iterator[Any]:
+    def _batches_of(self, source: Source, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):
-            yield _batch(source, share[start : start + source.batch_size])
+            if isinstance(source, IndexedSource) and source.num_ahead:
+                source.expect(share[start : start + source.num_ahead].tolist())
+            yield _batch(source, share[start : start + source.batch_size], length)
+
+    def _all_batches_of(self, source: StreamSource, limit: int) -> Iterator[Any]:
+        """This worker's share of data whose length is not known: all walk to their end, and take turns."""
+        turn, num_workers = self._coverage.begin_open()
+        position = 0
+        while position < limit:
+            source.follow(EpochProgress(epoch=0, length=limit), Window(position, position + 1, ("one",)))
+            if source.ended_at == position:
+                break
+            if position % num_workers == turn:
+                yield source.batch([position])
+            position += 1
+        self._coverage.end_open(position)
 
 
-def _batch(source: Source, positions: np.ndarray) -> Any:
+def _batch(source: Source, positions: np.ndarray, length: int) -> Any:
     window = Window(int(positions[0]), int(positions[-1]) + 1, ("one",))
-    source.follow(EpochProgress(epoch=0, length=source.length), window)
+    source.follow(EpochProgress(epoch=0, length=length), window)
     return source.batch(positions.tolist())
 
 
-def _check(results: list[Any]) -> None:
-    checksums = [result["checksums"] for result in results]
-    if len({value for own in checksums for value in own}) > 1:
+def _check_length(lengths: list[int]) -> None:
+    if len(set(lengths)) > 1:
+        raise UsageError(
+            "the workers evaluate data of different lengths. Let all of them have the same, with the same seeds. "
+            f"Received: lengths {lengths}, in batches"
+        )
+
+
+def _check(everybody: dict[str, Checksums]) -> None:
+    if differ(everybody):
         raise UsageError(
             "the workers evaluate different data, or in another order each time, so that samples would count twice "
             "or never. Do not shuffle the data of an evaluation, or with shuffle(…, reshuffle_each_iteration=False) "
-            f"and a fixed seed. Received: checksums of the first batch {checksums}"
+            f"and a fixed seed. Received: checksums of the first batch {everybody}"
         )

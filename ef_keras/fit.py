@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -25,13 +26,14 @@ from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.checks import global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
+from ef_keras.indexed import IndexedSource
 from ef_keras.rank_zero import unwrapped
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
 from ef_keras.schedules import FitSchedules
-from ef_keras.sources import IndexedSource, SampleSource, source_of
+from ef_keras.sources import SampleSource, source_of
 from ef_keras.state import FitState
-from ef_keras.training_data import TrainingData, first_batch
+from ef_keras.training_data import TrainingData
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +76,8 @@ class Fit:
         self._deterministic = deterministic
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
-        source = source_of(iterator, step_size=global_batch_size)
-        self._first_batch = first_batch(source)
+        source = source_of(iterator, step_size=global_batch_size, first_epoch=hooks.initial_epoch(model))
+        self._first_batch = source.first()
         full_batch = num_samples(self._first_batch)
         self._global_batch: GlobalBatch | None = None
         if global_batch_size is not None:
@@ -89,8 +91,9 @@ class Fit:
                 world_size=world_size,
                 deterministic=deterministic,
             )
-            if source.whole_batches and iterator.steps_per_epoch is not None:
-                source.length *= global_batch_size // full_batch  # it counts updates
+            if source.whole_batches and source.epochs.limit is not None:  # it counts updates
+                limit = source.epochs.limit * (global_batch_size // full_batch)
+                source.epochs = replace(source.epochs, limit=limit)
         self.data = TrainingData(
             source,
             self._session,
@@ -99,6 +102,7 @@ class Fit:
             full_batch=full_batch,
             global_batch=self._global_batch,
         )
+        self._undo.callback(self.data.close)
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics
         self.data.on_padding = self._pad
@@ -312,7 +316,7 @@ class Fit:
         if self.schedules is not None and state.get("schedules") is not None:
             self.schedules.load_state(state["schedules"])
 
-    def _set_length(self, num_steps: int) -> None:
+    def _set_length(self, num_steps: int | None) -> None:
         everybody = [unwrapped(callback) for callback in self._callbacks.callbacks]
         hooks.set_num_steps(self._callbacks.params, everybody, num_steps)
 

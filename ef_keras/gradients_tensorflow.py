@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import DTypeLike
+from tensorflow.python.eager import context
 
 from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
 from ef_common.core.view import View
@@ -250,3 +252,16 @@ def memory_of(tensor: Any) -> np.ndarray:
     if tensor.device.endswith("CPU:0") and tensor.dtype != tf.bfloat16:  # which is no type of Python's buffers
         return np.asarray(memoryview(tensor))
     return np.asarray(tensor)
+
+
+@contextmanager
+def drawn_from_key(key: Sequence[int]) -> Iterator[None]:
+    """See `ef_keras.backends`."""
+    held: Any = context.context()
+    # There is no generator before a seed is set. A release that keeps them elsewhere goes on with ours.
+    before = getattr(held, "_seed", None), getattr(held, "_rng", None)
+    tf.random.set_seed(seed_python(key) >> 1)
+    try:
+        yield
+    finally:
+        held._seed, held._rng = before

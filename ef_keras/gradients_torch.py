@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -118,3 +119,14 @@ def random_state() -> list[np.ndarray]:
 def set_random_state(states: Sequence[np.ndarray]) -> None:
     """Let them go on from there."""
     set_torch_states([torch.from_numpy(np.array(state)) for state in states])
+
+
+@contextmanager
+def drawn_from_key(key: Sequence[int]) -> Iterator[None]:
+    """See `ef_keras.backends`."""
+    before = random_state()
+    seed_everything(key)
+    try:
+        yield
+    finally:
+        set_random_state(before)

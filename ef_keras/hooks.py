@@ -117,9 +117,15 @@ def own_batches(iterator: Any) -> Iterable[Any]:
 
 
 def num_batches(iterator: Any) -> int | None:
-    """Batches of an epoch; None if Keras cannot tell."""
-    found = iterator.num_batches
+    """Batches of the data, whatever `steps_per_epoch` is; None if Keras cannot tell."""
+    found = iterator.data_adapter.num_batches
     return None if found is None or found < 0 else int(found)
+
+
+def num_steps(iterator: Any) -> int | None:
+    """Batches that Keras takes in an epoch, if `steps_per_epoch` says so: in whole executions, of several each."""
+    steps = iterator.steps_per_epoch
+    return None if not steps else -(-int(steps) // steps_per_execution(iterator)) * steps_per_execution(iterator)
 
 
 def steps_per_execution(iterator: Any) -> int:
@@ -178,15 +184,20 @@ def statistics(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def seed_states(model: Any) -> list[Any]:
-    """The variables of the model's random generators; the last is of the one that serves whoever names none."""
+def seed_state() -> Any:
+    """The variable of the random generator that serves whoever names none."""
     from keras.src.random import seed_generator
 
+    return seed_generator.global_seed_generator().state
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The variables of the model's random generators; the last is of the one that serves whoever names none."""
     found = {}
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
             found[id(generator.state)] = generator.state
-    everybodys = seed_generator.global_seed_generator().state
+    everybodys = seed_state()
     found.pop(id(everybodys), None)
     return [*found.values(), everybodys]
 
@@ -364,6 +375,32 @@ def recalled_shift(optimizer: Any, num_updates: int) -> int:
     return int(num) if num_updates >= noted else 0
 
 
+def initial_epoch(model: Any) -> int:
+    """The `initial_epoch` that the `fit` that is running was called with."""
+    frame = frame_of_fit(model)
+    return 0 if frame is None else int(frame.f_locals.get("initial_epoch") or 0)
+
+
+def endless_data(model: Any) -> str | None:
+    """Name of an argument of the `fit` or `evaluate` that is running which is missing: without it, that never ends."""
+    frame = _find(
+        lambda frame: frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals,
+        "the data of fit() or evaluate()",
+    )
+    of_fit = {"steps_per_epoch": "x", "validation_steps": "val_x"}
+    for steps, data in (of_fit if frame.f_code.co_name == "fit" else {"steps": "x"}).items():
+        if frame.f_locals.get(steps) is None and _is_endless(frame.f_locals.get(data)):
+            return steps
+    return None
+
+
+def _is_endless(data: Any) -> bool:
+    if isinstance(data, keras.utils.PyDataset):
+        return data.num_batches is None
+    cardinality = getattr(data, "cardinality", None)
+    return callable(cardinality) and int(cardinality()) == -1  # tf.data.INFINITE_CARDINALITY
+
+
 def start_of(model: Any) -> int | None:
     """The epoch at which `fit` begins, if it is another one than it was told."""
     epoch = model._initial_epoch
@@ -389,8 +426,8 @@ def new_train_function(model: Any) -> Callable[[Any], Any]:
     return found
 
 
-def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int) -> None:
-    """Tell the progress bar how many steps an epoch has now."""
+def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int | None) -> None:
+    """Tell the progress bar how many steps an epoch has now, if that is known."""
     params["steps"] = num_steps
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ProgbarLogger):
@@ -444,32 +481,32 @@ def as_batch(arrays: Any) -> Any:
 
 
 class Indexed:
-    """A `PyDataset` of known length. Its batches can be had in any order.
+    """A `PyDataset`. Its batches can be had in any order.
 
     Attributes:
-        num_batches: Of an epoch.
-        shuffle: Whether `fit` is to shuffle them.
+        data: The data set.
+        shuffle: Whether `fit` is to shuffle its batches.
     """
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
-        self.num_batches = int(adapter.num_batches)
-        self.shuffle = bool(adapter.shuffle)
+        self.data = adapter.py_dataset
+        self.shuffle = bool(adapter.shuffle) and adapter.num_batches is not None
 
     def batch(self, index: int) -> Any:
         """One batch, as the backend's tensors, in the structure that a step takes."""
-        return as_batch(self._adapter._standardize_batch(self._adapter.py_dataset[index]))
+        return self.made_of(self.data[index])
 
-    def end_epoch(self) -> None:
-        """Tell it, as Keras does."""
-        self._adapter.py_dataset.on_epoch_end()
+    def made_of(self, read: Any) -> Any:
+        """The same, of what the data set has returned."""
+        return as_batch(self._adapter._standardize_batch(read))
 
 
 def indexed_of(iterator: Any) -> Indexed | None:
-    """The `PyDataset` behind a `fit` or `evaluate`, if its data are one of known length."""
+    """The `PyDataset` behind a `fit` or `evaluate`, if its data are one."""
     adapter = iterator.data_adapter
     is_indexed = isinstance(getattr(adapter, "py_dataset", None), keras.utils.PyDataset)
-    return Indexed(adapter) if is_indexed and adapter.num_batches is not None else None
+    return Indexed(adapter) if is_indexed else None
 
 
 def is_generator(iterator: Any) -> bool:

@@ -23,8 +23,11 @@ KERAS: tuple[Part, ...] = tuple(
     chain(
         # ------------------------------------------------------------ fit and evaluate
         listed("model.fit", "epoch_iterator", "epoch_iterator"),
+        listed("model.fit", "initial_epoch", "initial_epoch"),
+        listed("model.fit", "x val_x steps_per_epoch validation_steps", "endless_data"),
         listed("model.fit", " ".join(hooks.CALLED_BY_FIT), "CALLED_BY_FIT"),
         listed("model.evaluate", "epoch_iterator", "epoch_iterator"),
+        listed("model.evaluate", "x steps", "endless_data"),
         listed("model", "_initial_epoch", "start_at"),
         listed("model", "_symbolic_build(iterator, data_batch)", "build Program", replaced=True),
         listed("model", "make_train_function(force=)", "renew_train_function"),

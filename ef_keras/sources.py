@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 
 from ef_common.core import sharding
 from ef_common.core.place import Place
 from ef_common.core.sharding import EpochProgress, Window
-from ef_common.errors import UnsupportedError
+from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
+from ef_keras.comparison import Checksums, checksums_of
 from ef_keras.dataset import SampleDataset
-
-_MAX_CHECKED_BYTES = 1 << 20
+from ef_keras.epochs import ENDLESS, Epochs
+from ef_keras.indexed import IndexedSource
 
 
 class Source(Protocol):
     """The data of one `fit` or `evaluate`.
 
     Attributes:
-        length: Positions of an epoch: samples where they can be had one by one, else batches.
+        epochs: Which positions each epoch has: samples where they can be had one by one, else batches.
         batch_size: Positions of a full batch.
         whole_batches: A position is a batch, of whatever size; else it is a sample.
     """
 
-    length: int
+    epochs: Epochs
     batch_size: int
     whole_batches: bool
+
+    def first(self) -> Any:
+        """Any batch, before the first epoch, to build and warm up a model with."""
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """Begin an epoch, of which so many places have been dealt. Its order is a function of epoch and seed."""
@@ -41,8 +44,8 @@ class Source(Protocol):
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """`window` was dealt and `progress` is what holds now: nothing else that is past is asked for again."""
 
-    def fingerprint(self, position: int) -> int:
-        """Checksum of a batch that `follow` has just passed; 0 where all workers read the same by construction."""
+    def end(self) -> None:
+        """The epoch is over."""
 
 
 class ArraySource:
@@ -50,22 +53,20 @@ class ArraySource:
 
     whole_batches = False
 
-    def __init__(
-        self, arrays: hooks.Arrays, steps_per_epoch: int | None = None, *, step_size: int | None = None
-    ) -> None:
+    def __init__(self, arrays: hooks.Arrays, epochs: Epochs) -> None:
         self._arrays = arrays
+        self.epochs = epochs
         self.batch_size = arrays.batch_size
-        step_size = arrays.batch_size if step_size is None else step_size
-        self.length = arrays.num_samples if steps_per_epoch is None else steps_per_epoch * step_size
-        self._order = np.arange(0)
+        self._order = np.arange(arrays.num_samples)
+
+    def first(self) -> Any:
+        """See the protocol."""
+        return self._arrays.batch(self._order[: self.batch_size])
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
-        """See the protocol. With `steps_per_epoch`, an epoch begins where the one before has ended."""
-        num = self._arrays.num_samples
-        first, last = epoch * self.length, (epoch + 1) * self.length
-        passes = range(first // num, -(-last // num))
-        orders = np.concatenate([self._pass(number, seed) for number in passes])
-        self._order = orders[first - passes.start * num :][: self.length]
+        """See the protocol."""
+        number, part = self.epochs.part(epoch)
+        self._order = self._pass(number, seed)[part.start : part.stop]
 
     def _pass(self, number: int, seed: int) -> np.ndarray:
         """The order of one pass over all samples."""
@@ -85,9 +86,8 @@ class ArraySource:
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
 
-    def fingerprint(self, position: int) -> int:
+    def end(self) -> None:
         """See the protocol."""
-        return 0
 
 
 class SampleSource:
@@ -99,19 +99,25 @@ class SampleSource:
 
     whole_batches = False
 
-    def __init__(self, data: SampleDataset) -> None:
+    def __init__(self, data: SampleDataset, epochs: Epochs) -> None:
         self._data = data
+        self.epochs = epochs
         self._key: tuple[int, int] = (0, 0)
         self.seed: Callable[[Sequence[int]], None] | None = None
-        self.length = data.num_samples
         self.batch_size = data.sample_batch_size
-        self._order = np.arange(self.length)
+        self._order = np.arange(data.num_samples)
+
+    def first(self) -> Any:
+        """See the protocol."""
+        return self.batch(range(min(self.batch_size, len(self._order))))
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol."""
         self._key = (seed, epoch)
-        if self._data.shuffle:
-            self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
+        number, part = self.epochs.part(epoch)
+        length = self._data.num_samples
+        order = sharding.shuffled(length, seed=seed, epoch=number) if self._data.shuffle else np.arange(length)
+        self._order = order[part.start : part.stop]
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
@@ -126,78 +132,58 @@ class SampleSource:
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
 
-    def fingerprint(self, position: int) -> int:
+    def end(self) -> None:
         """See the protocol."""
-        return 0
-
-
-class IndexedSource:
-    """A `PyDataset`: each worker asks for its batches.
-
-    Attributes:
-        seed: Called before each batch is read, with what the random numbers in it are to be a function of.
-    """
-
-    batch_size = 1
-    whole_batches = True
-
-    def __init__(self, data: hooks.Indexed) -> None:
-        self._data = data
-        self._key: tuple[int, int] = (0, 0)
-        self.seed: Callable[[Sequence[int]], None] = lambda key: None
-        self.length = data.num_batches
-        self._order = np.arange(self.length)
-        self._begun = False
-
-    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
-        """See the protocol."""
-        if self._begun:
-            self._data.end_epoch()
-        self._begun = True
-        self._key = (seed, epoch)
-        if self._data.shuffle:
-            self._order = sharding.shuffled(self.length, seed=seed, epoch=epoch)
-
-    def batch(self, positions: Sequence[int]) -> Any:
-        """See the protocol."""
-        self.seed([*self._key, positions[0]])
-        return self._data.batch(int(self._order[positions[0]]))
-
-    def follow(self, progress: EpochProgress, window: Window) -> None:
-        """See the protocol."""
-
-    def fingerprint(self, position: int) -> int:
-        """See the protocol."""
-        return 0
 
 
 class StreamSource:
-    """Anything else of known length: each worker walks the whole of it, and keeps what may be asked for.
+    """Anything else: each worker walks the whole of it, and keeps what may be asked for.
 
     A shuffled data set has another order each time that an iterator over it is made. So iterators are counted: that of
-    epoch `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
+    pass `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
 
     Whoever has been admitted keeps the newest window and all that was returned. A newcomer goes ahead of its admission,
     but never beyond a :class:`~ef_common.core.place.Place`, and keeps what the place says was returned. Nothing else
     before that place can ever be asked for: it is committed, and the commits are confirmed. What is returned later was
     dealt later; it lies behind the place, where the newcomer has not been yet.
 
+    Where nobody knows how long the data are, their end is found by whoever walks there: all do so in the same step. As
+    with Keras, the epoch is over then, and the next one has a new iterator.
+
+    Args:
+        batches: Makes the batches of a pass.
+        epochs: See `Source`.
+        is_open: The length of the data is not known.
+        once: There is one iterator under all passes (a bare generator), so none can be skipped.
+
     Attributes:
-        epoch: The newest that has been begun; -1 before the first.
+        epoch: The newest that has been begun; one less than the first before that.
         cursor: Batches of it that have been read.
+        ended_at: Where the data have ended in this epoch, if they have.
     """
 
     batch_size = 1
     whole_batches = True
 
-    def __init__(self, iterator: Any, length: int) -> None:
-        self._batches = hooks.own_batches(iterator)
-        self._endless = iterator.steps_per_epoch is not None
-        self.length = length
+    def __init__(
+        self, batches: Callable[[], Iterable[Any]], epochs: Epochs, *, is_open: bool = False, once: bool = False
+    ) -> None:
+        self._batches = batches
+        self.epochs = epochs
+        self.is_open, self.once = is_open, once
+        self.ended_at: int | None = None
         self._iterator: Iterator[Any] | None = None
-        self.epoch = -1
-        self.cursor = 0
+        self._pass = self.epoch = epochs.first - 1
+        self._start = self.cursor = 0  # of the epoch in its pass, and from there on
         self._kept: dict[int, Any] = {}
+
+    def first(self) -> Any:
+        """See the protocol."""
+        self.begin(self.epochs.first, seed=0)
+        self._walk(1, keep_from=0)
+        if not self.cursor:
+            raise UsageError("the data have no batch")
+        return self.batch([0])
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
         """See the protocol. To begin the newest epoch again changes nothing.
@@ -207,64 +193,85 @@ class StreamSource:
         """
         lacks = any(position not in self._kept for position in range(cursor, self.cursor))
         if epoch < self.epoch or (epoch == self.epoch and lacks):
-            self.epoch, self._iterator = -1, None
-        while self.epoch < epoch:
-            if self._endless and self._iterator is not None:  # Keras goes on where the epoch before has ended
-                self._walk(self.length, keep_from=self.length)
-            else:
-                self._iterator = iter(self._batches)
-                if self.epoch + 1 < epoch and not self._endless:
-                    next(self._iterator, None)
-            self.epoch += 1
-            self.cursor, self._kept = 0, {}
+            self._pass = self.epoch = self.epochs.first - 1
+        if epoch == self.epoch:
+            return
+        number, part = self.epochs.part(epoch)
+        while self._pass < number:
+            self._new_iterator()
+            self._pass += 1
+            if self._pass < number and self._iterator is not None:
+                _skip(self._iterator, everything=self.once)
+        while self._start < part.start:  # epochs in the same pass
+            limit = self.epochs.limit or 0
+            self._walk(limit, keep_from=limit)
+            if self.ended_at is not None:
+                self._new_iterator(self._start)
+            self._start, self.cursor, self.ended_at = self._start + limit, 0, None
+        self.epoch, self._kept = epoch, {}
+
+    def _new_iterator(self, start: int = 0) -> None:
+        self._iterator = iter(self._batches())
+        self._start, self.cursor, self.ended_at = start, 0, None
 
     def lag(self, place: Place) -> int:
         """Batches from here to a place; none if it lies behind."""
         if place.epoch < self.epoch:
             return 0
-        cursor, epochs = min(place.cursor, self.length), place.epoch - self.epoch
-        if self._endless or not epochs:
-            return max(0, epochs * self.length + cursor - self.cursor)
-        return 1 + cursor  # the epoch has to be begun at least
+        number, part = self.epochs.part(place.epoch)
+        target = part.start + min(place.cursor, len(part))
+        if number == self._pass:
+            return max(0, target - self._start - self.cursor)
+        return 1 + target  # the pass has to be begun at least
 
     def approach(self, place: Place) -> None:
-        """Go one batch (or the beginning of an epoch) towards a place that lies ahead."""
-        if self.epoch < place.epoch and not (self._endless and self.cursor < self.length):
-            self.begin(self.epoch + 1 if self._endless else place.epoch, seed=0)
-        else:
-            wanted = self.epoch == place.epoch and self.cursor in place.returned
-            self._walk(self.cursor + 1, keep_from=self.cursor if wanted else self.length)
+        """Go one batch (or the beginning of a pass) towards a place that lies ahead."""
+        if self.epochs.part(place.epoch)[0] != self._pass:
+            self.begin(self.epochs.begin_of_pass(place.epoch), seed=0)
+            return
+        if self.epoch < place.epoch and (self.ended_at is not None or self.cursor >= self.epochs.length_of(self.epoch)):
+            self.begin(self.epoch + 1, seed=0)
+            if not self.lag(place):
+                return
+        wanted = self.epoch == place.epoch and self.cursor in place.returned
+        self._walk(self.cursor + 1, keep_from=self.cursor if wanted else self.cursor + 1)
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
         (position,) = positions
         self._walk(position + 1, keep_from=position)
+        if position not in self._kept:
+            raise UnsupportedError(
+                "data of unknown length cannot be read again: they have ended earlier than the time before, as a bare "
+                "generator does. Use a tf.data.Dataset, a keras.utils.PyDataset or ef_keras.dataset. "
+                f"Received: batch {position}, of {self.ended_at}"
+            )
         return self._kept[position]
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
         wanted = {*progress.returned, *progress.positions((window.start, window.stop))}
-        for position in range(self.cursor, min(window.stop, self.length)):
-            self._walk(position + 1, keep_from=position if position in wanted else self.length)
+        for position in range(self.cursor, min(window.stop, progress.length)):
+            self._walk(position + 1, keep_from=position if position in wanted else position + 1)
         self._kept = {position: batch for position, batch in self._kept.items() if position in wanted}
 
-    def fingerprint(self, position: int) -> int:
+    def end(self) -> None:
         """See the protocol."""
-        batch = self._kept.get(position)
-        found = 1
-        for leaf in keras.tree.flatten(batch):
-            if leaf is not None:
-                array = np.ascontiguousarray(keras.ops.convert_to_numpy(leaf))
-                found = zlib.crc32(array.tobytes()[:_MAX_CHECKED_BYTES], found)
-        return found
+
+    def checksums(self, position: int) -> Checksums:
+        """Checksums of a batch that `follow` has just passed."""
+        return checksums_of(self._kept[position]) if position in self._kept else []
 
     def _walk(self, upto: int, *, keep_from: int) -> None:
-        while self.cursor < upto:
+        while self.cursor < upto and self.ended_at is None:
             batch = next(self._iterator, None) if self._iterator is not None else None
+            if batch is None and self.is_open:
+                self.ended_at = self.cursor
+                return
             if batch is None:
                 raise UnsupportedError(
-                    "the data have ended before the epoch has. Pass steps_per_epoch=… to fit(), or end the data set "
-                    f"with .repeat(). Expected: {self.length} batches. Received: {self.cursor}"
+                    "the data have ended before the length that they tell. Correct that: assert_cardinality(…), "
+                    f"__len__. Expected: {self.epochs.length_of(self.epoch)} batches. Received: {self.cursor}"
                 )
             if self.cursor >= keep_from:
                 self._kept[self.cursor] = batch
@@ -277,35 +284,42 @@ def global_batch_size_of(iterator: Any) -> int | None:
     return data.global_batch_size if isinstance(data, SampleDataset) else None
 
 
-def source_of(iterator: Any, *, step_size: int | None = None) -> Source:
+def source_of(iterator: Any, *, step_size: int | None = None, first_epoch: int = 0) -> Source:
     """The source behind a `fit` or `evaluate`.
 
     Args:
         iterator: Keras's.
-        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of arrays.
+        step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of samples.
+        first_epoch: The one at which `fit` begins.
 
     Raises:
         UnsupportedError: The data cannot be dealt.
     """
+    num_steps = hooks.num_steps(iterator)
+
+    def epochs(length: int | None, batch_size: int = 1) -> Epochs:
+        limit = None if num_steps is None else num_steps * batch_size
+        return Epochs(ENDLESS if length is None else length, limit, first_epoch)
+
     arrays = hooks.arrays_of(iterator)
     if arrays is not None:
-        return ArraySource(arrays, iterator.steps_per_epoch, step_size=step_size)
-    data = getattr(iterator.data_adapter, "py_dataset", None)
-    if isinstance(data, SampleDataset) and iterator.steps_per_epoch is None:
-        return SampleSource(data)
+        return ArraySource(arrays, epochs(arrays.num_samples, step_size or arrays.batch_size))
     indexed = hooks.indexed_of(iterator)
-    if indexed is not None and iterator.steps_per_epoch is None:
-        return IndexedSource(indexed)
-    if hooks.is_generator(iterator):
-        raise UnsupportedError(
-            "a bare generator cannot be dealt to a changing number of workers: nobody could read a sample of it "
-            "again. Wrap it: tf.data.Dataset.from_generator(make_generator, output_signature=…)"
-            ".apply(tf.data.experimental.assert_cardinality(num_batches)), or write a keras.utils.PyDataset"
-        )
+    if indexed is not None and isinstance(indexed.data, SampleDataset):
+        data = indexed.data
+        return SampleSource(data, epochs(data.num_samples, step_size or data.sample_batch_size))
     num_batches = hooks.num_batches(iterator)
-    if num_batches is None:
-        raise UnsupportedError(
-            "the length of the data is not known, so an epoch cannot be dealt. Pass steps_per_epoch=… to fit(), or "
-            "append .apply(tf.data.experimental.assert_cardinality(num_batches)) to the data set"
-        )
-    return StreamSource(iterator, num_batches)
+    if indexed is not None:
+        return IndexedSource(indexed, epochs(num_batches))
+    return StreamSource(
+        partial(hooks.own_batches, iterator),
+        epochs(num_batches),
+        is_open=num_batches is None,
+        once=hooks.is_generator(iterator),
+    )
+
+
+def _skip(iterator: Iterator[Any], *, everything: bool) -> None:
+    for _ in iterator:
+        if not everything:
+            return

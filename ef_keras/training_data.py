@@ -9,21 +9,32 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ef_common.collectives import operations
 from ef_common.core.place import Place
 from ef_common.core.sharding import MIN_SHARE, GlobalBatch, Window
 from ef_common.data.dealer import Dealer
+from ef_common.data.orders import Order, agree_on_orders, orders_of, put_in_order
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
+from ef_keras.comparison import Checksums, are_alike, compare, differ, without_noise
+from ef_keras.epochs import ENDLESS
+from ef_keras.indexed import IndexedSource
 from ef_keras.rows import Rows, num_samples
 from ef_keras.sources import Source, StreamSource
 
 _STEPS_BETWEEN_CHECKS = 100
+
+REMEDY = (
+    "Make them the same function of keras.utils.set_random_seed(…), called with the same number in all workers before "
+    "the data set is made; shuffle a tf.data.Dataset with shuffle(…, seed=…). A PyDataset may draw random numbers in "
+    "on_epoch_begin() and on_epoch_end(): of random, numpy.random, keras.random, the backend, or a generator that is "
+    "its attribute; no other chance may decide which samples it has where"
+)
 
 
 class TrainingData:
@@ -47,7 +58,7 @@ class TrainingData:
         on_boundary: Called between two steps.
         on_dealt: Called when the samples of a step have been dealt, before it begins.
         on_resume: Called before the first batch, if that is one in the middle of an epoch.
-        on_length: Called with the number of steps of the epoch when it may have changed.
+        on_length: Called with the number of steps of the epoch, None if unknown, when it may have changed.
         on_padding: Called before a batch that only keeps step, and when it is over.
         on_epoch_end: Called when the last step of an epoch is over.
     """
@@ -68,6 +79,7 @@ class TrainingData:
         if global_batch is not None and source.whole_batches:
             self._piece, global_batch = global_batch.piece, GlobalBatch(global_batch.size // full_batch)
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
+        self.dealer.is_open = isinstance(source, StreamSource) and source.is_open
         self.dealer.on_returned = self._announce_length
         self.seed = 0
         self.full_batch = full_batch
@@ -77,7 +89,7 @@ class TrainingData:
         self.on_boundary: Callable[[], None] = lambda: None
         self.on_dealt: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
-        self.on_length: Callable[[int], None] = lambda num_steps: None
+        self.on_length: Callable[[int | None], None] = lambda num_steps: None
         self.on_padding: Callable[[bool], None] = lambda begins: None
         self.on_epoch_end: Callable[[], None] = lambda: None
         self._session = session
@@ -85,22 +97,38 @@ class TrainingData:
         self._steps_per_execution = steps_per_execution
         self._resumed = False
         self._ahead: tuple[Window, Any] | None = None
+        self._checksums: Checksums = []
+        self._orders: dict[str, Order] | None = None
 
     def batches(self) -> hooks.Batches:
         """An epoch, as Keras wants it."""
         if not self._resumed:
             self.source.begin(self.epoch, seed=self.seed)
-            self.dealer.begin(self.epoch, self.source.length)
+            self.dealer.begin(self.epoch, self.source.epochs.length_of(self.epoch))
+            self._checksums, self._orders = [], None
+            if isinstance(self.source, IndexedSource) and self._session.completed_in.world_size > 1:
+                with leaving_cleanly():
+                    agree_on_orders(self._session, self.source.data)
             self._ahead = None
         else:
             self.on_resume()
         self._resumed = False
         self._announce_length()
-        while (batch := self._next()) is not None:
-            step = self.dealer.progress.steps - 1
-            some = itertools.chain([batch], iter(self._next, None))
-            yield step, step + self._steps_per_execution - 1, itertools.islice(some, self._steps_per_execution)
+        try:
+            while (batch := self._next()) is not None:
+                step = self.dealer.progress.steps - 1
+                some = itertools.chain([batch], iter(self._next, None))
+                yield step, step + self._steps_per_execution - 1, itertools.islice(some, self._steps_per_execution)
+            self.source.end()
+        except BaseException:  # `GeneratorExit` among them: `fit` is left
+            self.close()
+            raise
         self.on_epoch_end()
+
+    def close(self) -> None:
+        """End what reads ahead. May be repeated."""
+        if isinstance(self.source, IndexedSource):
+            self.source.close()
 
     def _next(self) -> Any:
         """The next batch of this worker; None at the end of the epoch."""
@@ -120,9 +148,13 @@ class TrainingData:
         with leaving_cleanly():
             if session.boundary():
                 self._announce_length()
+        self._look_for_end()
+        if dealer.progress.remaining == 0:
+            return None
         window = dealer.deal()
         self.source.follow(dealer.progress, window)
         self._check(window)
+        self._look_ahead(window)
         self.on_dealt()
         if dealer.global_batch is not None:
             return self._share(window)
@@ -136,6 +168,20 @@ class TrainingData:
         if self.source.whole_batches:
             self.fraction = num_samples(batch) / self.full_batch
         return batch
+
+    def _look_for_end(self) -> None:
+        """Where nobody knows the length of the data: whether they end before, or in, what would be dealt next.
+
+        All workers walk as far, so all find the end in the same step.
+        """
+        source, dealer = self.source, self.dealer
+        if not isinstance(source, StreamSource) or not source.is_open:
+            return
+        progress, window = dealer.next_window(dealer.progress, self._session.completed_in.ids)
+        source.follow(progress, window)
+        if source.ended_at is not None and source.ended_at < min(window.stop, progress.length):
+            dealer.end_at(source.ended_at)
+            self._announce_length()
 
     def _share(self, window: Window) -> Any:
         """The batch of this worker's first pass of a global batch; a few samples of it, if there is none."""
@@ -163,9 +209,28 @@ class TrainingData:
         """Samples of a forward pass, at most."""
         return self.full_batch if self.source.whole_batches else self.dealer.batch_size
 
+    def _look_ahead(self, window: Window) -> None:
+        """Have this window read, and those that come next if nothing changes, where the data set has readers."""
+        source, dealer = self.source, self.dealer
+        if not isinstance(source, IndexedSource) or not source.num_ahead:
+            return
+        progress, expected = dealer.progress, self._read_here(window)
+        while len(expected) < source.num_ahead and progress.remaining > 0:
+            progress, window = dealer.next_window(progress, self._session.completed_in.ids)
+            expected += self._read_here(window)
+        source.expect(expected)
+
+    def _read_here(self, window: Window) -> list[int]:
+        """Positions of a window that this worker reads."""
+        dealer = self.dealer
+        everything = dealer.progress.positions((window.start, window.stop))
+        return everything if dealer.global_batch is not None else dealer.mine(window) or everything[:1]
+
     def prefetch(self) -> None:
         """While the others' gradients are waited for: have the next batch ready, should nothing change."""
         progress = self.dealer.progress
+        if isinstance(self.source, IndexedSource) and self.source.num_ahead:
+            return
         if progress.remaining > 0 and not isinstance(self.source, StreamSource):
             _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
             mine = self.dealer.mine(window)
@@ -199,38 +264,58 @@ class TrainingData:
         self._log.write("walked", epoch=source.epoch, cursor=source.cursor)
 
     def _announce_length(self) -> None:
-        self.on_length(self.dealer.num_steps())
+        known = self.dealer.progress.length < ENDLESS
+        self.on_length(self.dealer.num_steps() if known else None)
 
     def _check(self, window: Window) -> None:
-        """Now and then, compare what the workers read."""
-        if not isinstance(self.source, StreamSource) or self._session.completed_in.world_size == 1:
+        """Compare what the workers read: of a stream now and then, else at the beginning of an epoch."""
+        steps, source = self.dealer.progress.steps, self.source
+        if self._session.completed_in.world_size == 1:
             return
-        steps = self.dealer.progress.steps
-        if steps > 1 and steps % _STEPS_BETWEEN_CHECKS:
-            return
+        if isinstance(source, StreamSource) and (steps == 1 or not steps % _STEPS_BETWEEN_CHECKS):
+            (position,) = self.dealer.progress.positions((window.start, window.start + 1))
+            self._compare(position, source.checksums(position), None)
+        elif isinstance(source, IndexedSource) and steps == 1:
+            self._checksums = self._compare(0, source.checksums(0), partial(source.checksums, 0))
+
+    def _compare(self, position: int, found: Checksums, read: Callable[[], Checksums] | None) -> Checksums:
         with leaving_cleanly():
-            found, view = operations.gather(self._session, self.source.fingerprint(window.start), what="checksum")
-        if len(set(found)) > 1:
+            everybody = compare(self._session, found, read)
+        mine = everybody[self._session.worker.id]
+        self._log_read(mine, position=position)
+        if differ(everybody):
             raise UsageError(
-                f"the workers read different data at step {steps} of epoch {self.epoch}, so that samples would be "
-                "used twice or never. Call keras.utils.set_random_seed(…) with the same number in all workers before "
-                "the data set is made, or shuffle with dataset.shuffle(…, seed=…). "
-                f"Received: checksums {dict(zip(view.ids, found, strict=False))}"
+                f"the workers read different data at step {self.dealer.progress.steps} of epoch {self.epoch}, so that "
+                f"samples would be used twice or never. {REMEDY}. Received: checksums {everybody}"
             )
+        return mine
+
+    def _log_read(self, found: Checksums, *, position: int = 0) -> None:
+        if found:
+            self._log.write("read", epoch=self.dealer.progress.epoch, position=position, checksums=list(found))
 
     def state(self) -> dict[str, Any]:
         """What a newcomer needs to go on with the others."""
-        return {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch}
+        found = {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch, "order": None}
+        if isinstance(self.source, IndexedSource):
+            if not self._checksums and self.dealer.progress.remaining:
+                self._checksums = self.source.checksums(0)
+                self._log_read(self._checksums)
+            self._orders = self._orders or orders_of(self.source.data)
+            orders = {name: list(order) for name, order in self._orders.items()}
+            found["order"] = {"orders": orders, "checksums": list(self._checksums)}
+        return found
 
     def load_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
         """Go on from the next call of `batches` on: where the others are, or where a checkpoint was saved."""
         self.seed, self.full_batch = state["seed"], state["full_batch"]
         if state["epoch"] < 0:
             return  # all who had begun are lost, and this worker begins with those who joined with it
-        if saved and state["length"] != self.source.length:
+        length = self.source.epochs.length_of(state["epoch"])
+        if saved and state["length"] != length and not self.dealer.is_open:
             raise UsageError(
                 "the checkpoint was made of an epoch of another length: the data have changed. "
-                f"Expected: {state['length']} (samples, or batches of a stream). Received: {self.source.length}"
+                f"Expected: {state['length']} (samples, or batches of a stream). Received: {length}"
             )
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
@@ -240,13 +325,25 @@ class TrainingData:
             return
         self.source.begin(self.epoch, seed=self.seed, cursor=self.dealer.progress.cursor)
         self._resumed = True
+        order = state.get("order")
+        if isinstance(self.source, IndexedSource) and order is not None:
+            put_in_order(self.source.data, {name: Order(*found) for name, found in order["orders"].items()})
+            self._compare_with(order["checksums"], self.source, saved=saved)
         if saved:
             self.dealer.log_rollback()
         else:
             self.dealer.log_admission()
+        self._log_read(self._checksums)
 
-
-def first_batch(source: Source) -> Any:
-    """Any batch, to build and warm up a model with."""
-    source.begin(0, seed=0)
-    return source.batch(range(min(source.batch_size, source.length)))
+    def _compare_with(self, expected: Checksums, source: IndexedSource, *, saved: bool) -> None:
+        """Compare a batch of the epoch with what others have read, or read before."""
+        found = source.checksums(0)
+        if not are_alike(expected, found):
+            found = without_noise(found, partial(source.checksums, 0))
+        if not are_alike(expected, found):
+            others = "the worker that has saved the checkpoint" if saved else "the others"
+            raise UsageError(
+                f"this worker reads other data in epoch {self.epoch} than {others}, so that samples would be used "
+                f"twice or never. {REMEDY}. Expected: checksums {expected}. Received: {found}"
+            )
+        self._checksums = found

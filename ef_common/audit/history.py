@@ -15,7 +15,7 @@ from pathlib import Path
 from ef_common.audit.spans import Spans, normal
 from ef_common.events import EventLogError, Record, read
 
-__all__ = ["Epoch", "Evaluation", "History", "Rollback", "Step", "View", "Weights", "load"]
+__all__ = ["Epoch", "Evaluation", "History", "Read", "Rollback", "Step", "View", "Weights", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,25 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The start (`exact` is None) or the end of an epoch."""
+    """The start (`exact` is None) or the end of an epoch; `open` if its length at the start is an upper bound."""
 
     worker: str
     epoch: int
     length: int
     exact: bool | None
+    step: int
+    generation: int
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Checksums of the parts of what a worker has read at a position of an epoch."""
+
+    worker: str
+    epoch: int
+    position: int
+    checksums: tuple[int | None, ...]
     step: int
     generation: int
 
@@ -114,6 +127,7 @@ class History:
     steps: list[Step] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     rollbacks: list[Rollback] = field(default_factory=list)
 
@@ -223,6 +237,10 @@ def _add(history: History, place: _Place, record: Record) -> None:
         history.views.append(View(record["worker"], place.generation, members, record["rank"], record["world_size"]))
     elif kind in ("epoch", "epoch_end"):
         history.epochs.append(_epoch(record, place))
+    elif kind == "read":
+        checksums = tuple(record["checksums"])
+        where = record["worker"], record["epoch"], record["position"], checksums
+        history.reads.append(Read(*where, place.step or 0, place.generation))
     elif kind == "evaluation":
         history.evaluations.append(_evaluation(record, place))
     elif kind == "rollback":
@@ -257,6 +275,7 @@ def _epoch(record: Record, place: _Place) -> Epoch:
         exact=record["exact"] if record["kind"] == "epoch_end" else None,
         step=place.step or 0,
         generation=place.generation,
+        open=record.get("open", False),
     )
 
 

@@ -1,4 +1,7 @@
-"""Samples: each position exactly once in an epoch that ended whole, at most once in any other."""
+"""Samples: each position exactly once in an epoch that ended whole, at most once in any other.
+
+A position is the same sample for all workers: where they have compared what they read, they have read the same.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ef_common.audit.history import Epoch, History, Rollback, Step
+from ef_common.audit.history import Epoch, History, Read, Rollback, Step
 from ef_common.audit.report import Property, Violation
 from ef_common.audit.spans import contains, first_fault, normal, total
 
@@ -20,6 +23,7 @@ class _Ledger:
     """What one epoch committed."""
 
     lengths: dict[int, Epoch] = field(default_factory=dict)
+    bounds: dict[int, Epoch] = field(default_factory=dict)
     ends: dict[bool, Epoch] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     resumed: list[Rollback] = field(default_factory=list)
@@ -39,9 +43,31 @@ def check(history: History) -> Property:
         return Property(NAME, "no epochs recorded")
     committed = sum(total(step.committed) for ledger in ledgers.values() for step in ledger.steps)
     exact = sum(ledger.exact for ledger in ledgers.values())
+    violation, compared = _check_reads(history)
+    if violation is not None:
+        return Property.failed(NAME, violation)
     rest = len(ledgers) - exact
     others = f", at most once in {rest} cut short or unfinished" if rest else ""
-    return Property(NAME, f"each position exactly once in {exact} whole epochs{others} ({committed} commits)")
+    alike = f", {compared} comparisons of what was read" if compared else ""
+    return Property(NAME, f"each position exactly once in {exact} whole epochs{others} ({committed} commits{alike})")
+
+
+def _check_reads(history: History) -> tuple[Violation | None, int]:
+    """The first place at which two workers have read different data, and the number of comparisons."""
+    first: dict[tuple[int, int], Read] = {}
+    compared = 0
+    standing = (found for found in history.reads if found.step < history.limit(found.generation))
+    for found in sorted(standing, key=lambda read: (read.epoch, read.position)):
+        other = first.setdefault((found.epoch, found.position), found)
+        if other is found:
+            continue
+        compared += 1
+        parts = zip(found.checksums, other.checksums, strict=False)
+        if any(mine != theirs for mine, theirs in parts if None not in (mine, theirs)):
+            message = f"worker {found.worker} has read other data than worker {other.worker}"
+            where = {"epoch": found.epoch, "step": found.step, "position": found.position}
+            return Violation(message, worker=found.worker, **where), compared
+    return None, compared
 
 
 def _ledgers(history: History) -> dict[int, _Ledger]:
@@ -49,7 +75,8 @@ def _ledgers(history: History) -> dict[int, _Ledger]:
     for mark in history.epochs:
         limit = history.limit(mark.generation)
         if mark.exact is None and mark.step < limit:  # else all its steps are void, and it starts again
-            found[mark.epoch].lengths.setdefault(mark.length, mark)
+            ledger = found[mark.epoch]
+            (ledger.bounds if mark.open else ledger.lengths).setdefault(mark.length, mark)
         elif mark.exact is not None and mark.step <= limit:
             found[mark.epoch].lengths.setdefault(mark.length, mark)
             found[mark.epoch].ends.setdefault(mark.exact, mark)
@@ -68,10 +95,11 @@ def _check_epoch(epoch: int, ledger: _Ledger) -> Violation | None:
             message = f"length {other.length}, exact {other.exact} here, but length {first.length}, "
             message += f"exact {first.exact} on worker {first.worker}"
             return Violation(message, worker=other.worker, epoch=epoch, step=other.step)
-    if not ledger.lengths:
+    lengths = ledger.lengths or ledger.bounds
+    if not lengths:
         step = ledger.steps[0] if ledger.steps else ledger.resumed[0]
         return Violation("no record of the epoch's length", worker=step.worker, epoch=epoch, step=step.step)
-    length = next(iter(ledger.lengths))
+    length = next(iter(lengths))
     spans = [span for step in ledger.steps for span in step.committed]
     if ledger.resumed:
         spans += _unlogged(ledger)

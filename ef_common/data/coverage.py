@@ -41,8 +41,14 @@ class Coverage:
         self._codec = codec
         self._done: list[Range] = []
         self._length = 0
+        self._every = (0, 1)
         self._run = 0
         self._logged = True
+
+    @property
+    def length(self) -> int:
+        """Number of positions."""
+        return self._length
 
     def settle(self) -> None:
         """Agree on whom the positions are dealt to. All members call it together, before `begin`."""
@@ -58,6 +64,22 @@ class Coverage:
         """
         self._done, self._length, self._logged = [], length, logged
         return self._share(np.arange(length), self._session.completed_in.ids)
+
+    def begin_open(self, *, logged: bool = True) -> tuple[int, int]:
+        """Deal positions of which nobody knows yet how many there are; `end_open` tells that.
+
+        Returns:
+            This worker's first position, and the distance from each of its positions to the next.
+        """
+        members = self._session.completed_in.ids
+        self._done, self._length, self._logged = [], 0, logged
+        self._every = members.index(self._session.worker.id), len(members)
+        return self._every
+
+    def end_open(self, length: int) -> None:
+        """So many there were, of which this worker has done its own."""
+        first, distance = self._every
+        self._length, self._done = length, ranges_of(np.arange(first, length, distance))
 
     def exchange(self, result: Any) -> tuple[tuple[np.ndarray, int] | None, list[Any]]:
         """This worker has done its share, with this result over all shares so far (a plain tree).

@@ -32,6 +32,7 @@ class Dealer:
     Attributes:
         progress: How far the epoch is.
         num_updates: Updates of the model that have been made.
+        is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
     """
 
@@ -51,6 +52,7 @@ class Dealer:
         self._num_samples: int | None = None
         self.progress = EpochProgress(epoch=-1, length=0)
         self.num_updates = 0
+        self.is_open = False
         self.on_returned: Callable[[], None] = lambda: None
         self._session = session
         self._log = log
@@ -94,7 +96,8 @@ class Dealer:
         self.progress, window = self.next_window(before, self._session.completed_in.ids)
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
-            self._log.write("epoch", epoch=before.epoch, length=before.length)
+            bound = {"open": True} if self.is_open else {}
+            self._log.write("epoch", epoch=before.epoch, length=before.length, **bound)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
         self._note()
@@ -135,6 +138,12 @@ class Dealer:
         *before, window = progress.uncommitted
         self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
         self._session.note.end()
+
+    def end_at(self, length: int) -> None:
+        """The data of this epoch have ended after so many positions; no more of them have been dealt."""
+        self.progress = progress = self.progress._replace(length=length)
+        if not progress.remaining and not progress.uncommitted:
+            self._session.when_confirmed(lambda: self._log_end(progress, exact=True))
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
         """What would be dealt next to these members."""
@@ -302,7 +311,6 @@ def ranges_of(positions: Iterable[int] | np.ndarray) -> list[Range]:
 
 def _done(progress: EpochProgress) -> list[tuple[int, int]]:
     """Positions that have been committed, if nothing is uncommitted."""
-    done = np.zeros(progress.length, dtype=bool)
-    done[: progress.cursor] = True
+    done = np.ones(min(progress.cursor, progress.length), dtype=bool)  # what is returned was dealt, so it lies in here
     done[list(progress.returned[max(0, progress.cursor - progress.length) :])] = False
     return ranges_of(np.flatnonzero(done))

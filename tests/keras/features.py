@@ -197,6 +197,47 @@ def stream_of_batches(run: Run) -> Any:
     return model, run.fit(model, stream(run.batch_size), validation_data=stream(run.batch_size), epochs=3)
 
 
+def of_unknown_length(batch_size: int, num: int = 192) -> Any:
+    if IS_TENSORFLOW:
+        return stream(batch_size, num).filter(lambda x, y: True)
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Samples(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter([(torch.from_numpy(x), int(y)) for x, y in zip(*data(num), strict=True)])
+
+    return DataLoader(Samples(), batch_size)
+
+
+@feature
+def stream_of_unknown_length(run: Run) -> Any:
+    model = compiled(net())
+    return model, run.fit(
+        model, of_unknown_length(run.batch_size, 188), validation_data=of_unknown_length(run.batch_size, 77), epochs=3
+    )
+
+
+def generated(batch_size: int, num: int) -> Any:
+    x, y = data(num)
+    while True:
+        for start in range(0, num, batch_size):
+            yield x[start : start + batch_size], y[start : start + batch_size]
+
+
+@feature
+def generators_without_an_end(run: Run) -> Any:
+    model, factor = compiled(net()), 2 if run.elastic else 1
+    return model, run.fit(
+        model,
+        generated(run.batch_size, 192),
+        steps_per_epoch=8 * factor,
+        validation_data=generated(run.batch_size, 64),
+        validation_steps=3 * factor,
+        epochs=1,
+    )
+
+
 @feature
 def stream_whose_last_batch_is_short(run: Run) -> Any:
     model = compiled(net())

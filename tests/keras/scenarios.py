@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,21 +37,26 @@ def _message(act: Callable[[], Any]) -> str:
 # ---------------------------------------------------------------- refusals
 
 
-def refuse_generator() -> str:
-    def batches() -> Any:
-        while True:
-            yield data(8)
-
-    return _message(
-        lambda: compiled(net()).fit(batches(), steps_per_epoch=3, verbose=0, callbacks=ef_keras.callbacks())
-    )
-
-
-def refuse_unknown_length() -> str:
+def _endless() -> Any:
     import tensorflow as tf
 
-    stream = tf.data.Dataset.from_tensor_slices(data(16)).batch(4).filter(lambda x, y: True)
-    return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
+    return tf.data.Dataset.from_tensor_slices(data(16)).batch(4).repeat()
+
+
+def refuse_endless_data() -> str:
+    return _message(lambda: compiled(net()).fit(_endless(), verbose=0, callbacks=ef_keras.callbacks()))
+
+
+def refuse_endless_validation() -> str:
+    model = compiled(net())
+    callbacks = ef_keras.callbacks()
+    message = _message(lambda: model.fit(*data(), validation_data=_endless(), verbose=0, callbacks=callbacks))
+    assert not int(model.optimizer.iterations)
+    return message
+
+
+def refuse_endless_evaluation() -> str:
+    return _message(lambda: compiled(net()).evaluate(_endless(), verbose=0, callbacks=ef_keras.callbacks()))
 
 
 class Idle(CustomStep):
@@ -75,10 +81,18 @@ def refuse_streams_that_differ() -> str:
 
 
 def refuse_data_that_ends_early() -> str:
-    import tensorflow as tf
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
 
-    stream = tf.data.Dataset.from_tensor_slices(data(16)).batch(4)
-    return _message(lambda: compiled(net()).fit(stream, steps_per_epoch=9, verbose=0, callbacks=ef_keras.callbacks()))
+    class Short(IterableDataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 36
+
+        def __iter__(self) -> Any:
+            return iter([(torch.from_numpy(x), int(y)) for x, y in zip(*data(16), strict=True)])
+
+    stream = DataLoader(Short(), 4)
+    return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
 
 
 def _refusal(
@@ -418,6 +432,42 @@ def guard_fit() -> dict[str, Any]:
     attempt("caught", Evaluates())
     attempt("leaves", Leaves())
     attempt("well")
+    return found
+
+
+class ReadInThreads(keras.utils.PyDataset):
+    def __init__(self) -> None:
+        super().__init__(workers=2)
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return data(8)
+
+
+class FailsInEvaluation(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        raise ArithmeticError("the user's own")
+
+
+def raise_while_data_are_read_ahead() -> dict[str, Any]:
+    """The threads that read while a `fit` trains or evaluates, and those that are left while its exception is known."""
+    Failing.tell = lambda self, error: None  # type: ignore[method-assign]
+    found = {}
+    for fails in (Fails(), FailsInEvaluation()):
+        seen: list[int] = []
+
+        def count(seen: list[int] = seen) -> None:
+            seen.append(sum("reads-ahead" in thread.name for thread in threading.enumerate()))
+
+        counts = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: count())
+        callbacks = [counts, fails, *ef_keras.callbacks()]
+        try:
+            compiled(net()).fit(ReadInThreads(), validation_data=ReadInThreads(), verbose=0, callbacks=callbacks)
+        except ArithmeticError as error:
+            count()
+            found[type(fails).__name__] = [max(seen), seen[-1], str(error)]
     return found
 
 

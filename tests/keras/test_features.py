@@ -31,9 +31,17 @@ def train_torch(names: list[str] | None) -> dict[str, Any]:
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 @pytest.mark.thorough
 def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
+    compare(tmp_path, backend, None)
+
+
+def test_data_of_unknown_length_give_what_plain_keras_gives(tmp_path: Path) -> None:
+    compare(tmp_path, "torch", ["stream_of_unknown_length", "generators_without_an_end"])
+
+
+def compare(tmp_path: Path, backend: str, names: list[str] | None) -> None:
     target = {"tensorflow": train_tensorflow, "torch": train_torch}[backend]
     with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=270.0) as job:
-        workers = job.start_world(2, target, None)
+        workers = job.start_world(2, target, names)
         first, second = (worker.result() for worker in workers)
     assert first.keys() == second.keys()
     problems = []

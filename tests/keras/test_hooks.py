@@ -42,7 +42,8 @@ def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: st
 def assert_all_are_listed(parts: set[str]) -> None:
     """Private parts are touched in few files, and all that are touched are parts in the list."""
     files = [path for path in (sources.ROOT / "ef_keras").glob("*.py") if path.name != "probe.py"]
-    uses = {path.name: sources.private_uses(path) - {"_getframe"} for path in files}  # of Python
+    others = {"_getframe", "_seed", "_rng"}  # Python's, and TensorFlow's, which are put back if they are there
+    uses = {path.name: sources.private_uses(path) - others for path in files}
     assert {name: found - parts for name, found in uses.items() if found - parts} == {}
     assert {name for name, found in uses.items() if found} == {
         "hooks.py",
@@ -90,6 +91,14 @@ def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) 
         assert f"in {name.replace('hand-made', 'on_epoch_begin')}" in raised, (name, raised)
         assert (same, left) == ([True], []), name
     assert len(told) == len(found)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.thorough), "torch"])
+def test_threads_that_read_ahead_end_with_a_fit_that_raises(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        found = job.start(call, backend, "raise_while_data_are_read_ahead").result()
+    expected = [2, 0, "the user's own"]
+    assert found == {"Fails": expected, "FailsInEvaluation": expected}
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])

@@ -13,11 +13,12 @@ from tests.keras.launch import call
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 CASES = [
-    ("refuse_generator", "UnsupportedError: a bare generator", "from_generator"),
-    ("refuse_unknown_length", "UnsupportedError: the length of the data is not known", "assert_cardinality"),
+    ("refuse_endless_data", "UnsupportedError: the data have no end", "steps_per_epoch=…"),
+    ("refuse_endless_validation", "UnsupportedError: the data have no end", "validation_steps=…"),
+    ("refuse_endless_evaluation", "UnsupportedError: the data have no end", " steps=…"),
     ("refuse_step_without_update", "UnsupportedError: the model's train_step has made no update", "apply_gradients"),
     ("refuse_streams_that_differ", "UsageError: the workers read different data at step 1", "set_random_seed"),
-    ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the epoch has", ".repeat()"),
+    ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the length", "assert_cardinality"),
     ("pass_on_an_error_of_the_users", "the user's own", "own"),
 ]
 

@@ -12,12 +12,14 @@ import pytest
 from ef_common.core import sharding
 from ef_common.core.place import Place
 from ef_common.core.sharding import EpochProgress
-from ef_common.core.view import Member
+from ef_common.core.view import Member, View
 from ef_common.errors import JobFinished
 from ef_common.events import EventLog
+from ef_common.note import Note
 
 pytest.importorskip("keras")
 
+from ef_keras.epochs import ENDLESS, Epochs
 from ef_keras.sources import StreamSource
 from ef_keras.training_data import TrainingData, num_samples
 
@@ -43,10 +45,8 @@ class Stream:
 
 def stream(length: int = LENGTH, *, endless: bool = False) -> tuple[StreamSource, Stream]:
     data = Stream(10**6 if endless else length)
-    iterator = SimpleNamespace(steps_per_epoch=length if endless else None, _get_iterator=lambda: data)
-    source = StreamSource(iterator, length)
-    source.begin(0, seed=0)
-    source.batch([0])  # a newcomer builds its model with it
+    source = StreamSource(lambda: data, Epochs(ENDLESS, limit=length) if endless else Epochs(length), is_open=endless)
+    source.first()  # a newcomer builds its model with it
     return source, data
 
 
@@ -54,7 +54,7 @@ def walk(source: StreamSource, place: Place) -> None:
     while source.lag(place):
         before = source.lag(place)
         source.approach(place)
-        assert source.lag(place) == before - 1 or (source._endless and source.cursor == 0)
+        assert source.lag(place) == before - 1
 
 
 def rest_of(source: StreamSource, progress: EpochProgress, members: tuple[str, ...]) -> dict[int, Any]:
@@ -119,6 +119,70 @@ def test_place_that_lies_behind_is_reached() -> None:
     source, _ = stream()
     walk(source, Place(3, 10))
     assert source.lag(Place(3, 9)) == source.lag(Place(2, 39)) == 0
+
+
+# ---------------------------------------------------------------- data of unknown length
+
+
+def unknown(length: int, limit: int | None = None, *, once: bool = False) -> StreamSource:
+    """Batches named by their pass and their number, whose end nobody foretells."""
+    data = Stream(length)
+    return StreamSource(lambda: data, Epochs(ENDLESS, limit), is_open=True, once=once)
+
+
+class Trains(SimpleNamespace):
+    """The session of one of some members."""
+
+    def __init__(self, worker: str, *names: str) -> None:
+        members = tuple(Member(name, name, "") for name in names)
+        super().__init__(worker=Member(worker, worker, ""), note=Note(), newcomer=False, is_alone=False, training=1)
+        self.completed_in = self.view = View(1, members)
+        self.begin_step = lambda num_samples: None
+        self.boundary = lambda: False
+        self.tell_place = lambda place: None
+        self.when_confirmed = lambda act: act()
+
+
+def trained(source: StreamSource, session: Any, num_epochs: int) -> list[list[Any]]:
+    """What a worker trains on in each epoch."""
+    data = TrainingData(source, session, log=EventLog(None, "a"))
+    data._compare = lambda *read: []  # type: ignore[method-assign]
+    found: list[list[Any]] = []
+    for data.epoch in range(num_epochs):
+        found.append([])
+        for _, _, batches in data.batches():
+            found[-1] += [] if data.padding else list(batches)
+            data.dealer.commit(session.completed_in)
+    return found
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+@pytest.mark.parametrize("limit", [None, 3, 5, 10, 25])
+def test_end_of_the_data_is_found_by_all_in_the_same_step(names: str, limit: int | None) -> None:
+    found = [trained(unknown(10, limit), Trains(name, *names), 6) for name in names]
+    expected, number, position = [], 0, 0
+    for _ in range(6):
+        stop = 10 if limit is None else min(10, position + limit)
+        expected.append([(number, at) for at in range(position, stop)])
+        over = limit is None or position + limit > 10  # else nobody has seen the end yet
+        number, position = (number + 1, 0) if over else (number, stop)
+    assert [sorted(batch for worker in found for batch in worker[epoch]) for epoch in range(6)] == expected
+
+
+@pytest.mark.parametrize("limit", [None, 3, 5, 25])
+@pytest.mark.parametrize("once", [False, True])
+def test_newcomer_has_what_the_members_have_of_data_of_unknown_length(limit: int | None, once: bool) -> None:
+    expected = trained(unknown(10, limit), Trains("a", "a"), 6)
+    for epoch, cursor in ((1, 0), (3, 1), (4, 0), (5, 1)):
+        source = unknown(10, limit, once=once)
+        source.first()
+        walk_to = Place(epoch, min(cursor, len(expected[epoch])))
+        while source.lag(walk_to):
+            source.approach(walk_to)
+        assert (source.epoch, source.cursor) <= (epoch, walk_to.cursor)
+        source.begin(epoch, seed=0, cursor=walk_to.cursor)
+        rest = expected[epoch][walk_to.cursor :]
+        assert [source.batch([position]) for position in range(walk_to.cursor, len(expected[epoch]))] == rest
 
 
 # ---------------------------------------------------------------- what was returned
@@ -193,7 +257,7 @@ class Others:
 
     def __init__(self, source: StreamSource, *, ahead: int, speed: float, ends_after: int = 10**9) -> None:
         self.worker = Member("new", "n", "")
-        self.newcomer = True
+        self.newcomer, self.is_alone = True, False
         self.training = 1
         self._source, self._ahead, self._speed, self._ends_after = source, ahead, speed, ends_after
         self.num_asked = 0
@@ -204,7 +268,7 @@ class Others:
         if walked >= self._ends_after:
             raise JobFinished("it is over")
         cursor = self._ahead + int(self._speed * (walked - walked % 20))
-        return Place(*divmod(cursor, self._source.length))
+        return Place(*divmod(cursor, self._source.epochs.length))
 
 
 def catch_up(source: StreamSource, others: Any) -> None:
@@ -240,14 +304,14 @@ def test_newcomer_goes_on_into_the_next_epoch_with_the_others() -> None:
 
 def test_newcomer_whose_members_told_nothing_joins_at_once() -> None:
     source, data = stream()
-    catch_up(source, SimpleNamespace(worker=Member("new", "n", ""), job_place=lambda: None))
+    catch_up(source, SimpleNamespace(worker=Member("new", "n", ""), is_alone=False, job_place=lambda: None))
     assert data.num_read == 1
 
 
 def test_newcomer_walks_to_no_place_of_another_training() -> None:
     source, _ = stream(50)
     place = Place(0, 20, training=2)
-    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, job_place=lambda: place)
+    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, is_alone=False, job_place=lambda: place)
     catch_up(source, others)
     assert source.cursor == 1  # the batch that its model was built with
 

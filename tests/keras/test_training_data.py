@@ -15,13 +15,14 @@ from ef_common.note import Note
 
 keras = pytest.importorskip("keras")
 
+from ef_keras.epochs import Epochs  # noqa: E402
 from ef_keras.training_data import TrainingData  # noqa: E402
 
 
 class Positions:
     """A source whose batches are the positions themselves."""
 
-    length, batch_size, whole_batches = 23, 2, False
+    epochs, batch_size, whole_batches = Epochs(23), 2, False
 
     def __init__(self) -> None:
         self.num_batches = 0
@@ -34,8 +35,10 @@ class Positions:
 
     def follow(self, progress: EpochProgress, window: Window) -> None: ...
 
-    def fingerprint(self, position: int) -> int:
-        return 0
+    def end(self) -> None: ...
+
+    def first(self) -> list[int]:
+        return self.batch([0])
 
 
 def view(*names: str) -> View:

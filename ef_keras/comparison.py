@@ -1,0 +1,83 @@
+"""Whether the workers read the same data.
+
+Two batches are compared part by part, by checksums. A part that comes out another one each time that this worker reads
+the batch (augmented with random numbers that nobody can share, say) tells nothing, and is left out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_common.collectives import operations
+from ef_common.session import Session
+
+_MAX_CHECKED_BYTES = 1 << 20
+_NUM_READS = 16
+
+Checksums = Sequence[int | None]
+"""Of the parts of a batch; None where there is nothing to compare."""
+
+
+def checksums_of(batch: Any) -> list[int | None]:
+    """Checksum of each part of a batch."""
+    return [_checksum(leaf) for leaf in keras.tree.flatten(batch)]
+
+
+def _checksum(leaf: Any) -> int | None:
+    if leaf is None:
+        return None
+    try:
+        array = np.ascontiguousarray(keras.ops.convert_to_numpy(leaf))
+    except (TypeError, ValueError):  # ragged, say
+        return None
+    if array.dtype.hasobject:
+        content = repr(array.reshape(-1)[:1000].tolist()).encode()
+    else:
+        content = array.reshape(-1).view(np.uint8)[:_MAX_CHECKED_BYTES].tobytes()
+    return zlib.crc32(content, zlib.crc32(repr(array.shape).encode()))
+
+
+def are_alike(one: Checksums, other: Checksums) -> bool:
+    """Whether two batches may be the same."""
+    if not one or not other:
+        return True
+    return len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True) if None not in (a, b))
+
+
+def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int | None]:
+    """Leave out the parts that come out differently when the batch is read again, some times."""
+    again = [read() for _ in range(_NUM_READS)]
+    return [value if all(other[part] == value for other in again) else None for part, value in enumerate(found)]
+
+
+def compare(session: Session, found: Checksums, read: Callable[[], Checksums] | None) -> dict[str, Checksums]:
+    """Compare what all members have read. They call this together.
+
+    Args:
+        session: The worker's session.
+        found: Of a batch that this worker has read.
+        read: Reads it again; None if it cannot be had again.
+
+    Returns:
+        What each worker has read, by its id; the same in all of them. See `differ`.
+    """
+    everybody = _gather(session, found)
+    if differ(everybody) and read is not None:
+        everybody = _gather(session, without_noise(found, read))
+    return everybody
+
+
+def differ(everybody: dict[str, Checksums]) -> bool:
+    """Whether two workers have read different data."""
+    found = list(everybody.values())
+    return not all(are_alike(found[0], other) for other in found[1:])
+
+
+def _gather(session: Session, found: Checksums) -> dict[str, Checksums]:
+    parts, view = operations.gather(session, list(found), what="checksum")
+    return dict(zip(view.ids, parts, strict=False))

@@ -1,0 +1,129 @@
+"""A `PyDataset`: each worker asks for the batches that it trains on.
+
+What such a data set does at the beginning and the end of an epoch (mostly, it shuffles) must come out the same in all
+workers, though each has an object of its own. So
+
+* its hooks are called as Keras calls them, with random numbers that are a function of the job's seed and the epoch;
+* a newcomer, or a new start, calls those of all epochs that were before it;
+* after them, in each epoch, the order of the first worker's object is everybody's (`ef_common.data.orders`): in place,
+  an order is shuffled out of another one, and that may have been shuffled before there was a job.
+
+What that does not make equal, a comparison of what was read finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ef_common.core import sharding
+from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.read_ahead import ReadAhead
+from ef_keras import hooks
+from ef_keras.comparison import Checksums, checksums_of
+from ef_keras.epochs import ENDLESS, Epochs
+from ef_keras.random_numbers import drawn_from
+
+_BEGIN, _END, _COMPARED = range(3)
+"""What random numbers are drawn for."""
+
+
+class IndexedSource:
+    """See the module, and :class:`~ef_keras.sources.Source`.
+
+    Attributes:
+        seed: Called before each batch is read, with what the random numbers in it are to be a function of.
+    """
+
+    batch_size = 1
+    whole_batches = True
+
+    def __init__(self, data: hooks.Indexed, epochs: Epochs) -> None:
+        self._indexed = data
+        self.data: Any = data.data
+        self.epochs = epochs
+        self.seed: Callable[[Sequence[int]], None] | None = None
+        self._job_seed = 0
+        self._epoch = epochs.first - 1
+        self._is_open = False
+        self._start = 0
+        self._order: np.ndarray | None = None
+        workers, processes = int(self.data.workers), bool(self.data.use_multiprocessing)
+        self._reader: ReadAhead | None = None
+        if workers > 1 or (workers and processes):  # as Keras
+            self._reader = ReadAhead(
+                self.data,
+                num_readers=workers,
+                processes=processes,
+                num_ahead=max(1, int(self.data.max_queue_size)),
+                key=lambda index: [self._job_seed, self._epoch, index],
+            )
+
+    def first(self) -> Any:
+        """See the protocol."""
+        return self._indexed.batch(0)
+
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
+        """See the protocol. The data set is told of all epochs that come before, too."""
+        self._job_seed = seed
+        while self._epoch < epoch:
+            self.end()
+            self._epoch += 1
+            self._call(self.data.on_epoch_begin, _BEGIN)
+            self._is_open = True
+        number, part = self.epochs.part(epoch)
+        self._start, self._order = part.start, None
+        if self._indexed.shuffle and self.epochs.length < ENDLESS:
+            self._order = sharding.shuffled(self.epochs.length, seed=seed, epoch=number)
+
+    def end(self) -> None:
+        """See the protocol."""
+        if self._is_open:
+            self._is_open = False
+            self._call(self.data.on_epoch_end, _END)
+
+    def _call(self, hook: Callable[[], object], what: int) -> None:
+        if self._reader is not None:
+            self._reader.drop()
+        with drawn_from([self._job_seed, self._epoch, what], self.data):
+            hook()
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """See the protocol."""
+        (position,) = positions
+        if self.seed is not None:  # global generators, which threads would share
+            self.seed([self._job_seed, self._epoch, position])
+        elif self._reader is not None:
+            return self._indexed.made_of(self._reader.take(self._index(position)))
+        return self._indexed.batch(self._index(position))
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that are read before they are asked for."""
+        return 0 if self._reader is None or self.seed is not None else self._reader.num_ahead
+
+    def expect(self, positions: Sequence[int]) -> None:
+        """These will probably be asked for next, in this order; what was expected before and is not among them, not."""
+        if self._reader is not None:
+            self._reader.expect([self._index(position) for position in positions])
+
+    def close(self) -> None:
+        """End what reads ahead. May be repeated."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _index(self, position: int) -> int:
+        place = self._start + position
+        return place if self._order is None else int(self._order[place])
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """See the protocol."""
+
+    def checksums(self, position: int) -> Checksums:
+        """Read a batch of this epoch, with random numbers that are the same in all workers, and tell what it is."""
+        if self._reader is not None:
+            self._reader.pause()
+        with drawn_from([self._job_seed, self._epoch, _COMPARED, position], self.data):
+            return checksums_of(self._indexed.batch(self._index(position)))

@@ -1,0 +1,79 @@
+"""Random numbers of a data set that are a function of what they are for, and leave no trace."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from ef_common.data.seeds import numbers_of
+from ef_keras import hooks
+from ef_keras.backends import drawn_from_key
+
+Restore = Callable[[], object]
+
+
+@contextmanager
+def drawn_from(key: Sequence[int], owner: Any = None) -> Iterator[None]:
+    """Within this, random numbers are a function of the key. After it, all generators go on as if nothing had been.
+
+    Those of Python, NumPy, Keras and its backend, and generators that are attributes of the owner.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    keras_state = hooks.seed_state()
+    before = np.array(keras.ops.convert_to_numpy(keras_state))
+    numbers = numbers_of(key, 2)
+    with drawn_from_key(key):
+        keras_state.assign(np.array([numbers[0] >> 2, 0], before.dtype))
+        restores = [restore for value in _attributes(owner) if (restore := _seed(value, numbers)) is not None]
+        try:
+            yield
+        finally:
+            for restore in restores:
+                restore()
+            keras_state.assign(before)
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _attributes(owner: Any) -> list[Any]:
+    return [] if owner is None else [value for _, value in sorted(vars(owner).items())]
+
+
+def _seed(value: Any, numbers: Sequence[int]) -> Restore | None:
+    """Seed a generator. Returns what brings its state back; None if it is no generator."""
+    if isinstance(value, np.random.Generator):
+        bits, state = value.bit_generator, value.bit_generator.state
+        bits.state = type(bits)(np.random.SeedSequence(list(numbers))).state
+        return lambda: setattr(bits, "state", state)
+    if isinstance(value, np.random.RandomState):
+        old = value.get_state()
+        value.seed(numbers[0])
+        return lambda: value.set_state(old)
+    if isinstance(value, random.Random):
+        saved = value.getstate()
+        value.seed(numbers[0])
+        return lambda: value.setstate(saved)
+    if isinstance(value, keras.random.SeedGenerator):
+        held = np.array(keras.ops.convert_to_numpy(value.state))
+        value.state.assign(np.array([numbers[0] >> 2, 0], held.dtype))
+        return lambda: value.state.assign(held)
+    return _seed_of_framework(value, numbers)
+
+
+def _seed_of_framework(value: Any, numbers: Sequence[int]) -> Restore | None:
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if torch is not None and isinstance(value, torch.Generator):
+        state = value.get_state()
+        value.manual_seed(numbers[0])
+        return lambda: value.set_state(state)
+    if tensorflow is not None and isinstance(value, tensorflow.random.Generator):
+        held = value.state.numpy()
+        value.reset_from_seed(numbers[0])
+        return lambda: value.state.assign(held)
+    return None

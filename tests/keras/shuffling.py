@@ -1,0 +1,170 @@
+"""Programs whose data sets shuffle themselves; each worker tells which samples its updates were made of."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NUM, SIZE = 240, 4
+
+
+class BreaksOffError(Exception):
+    """What ends a training here."""
+
+
+def started_again(backend: str, folder: str, kind: str) -> list[Any]:
+    """What `program` returns that breaks off, and then the same one, started again. No job is needed."""
+    os.environ.pop("ELASTICFLOW_COORDINATOR")
+    process = importlib.import_module("ef_common.launch.process")
+    checkpointing = importlib.import_module("ef_common.data.checkpointer").Checkpointing
+    Path(folder, "go").touch()
+    found = []
+    for breaks_off in (True, False):
+        process._this = None
+        checkpoint = checkpointing(f"{folder}/saved", every_steps=1)
+        found.append(program(backend, folder, kind, checkpoint=checkpoint, breaks_off=breaks_off))
+    return found
+
+
+def program(
+    backend: str,
+    gates: str,
+    kind: str,
+    steps_per_epoch: int | None = None,
+    shift: float = 0.0,
+    *,
+    checkpoint: Any = None,
+    breaks_off: bool = False,
+) -> Any:
+    """Train for four epochs; wait in the second one.
+
+    Args:
+        backend: Of Keras.
+        gates: Folder in which a file "go" ends the wait.
+        kind: Of the data.
+        steps_per_epoch: Of `fit`.
+        shift: What is added to the samples.
+        checkpoint: Where to save.
+        breaks_off: In the second epoch, when all is saved.
+
+    Returns:
+        For each epoch, the numbers of the samples that this worker has trained on; or what was raised.
+    """
+    importlib.import_module(f"tests.keras.on_{backend}")
+    keras = importlib.import_module("keras")
+    ef_keras = importlib.import_module("ef_keras")
+    found: dict[int, list[int]] = {}
+    np.random.seed(os.getpid())  # as in processes that no server has forked
+    random.seed(os.getpid())
+    elastic = ef_keras.callbacks(checkpoint=checkpoint)
+
+    class Numbered(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+        """Shuffled as tutorials do it: before the first epoch already, and in place, or from a generator of its own."""
+
+        def __init__(self) -> None:
+            readers = {"in threads": {"workers": 3}, "in processes": {"workers": 2, "use_multiprocessing": True}}
+            super().__init__(**readers.get(kind, {}))
+            self.order, self.dice = np.arange(NUM), np.random.default_rng()
+            self.on_epoch_end()
+
+        def __len__(self) -> int:
+            return NUM // SIZE
+
+        def __getitem__(self, index: int) -> Any:
+            y = self.order[index * SIZE : (index + 1) * SIZE].astype("float32")
+            return y[:, None] * np.ones((1, 3), "float32") / NUM + shift, y
+
+        def on_epoch_end(self) -> None:
+            if kind.startswith("in "):
+                np.random.shuffle(self.order)
+            elif kind == "generator":
+                self.order = self.dice.permutation(NUM)
+            elif kind == "subset":  # of more samples, by nothing that workers share
+                self.order = np.array(random.SystemRandom().sample(range(10 * NUM), NUM))
+
+    def endless_generator() -> Any:
+        while True:
+            yield from one_pass()
+
+    def one_pass() -> Any:
+        for start in range(0, NUM, SIZE):
+            y = np.arange(start, start + SIZE).astype("float32")
+            yield y[:, None] * np.ones((1, 3), "float32") / NUM, y
+
+    def of_unknown_length() -> Any:
+        tf = importlib.import_module("tensorflow")
+        spec = (tf.TensorSpec((SIZE, 3), tf.float32), tf.TensorSpec((SIZE,), tf.float32))
+        return tf.data.Dataset.from_generator(one_pass, output_signature=spec)
+
+    class Model(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)[:, 0]
+
+        def train_step(self, batch: Any) -> Any:
+            data = elastic[0]._fit.data
+            if not self.warms_up and not data.padding:
+                found.setdefault(data.epoch, []).extend(int(number) for number in keras.ops.convert_to_numpy(batch[1]))
+            return super().train_step(batch)
+
+        @property
+        def warms_up(self) -> bool:
+            return bool(elastic[0]._worker.session.newcomer)
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            while elastic[0]._fit.data.epoch == 1 and batch == 2 and not (Path(gates) / "go").exists():
+                time.sleep(0.01)
+            if breaks_off and elastic[0]._fit.data.epoch == 1:
+                # While one is written, none is taken; so this lets each step have one.
+                assert elastic[0]._fit._checkpoints.job._saver.flush(60.0)
+                if batch == 7:
+                    raise BreaksOffError
+
+    model = Model()
+    model.compile("sgd", "mse", run_eagerly=True)
+    made = {"endless generator": endless_generator, "unknown length": of_unknown_length}.get(kind, Numbered)
+    try:
+        model.fit(made(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
+    except BreaksOffError:
+        pass
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    left = [thread.name for thread in threading.enumerate() if "reads-ahead" in thread.name]
+    assert not left
+    assert not multiprocessing.active_children()
+    return {epoch: sorted(numbers) for epoch, numbers in found.items()}
+
+
+def evaluation(backend: str, gates: str) -> dict[str, Any]:
+    """Evaluate data of unknown length, by plain Keras and by all workers; wait in the second batch."""
+    importlib.import_module(f"tests.keras.on_{backend}")
+    keras = importlib.import_module("keras")
+    ef_keras = importlib.import_module("ef_keras")
+    features = importlib.import_module("tests.keras.features")
+
+    class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                Path(gates, f"waits-{os.getpid()}").touch()
+                while not Path(gates, "go").exists():
+                    time.sleep(0.01)
+
+    keras.utils.set_random_seed(1)
+    model = features.compiled(features.net())
+    results = [
+        model.evaluate(features.of_unknown_length(8, 189), verbose=0, callbacks=callbacks, return_dict=True)
+        for callbacks in ([], [Gate(), *ef_keras.callbacks()])
+    ]
+    return {name: [result[name] for result in results] for name in results[0]}
