@@ -281,8 +281,9 @@ print(type(pl.Trainer(accelerator="cpu", strategy="elasticflow", logger=False).s
 print(ef_lightning.ElasticFlowStrategy is ef_lightning.strategy_for("pytorch_lightning"))
 import lightning.pytorch
 print(type(lightning.pytorch.Trainer(accelerator="cpu", strategy="elasticflow", logger=False).strategy).__name__)
+looked_for = ef_lightning.ElasticFlowStrategy      # as tools do that describe or document what they find
 try:
-    ef_lightning.ElasticFlowStrategy
+    looked_for()
 except MixedImportsError as error:
     print("mixed:", error)
 """
