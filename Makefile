@@ -15,6 +15,7 @@ TEST := .venv/.installed-test
 DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 LOGGERS := .venv/.installed-loggers
+PEERS_TEST := .venv/.installed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format bench clean
@@ -52,7 +53,7 @@ test-all: $(HOROVOD) $(LOGGERS)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # PEERS names some of them, relative to the folder `tests` of that checkout: PEERS=tests_pytorch/callbacks
-test-peers: $(TEST)
+test-peers: $(PEERS_TEST)
 	@$(BIN)/python -B -m tests.peers $(PEERS)
 
 mutants: $(HOROVOD)
@@ -144,6 +145,10 @@ $(DEV): $(TEST)
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
 $(LOGGERS): $(TEST)
 	$(call install,loggers)
+	@touch $@
+
+$(PEERS_TEST): $(TEST)
+	$(call install,peers)
 	@touch $@
 
 # Compiled once for the frameworks in .venv. Where that cannot be done, its tests are skipped, and say so; where it

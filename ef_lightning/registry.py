@@ -58,8 +58,11 @@ class ElasticFlowStrategy:
 
 
 def strategy_class() -> Any:
-    """The class behind `ef_lightning.ElasticFlowStrategy`."""
-    host = hosts.detect()
+    """The class behind `ef_lightning.ElasticFlowStrategy`. To look for it never raises; to make one may."""
+    try:
+        host = hosts.detect()
+    except UsageError:
+        host = None
     return ElasticFlowStrategy if host is None else strategy_for(host.name)
 
 

@@ -188,7 +188,8 @@ class Run:
         if stage != "train":
             self._close_evaluation_loaders()
         taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self._host)
-        if stage == "train" and len(taken.flattened) > 1:
+        several = len(taken.flattened) > 1 and all(isinstance(loader, DataLoader) for loader in taken.flattened)
+        if stage == "train" and several:  # else what is no DataLoader is refused, by Lightning or here
             taken = joined(taken, self._host)
         self._to_wrap = [stage] * len(taken.flattened)
         return taken

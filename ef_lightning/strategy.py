@@ -25,7 +25,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.settings import ElasticSettings
 from ef_common.errors import UsageError
 from ef_common.launch.leaving import leaving_cleanly
-from ef_common.launch.process import Worker, is_alone, this_worker
+from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
@@ -149,10 +149,12 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there may be others: if not, Lightning ignores `self.log(sync_dist=True)`, and allows for more."""
-        if self._worker is None:
-            return not is_alone()
-        return self._worker.elastic and not (self._run is not None and self._run.stays_one)
+        """Whether there may be others: if not, Lightning ignores `self.log(sync_dist=True)`, and allows for more.
+
+        Outside a run, Lightning's Tuner alone asks, before its own run. In that, its callbacks ask again.
+        """
+        run = self._run
+        return run is not None and self._here.elastic and not run.stays_one
 
     @property
     def world_size(self) -> int:

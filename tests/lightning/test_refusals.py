@@ -105,6 +105,11 @@ def test_evaluation_loader_that_cannot_be_dealt_raises(name: str) -> None:
         training.trainer(pl, strategy_for(HOSTS[0])()).predict(Predicting(), make())
 
 
+def test_what_is_no_loader_at_all_among_several_is_lightnings_to_refuse() -> None:
+    with pytest.raises(TypeError, match="invalid dataloader was passed"):
+        training.trainer(pl, strategy_for(HOSTS[0])()).fit(Regression(), [training.loader(8), object()])
+
+
 def test_several_loaders_with_a_fixed_global_batch_raise() -> None:
     trainer = training.trainer(pl, strategy_for(HOSTS[0])(global_batch_size=4))
     with pytest.raises(UnsupportedError, match="Received: 2 training DataLoaders"):
@@ -276,8 +281,9 @@ print(type(pl.Trainer(accelerator="cpu", strategy="elasticflow", logger=False).s
 print(ef_lightning.ElasticFlowStrategy is ef_lightning.strategy_for("pytorch_lightning"))
 import lightning.pytorch
 print(type(lightning.pytorch.Trainer(accelerator="cpu", strategy="elasticflow", logger=False).strategy).__name__)
+looked_for = ef_lightning.ElasticFlowStrategy      # as tools do that describe or document what they find
 try:
-    ef_lightning.ElasticFlowStrategy
+    looked_for()
 except MixedImportsError as error:
     print("mixed:", error)
 """

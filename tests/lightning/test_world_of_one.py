@@ -91,7 +91,10 @@ def tuned(pl: Any) -> Any:
     return Tuned()
 
 
-def test_tuner_finds_the_same_learning_rate_and_batch_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["alone", "in_a_job"])
+def test_tuner_finds_the_same_learning_rate_and_batch_size(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     pl = importlib.import_module(HOSTS[0])
     tuning = importlib.import_module(f"{HOSTS[0]}.tuner")
 
@@ -104,7 +107,11 @@ def test_tuner_finds_the_same_learning_rate_and_batch_size(tmp_path: Path) -> No
         trainer.fit(module)
         return results, module.lr, size, trainer.global_step, training.weights(module)
 
-    assert found(strategy_for(HOSTS[0])()) == found("auto")
+    theirs = found("auto")
+    run_dir = request.getfixturevalue("world_of_one") if where == "in_a_job" else None
+    assert found(strategy_for(HOSTS[0])()) == theirs
+    if run_dir is not None:
+        assert audit(run_dir).ok
 
 
 @pytest.mark.parametrize("where", ["alone", "in_a_job"])
