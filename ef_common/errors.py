@@ -3,7 +3,7 @@
 ::
 
     ElasticFlowError
-    ├── UsageError                  you can mend it: a setting, an unsupported feature, bad input
+    ├── UsageError                  you can fix it: a setting, an unsupported feature, bad input
     │   ├── EventLogError           an event log that cannot be read (in `events`)
     │   ├── CallMismatch            workers have made different calls that exchange values between them
     │   ├── UnsupportedError        a feature of the host framework that elastic training cannot keep

@@ -49,36 +49,34 @@ def callbacks(
         model.fit(x, y, epochs=10, callbacks=[EarlyStopping(), *ef_keras.callbacks()])
 
     Args:
-        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world: a
-            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
-            nothing to compensate, unless a reference batch is named.
-        backend: How the workers' gradients are summed: "gloo", "nccl" (torch) or "horovod"; by default what fits
-            Keras's backend.
-        global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
-            of at most the batch size of `fit`; `steps_per_epoch` counts updates. Without it, each worker adds a batch
-            of its own. Of data that come in batches (streams, `PyDataset`), an update takes whole ones, so their size
-            must divide it.
-        deterministic: The weights are bit for bit those of any other number of workers, whatever happens to them. The
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the number of
+            workers: a :class:`~ef_common.core.compensation.Compensation`, or its rule. A process without a coordinator
+            has nothing to compensate, unless a reference batch is named.
+        backend: Library that moves gradients: "gloo", "nccl" (torch) or "horovod". The default suits Keras's backend.
+        global_batch_size: Samples of an update, which the workers share, each in forward passes of at most the batch
+            size of `fit`; `steps_per_epoch` counts updates. By default, each worker has a batch of its own. Of data
+            that come in batches (streams, `PyDataset`), an update takes whole batches, so their size must divide it.
+        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined. The
             global batch is cut into passes of exactly the batch size, which must divide it. The order of samples, the
             random numbers in layers (a `keras.random.SeedGenerator`) and those in `ef_keras.dataset` are a function of
-            the seed of `keras.utils.set_random_seed`, which must be called before the model is made. An operation is
-            computed in one thread. What cannot be so raises, but for what ElasticFlow cannot see: random numbers of
-            TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks that
-            decide by metrics, which lack what a lost worker had seen.
-        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
-            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
-            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
-        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
-            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
-            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
-        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
-            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
-            with status 0. Without it, stragglers are reported only.
+            the seed of `keras.utils.set_random_seed`, which must be called before the model is made. Each operation
+            runs in one thread. What cannot be deterministic raises, except what ElasticFlow cannot see: random numbers
+            of TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks
+            that decide by metrics, which lack what a lost worker had seen.
+        checkpoint: A URL (`s3://bucket/run`, `/mnt/shared/run`, …), or a
+            :class:`~ef_common.data.checkpointer.Checkpointing`. Checkpoints are taken there while the training
+            continues, and the same command resumes from the newest one. The default is `ELASTICFLOW_CHECKPOINT`.
+        claims: Where workers claim that they continue without others that are silent: a URL that all workers reach, of
+            etcd (`etcd://host:2379,host:2379/prefix`) or of a store that can hold checkpoints. The default is
+            `ELASTICFLOW_CLAIMS`, or else the place of the checkpoints.
+        evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for a minute, as soon as a
+            spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
+            worker ends with status 0. Otherwise, slow workers are only reported.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
-        UsageError: Unknown backend, or none can be had; a compensation that is none; or settings that contradict each
-            other.
+        UsageError: The backend is unknown or none is available, the compensation is invalid, or settings contradict
+            each other.
     """
     settings = ElasticSettings.of(
         compensation=compensation,

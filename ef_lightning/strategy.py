@@ -49,30 +49,31 @@ class ElasticMixin(CollectivesMixin):
     """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
 
     Args:
-        backend: Data plane: "nccl" sums what is on GPUs with NCCL, if each worker has one of its own, and all else with
-            Gloo; "gloo" sums everything with Gloo; "horovod", see `elasticflow horovod build`.
-        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
-            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
-            nothing to compensate, unless a reference batch is named.
-        schedules: "samples": schedulers that are stepped with updates (`interval="step"`, or by hand) and `max_steps`
-            follow the samples, so that a schedule that was made for the workers of the start ends with the training,
-            whatever the workers did; see :mod:`ef_common.core.schedule`. "updates": they count updates.
-        global_batch_size: Samples of an update, however many workers there are. They share them, each in forward
-            passes of the loader's `batch_size` at most. By default each worker has a batch of the loader's.
-        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined; with
-            `global_batch_size`, a multiple of the loader's `batch_size`.
-        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
-            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
-            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
-        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
-            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
-            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
-        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
-            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
-            with status 0. Without it, stragglers are reported only.
+        backend: Library that moves gradients. "nccl" uses NCCL for tensors on GPUs if each worker has a GPU of its own,
+            and Gloo for everything else. "gloo" uses Gloo for everything. "horovod" uses the Horovod that
+            `elasticflow horovod build` installs.
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the number of
+            workers: a :class:`~ef_common.core.compensation.Compensation`, or its rule. A process without a coordinator
+            has nothing to compensate, unless a reference batch is named.
+        schedules: What schedulers that are stepped with updates (`interval="step"`, or by hand) and `max_steps` count.
+            "samples": a schedule that was made for the workers of the start ends with the training, however many
+            workers there were on the way; see :mod:`ef_common.core.schedule`. "updates": they count updates.
+        global_batch_size: Samples of an update, which the workers share, each in forward passes of at most the loader's
+            `batch_size`. By default, each worker has a batch of its own.
+        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined. Requires
+            `global_batch_size`, which must be a multiple of the loader's `batch_size`.
+        checkpoint: A URL (`s3://bucket/run`, `/mnt/shared/run`, …), or a
+            :class:`~ef_common.data.checkpointer.Checkpointing`. Checkpoints are taken there while the training
+            continues, and the same command resumes from the newest one. The default is `ELASTICFLOW_CHECKPOINT`.
+        claims: Where workers claim that they continue without others that are silent: a URL that all workers reach, of
+            etcd (`etcd://host:2379,host:2379/prefix`) or of a store that can hold checkpoints. The default is
+            `ELASTICFLOW_CLAIMS`, or else the place of the checkpoints.
+        evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for a minute, as soon as a
+            spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
+            worker ends with status 0. Otherwise, slow workers are only reported.
 
     Raises:
-        UsageError: Unknown backend or rule, or settings that contradict each other.
+        UsageError: The backend or the rule is unknown, or settings contradict each other.
     """
 
     host: Host
