@@ -17,7 +17,7 @@ Glossary
     window       the positions that one step deals to all members
     place        how far the members have certainly come: what a newcomer may skip in a stream, and what it must keep
     commit       a gradient reduction has completed, so its samples have been used
-    global batch samples of one update, of all members together
+    global batch  samples of one update, of all members together
     ratio        global batch divided by the reference batch, for which the optimizer's settings were chosen
     run          one start of a job; starts from the same URL are numbered
     checkpoint   files in a store that a manifest vouches for; named by run, generation and step
