@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -14,10 +14,9 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # the public API is the same, a
 project = "ElasticFlow"
 author = "The ElasticFlow authors"
 try:
-    release = version("elasticflow")
-except PackageNotFoundError:  # a checkout that is not installed
-    release = "0.1.0"
-version = release  # type: ignore[assignment]
+    version = release = metadata.version("elasticflow")
+except metadata.PackageNotFoundError:  # a checkout that is not installed
+    version = release = "unknown"
 
 extensions = [
     "myst_parser",

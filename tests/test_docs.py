@@ -183,11 +183,9 @@ def test_readme_is_short() -> None:
 
 
 def test_settings_are_all_in_the_table() -> None:
-    pytest.importorskip("lightning")
-    pytest.importorskip("keras")
-    named = " ".join(place for setting in tables().settings() for place in setting.places)
+    """Arguments are not looked at here: the site is not built if one of them lacks a description."""
     variables = {value for value in vars(environment).values() if str(value).startswith("ELASTICFLOW_")}
-    assert variables <= set(re.findall(r"\w+", named))
+    assert variables <= {name for name, _, _ in tables().variables()}
     handler = (ROOT / "ef_common" / "launch" / "torchrun_handler.py").read_text()
     keys = re.findall(r'(?:params, |params\.get\()"(\w+)"', handler)
     assert set(keys) - {"stands_in"} == {name for name, _, _ in tables().rendezvous_keys()}
