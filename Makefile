@@ -16,9 +16,10 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 LOGGERS := .venv/.installed-loggers
 PEERS_TEST := .venv/.installed-peers
+DOCS := .venv/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format bench clean
+.PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format docs docs-serve bench clean
 .NOTPARALLEL:
 
 help:
@@ -34,6 +35,8 @@ help:
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
 	@echo "make check   formatting, lint, types, import layers"
 	@echo "make format  format the code and fix what can be fixed"
+	@echo "make docs    build the documentation site into build/docs; warnings are errors"
+	@echo "make docs-serve  build it, and serve it at http://localhost:8000"
 	@echo "make bench   benchmarks; results in build/bench.json"
 	@echo "make clean   remove what the other targets made, except environments"
 
@@ -110,6 +113,13 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(DOCS)
+	@$(BIN)/python -m sphinx --fail-on-warning --quiet docs build/docs
+	@echo "The site is in build/docs/index.html"
+
+docs-serve: docs
+	@$(BIN)/python -m http.server --directory build/docs 8000
+
 bench: $(TEST)
 	@mkdir -p build
 	@$(BIN)/python -m tests.benchmarks
@@ -140,6 +150,11 @@ $(TEST): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): $(TEST)
 	$(call install,dev)
+	@touch $@
+
+# The reference is made of the code, which is imported for it.
+$(DOCS): $(TEST)
+	$(call install,docs)
 	@touch $@
 
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.

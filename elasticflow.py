@@ -1,4 +1,4 @@
-"""ElasticFlow: training whose workers come and go.
+"""ElasticFlow: data-parallel training that survives the loss and the arrival of workers.
 
 >>> import elasticflow as ef
 >>> ef.train(model, forward, data=(x, y), epochs=10)    # doctest: +SKIP
@@ -53,36 +53,37 @@ def train(
     evict_stragglers: bool = False,
     **others: Any,
 ) -> Result:
-    """Train a model, with one worker (`python train.py`) or with as many as there are (`torchrun … train.py`).
+    """Train a model, with one worker (`python train.py`) or with all workers of a job (`torchrun … train.py`).
 
     Args:
-        model: Returns a dict of the model's parts, and its "optimizer": of torch (see :func:`ef_lightning.module`), or
+        model: Returns a dict with the model's parts and its "optimizer", of torch (see :func:`ef_lightning.module`) or
             of Keras (see :func:`ef_keras.model`). It is called once.
-        forward: Called with the entries of a batch and `params`, the model; returns the cost of shape (), or a dict
-            with it as "loss" and with metrics.
-        data: Arrays or tensors of shape (samples, …), in a tuple (bound in order) or a dict (bound by name); or for
-            torch a DataLoader or a Dataset, for Keras what `fit` takes (tf.data, PyDataset, `ef_keras.dataset`).
-        validation: The same, to be evaluated after each epoch.
-        epochs: How often to go through the data.
-        batch_size: Samples of one worker in a step; data that come in batches have their own.
+        forward: Called with the entries of a batch and `params`, the model. Returns the cost, of shape (), or a dict
+            with the cost as "loss" and with metrics.
+        data: Arrays or tensors of shape (samples, …), in a tuple (bound in order) or a dict (bound by name). For torch
+            also a DataLoader or a Dataset; for Keras also what `fit` accepts (tf.data, PyDataset, `ef_keras.dataset`).
+        validation: The same, evaluated after each epoch.
+        epochs: Number of passes over the data.
+        batch_size: Samples of one worker in a step. Data that come in batches have their own batch size.
         evaluate: Another `forward` for the validation.
-        predict: Predictions for a batch, for `Trainer.predict` or `model.predict` afterwards.
-        allow_unused: A parameter may be without influence on the cost of the first step.
-        checkpoint: A URL for checkpoints; the same command starts from the newest. See `ElasticFlowStrategy`.
-        claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
-        global_batch_size: Samples of an update, however many workers share it.
+        predict: Computes predictions for a batch, for `Trainer.predict` or `model.predict` afterwards.
+        allow_unused: Allow parameters that the cost of the first step does not depend on.
+        checkpoint: A URL for checkpoints; the same command resumes from the newest one. See `ElasticFlowStrategy`.
+        claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
+            the checkpoints.
+        global_batch_size: Samples of an update, which the workers share.
         deterministic: The weights have the same bits for every number of workers.
         compensation: How the learning rate follows the number of workers.
         schedules: What schedules of the learning rate follow: "samples" or "updates".
-        backend: Data plane: "gloo", "nccl" or "horovod"; by default what fits.
-        evict_stragglers: Replace a worker that is much slower than the others, once a spare waits.
-        **others: For Lightning's Trainer, or for Keras's `fit`.
+        backend: Library that moves gradients: "gloo", "nccl" or "horovod". The default suits the framework.
+        evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        **others: Passed to Lightning's Trainer, or to Keras's `fit`.
 
     Returns:
-        The LightningModule or Keras model, and the newest metrics.
+        The LightningModule or Keras model, and the latest metrics.
 
     Raises:
-        UsageError: A mistake in one of these; the message says what was expected.
+        UsageError: An argument is wrong; the message says what was expected.
     """
     from ef_common.program.parts import framework_of, parts_of
     from ef_common.program.run import Run

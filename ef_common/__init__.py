@@ -1,26 +1,30 @@
-"""ElasticFlow: training that keeps its processes, its samples and its convergence while its workers change.
+"""ElasticFlow: data-parallel training that survives the loss and the arrival of workers.
 
 Glossary
     worker       one training process
     member       a worker that is in the current view
-    view         (generation, members in rank order); everything is a function of it
+    view         a generation number and the list of members in rank order; everything else is a function of it
     generation   number of a view; generations only grow
-    coordinator  decides on views; holds soft state only, and no steady step asks it
-    boundary     the place between two steps where the view may change by plan
-    newcomer     a worker that does its slow work while the others train, and is admitted at a boundary
-    survivor     a member that goes on after a loss, in the same process
-    position     index of a sample in an epoch's order
-    call         what a collective is for, in words that are the same in all members that are in it
+    coordinator  the part of a launcher that decides on views; it holds soft state only, and no ordinary step asks it
+    standby      a coordinator that an agent keeps ready, in case the active one is lost
+    agent        the launcher's process on a node, which starts and supervises workers
+    boundary     the point between two steps where the view may change as planned
+    newcomer     a worker that prepares while the others train, and is admitted at a boundary
+    spare        a newcomer that is ready, but for which there is no room (`max_nodes`)
+    survivor     a member that continues after a loss, in the same process
+    position     index of a sample in the order of an epoch
+    call         the description of a collective operation; it is the same in all members that take part
     window       the positions that one step deals to all members
-    place        how far the members are for sure: what a newcomer may skip in a stream, and what it must keep
-    commit       a gradient reduction has completed: its samples are used
-    global batch samples of one update, of all members together
-    ratio        global batch : reference batch, which the optimizer's settings are meant for
+    place        how far the members have certainly come: what a newcomer may skip in a stream, and what it must keep
+    commit       a gradient reduction has completed, so its samples have been used
+    global batch  samples of one update, of all members together
+    ratio        global batch divided by the reference batch, for which the optimizer's settings were chosen
     run          one start of a job; starts from the same URL are numbered
-    checkpoint   files in a store that a manifest vouches for; named by (run, generation, step)
-    snapshot     what is to become a checkpoint, held still on the host while training goes on
-    fenced       not allowed to publish any more, because others have gone on
-    returned     positions that were dealt to a worker which died before the commit; dealt again
+    checkpoint   files in a store that a manifest vouches for; named by run, generation and step
+    snapshot     the copy on the host that becomes a checkpoint while the training continues
+    claim        a record in a shared store by which workers agree that they, and no others, continue the training
+    fenced       no longer allowed to publish checkpoints, because other workers have continued
+    returned     positions that were dealt to a worker which was lost before the commit; they are dealt again
 """
 
 from importlib.metadata import PackageNotFoundError, version

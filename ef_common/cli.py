@@ -41,10 +41,10 @@ def main() -> None:
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path))
 def audit(run: Path) -> None:
-    """Prove from the event log of RUN that it kept its promises.
+    """Prove from the event log of RUN that the run kept its promises.
 
-    RUN is the directory that ELASTICFLOW_RUN_DIR named. Prints one line per property. Exits with 0 if all
-    hold, 1 at a violation, 2 if the log cannot be read.
+    RUN is the run directory (ELASTICFLOW_RUN_DIR). Prints one line for each property. The exit status is 0 if all
+    properties hold, 1 at the first violation, and 2 if the log cannot be read.
     """
     from ef_common.audit import audit as check  # numpy: not for --help and --version
     from ef_common.events import EventLogError
@@ -64,7 +64,7 @@ def audit(run: Path) -> None:
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script elastically: `elasticflow run --nproc-per-node 4 train.py`.
 
-    Takes all options of torchrun, --checkpoint URL and --run-dir DIR. See `elasticflow run --help`.
+    Accepts all options of torchrun, and `--checkpoint URL` and `--run-dir DIR`. See `elasticflow run --help`.
     """
     try:
         from ef_common.launch.run import main as run_job
@@ -76,11 +76,11 @@ def run(arguments: tuple[str, ...]) -> None:
 
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
-@click.option("--once", is_flag=True, help="Print it once, and end.")
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
 def status(run: Path | None, once: bool) -> None:
-    """Show what RUN does: view, workers, step, samples per second, last events.
+    """Show the state of RUN: view, workers, step, samples per second, latest events.
 
-    RUN is the directory that `elasticflow run` has printed; without it, the newest one below ./elasticflow-runs.
+    RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     """
     from rich.console import Console
     from rich.live import Live
@@ -114,9 +114,9 @@ def status(run: Path | None, once: bool) -> None:
 @main.command()
 @click.argument("arguments", nargs=-1, metavar="[RUN] WORKERS")
 def scale(arguments: tuple[str, ...]) -> None:
-    """Have RUN go on with so many WORKERS: starts some, or lets the newest leave.
+    """Scale RUN to WORKERS workers: start more, or let the newest ones leave.
 
-    RUN is the directory that `elasticflow run` has printed; without it, the newest one below ./elasticflow-runs.
+    RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     """
     from ef_common.errors import UsageError
     from ef_common.launch import run_directory
@@ -135,17 +135,17 @@ def scale(arguments: tuple[str, ...]) -> None:
 
 @main.group()
 def horovod() -> None:
-    """Horovod as an engine."""
+    """Build Horovod, which moves gradients for Keras on TensorFlow."""
 
 
 @horovod.command("build")
-@click.option("--force", is_flag=True, help="Build anew, though there is a wheel for these versions.")
-@click.option("--install/--no-install", default=True, help="Install the wheel and try it. Default: yes.")
+@click.option("--force", is_flag=True, help="Build again even if there is a wheel for these versions.")
+@click.option("--install/--no-install", default=True, help="Install the wheel and test it. Default: yes.")
 def build_horovod(force: bool, install: bool) -> None:
     """Build Horovod for the torch and TensorFlow that are installed here.
 
-    Needs a C++ compiler, cmake, and some minutes the first time; the wheel is kept for the next environment with
-    the same versions.
+    Needs a C++ compiler and cmake, and takes some minutes the first time. The wheel is cached for the next
+    environment with the same versions.
     """
     from ef_common.errors import ElasticFlowError
     from ef_common.horovod import build as building
@@ -165,14 +165,14 @@ def build_horovod(force: bool, install: bool) -> None:
 
 @main.command()
 def doctor() -> None:
-    """Show versions, engines and devices, and what is missing."""
+    """Show versions, engines and devices, what is missing, and how to fix it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from ef_common.doctor import examine
 
-    table = Table("", "found", "to mend it", show_edge=False)
+    table = Table("", "found", "how to fix", show_edge=False)
     for finding in examine():
         table.add_row(*map(escape, (finding.subject, finding.found, finding.remedy)))
     Console().print(table)

@@ -3,26 +3,26 @@
 ::
 
     ElasticFlowError
-    ├── UsageError                  you can mend it: a setting, an unsupported feature, bad input
+    ├── UsageError                  you can fix it: a setting, an unsupported feature, bad input
     │   ├── EventLogError           an event log that cannot be read (in `events`)
-    │   ├── CallMismatch            workers have made different calls that exchange values between them
+    │   ├── CallMismatch            workers have made different collective calls
     │   ├── UnsupportedError        a feature of the host framework that elastic training cannot keep
     │   ├── MixedImportsError       objects of `lightning.pytorch` and `pytorch_lightning` in one run
     │   └── NewerFormat             checkpoints that a newer version of ElasticFlow has written
     ├── MembershipError             a peer, the coordinator or the network failed for good
     │   ├── CoordinatorLost         the coordinator is gone and a new view is needed
-    │   ├── Evicted                 the others went on without this worker
-    │   ├── JobFailed               another worker's own code has raised an exception, which ends the job
-    │   ├── CannotJoin              this newcomer cannot go on from the others' state; they go on without it
-    │   └── AuthenticationError     the token is missing or differs
-    ├── StorageError                the store of the checkpoints, or what lies in it
-    │   ├── StorageFailed           the store refused, hung, is full or out of reach; trying again may help
-    │   │   └── NotFound            what was asked for is not there
+    │   ├── Evicted                 the others have continued without this worker
+    │   ├── JobFailed               the user's code has raised an exception in another worker, which ends the job
+    │   ├── CannotJoin              this newcomer cannot continue from the others' state; they continue without it
+    │   └── AuthenticationError     the token is missing or wrong
+    ├── StorageError                a problem with the checkpoint store or its contents
+    │   ├── StorageFailed           the store refused, hung, is full or unreachable; trying again may help
+    │   │   └── NotFound            what was requested is not there
     │   ├── AlreadyExists           somebody else has created it
     │   ├── InvalidCheckpoint       torn, truncated, changed or half deleted
     │   ├── ShareMissing            a worker has not written its part of a checkpoint
-    │   └── Fenced                  others have gone on, so this writer must not publish
-    ├── DataWorkersLost             the processes that read a worker's samples were killed, again and again
+    │   └── Fenced                  others have continued, so this worker must not publish
+    ├── DataWorkersLost             the processes that read a worker's samples were killed repeatedly
     └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
 
     GroupBroken                     internal: the group of this view is dead; recovery handles it

@@ -377,8 +377,9 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
 }
 """Of any kind."""
 _FIELDS: dict[str, dict[str, Check]] = {
+    # The worker process has started.
     "start": {"pid": _count, "host": _text},
-    # This worker is in a new view; pause_s is how long its training stood still for it.
+    # The worker is in a new view; pause_s is how long its training paused for the change.
     "view": {
         "generation": _count,
         "members": _ids,
@@ -387,23 +388,26 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "reason": _text,
         "pause_s": _number_or_null,
     },
-    # This worker is slower than the others, or is not any more: its throughput as a part of theirs, and the part of
-    # their steps in which they wait.
+    # The worker has become slower than the others, or is no longer slower: its throughput as a fraction of theirs, and
+    # the fraction of their step time that they spend waiting.
     "straggler": {"slow": _flag, "ratio": _number, "waiting": _number},
-    # A joiner is about to be ready: a stream has been read up to here.
+    # A newcomer is about to be ready: it has read its stream up to this position.
     "walked": {"epoch": _count, "cursor": _count},
-    # A joiner has received the state; its next step is step + 1.
+    # A newcomer has received the state; its next step is step + 1.
     "admitted": {"generation": _count, "step": _count, "epoch": _count},
-    # The program begins to train, for this time: steps and epochs are counted from the beginning.
+    # The program begins its n-th training; steps and epochs are counted from the beginning again.
     "training": {"number": _training},
-    # With `open`, the length is what it has at most: its end is not known yet.
+    # An epoch begins; length is its number of positions. With the optional field open, the end of the epoch is not
+    # known yet, and length is an upper bound.
     "epoch": {"epoch": _count, "length": _count},
-    # What this worker has read at a position: a checksum of each part, or null where there is nothing to compare.
+    # What the worker has read at a position: a checksum of each part, or null where there is nothing to compare.
     "read": {"epoch": _count, "position": _count, "checksums": _checksums},
-    # exact is false where a user's limit (max_steps, limit_train_batches, drop_last) cut the epoch short.
+    # An epoch has ended; exact is false where a limit of the user (max_steps, limit_train_batches, drop_last) cut it
+    # short.
     "epoch_end": {"epoch": _count, "exact": _flag, "length": _count},
-    # One committed reduction: all its positions, this worker's part, and those of workers lost before it. With
-    # `samples`, the positions are batches that the workers share, and a part is one of their so many samples.
+    # A reduction was committed: all its positions, this worker's part, and the positions returned by lost workers. If
+    # the optional field samples is present, positions are batches that the workers share, and a part is a share of
+    # their samples.
     "step": {
         "step": _count,
         "epoch": _count,
@@ -414,9 +418,9 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "returned": _spans,
         "loss": _number_or_null,
     },
-    # A worker was lost in a step that had its values: this worker makes the step again.
+    # A worker was lost in a step that had gathered its values; this worker repeats the step.
     "repeated": {"step": _count, "epoch": _count, "generation": _count},
-    # The global batch is another one from this update on, or it is the first one.
+    # The global batch size changes with this update, or this is the first update.
     "compensation": {
         "step": _count,
         "rule": _text,
@@ -424,8 +428,9 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "global_batch_size": _count,
         "ramp_steps": _count,
     },
+    # Hash of all weights after a step (with ELASTICFLOW_AUDIT=1).
     "weights": {"step": _count, "hash": _text},
-    # A pass over a dataloader is complete: what each worker did, equal in the records of all of them.
+    # A pass over an evaluation loader is complete: which positions each worker evaluated, equal in the records of all.
     "evaluation": {
         "stage": _text,
         "run": _count,
@@ -434,21 +439,24 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "shares": _shares,
         "exact": _flag,
     },
-    # The job has begun for this time, counted in the store of its checkpoints: from nothing, or from one of them.
+    # The n-th start of the job, counted in its checkpoint store; resumed names the checkpoint, or is null.
     "run": {"run": _count, "resumed": _text_or_null},
-    # Steps after `step` in generations before `generation` are void: the job started again from there.
+    # Steps after step in generations before generation are void: the job has restarted from there.
     "rollback": {"generation": _count, "step": _count, "epoch": _count},
+    # An exception has come out of the training; or a test has injected a fault.
     "fault": {"what": _text},
-    # A checkpoint is whole in the store; seconds and bytes are those of its writing.
+    # A checkpoint is complete in the store; seconds and bytes describe the write.
     "checkpoint": {"id": _text, "step": _count, "seconds": _number, "bytes": _count},
-    # This worker has written its share of one that another worker publishes.
+    # The worker has written its share of a checkpoint that another worker publishes.
     "share": {"id": _text, "seconds": _number, "bytes": _count},
-    # An attempt to save one failed; final if there will be no other one.
+    # An attempt to save a checkpoint failed; final means that there is no further attempt.
     "checkpoint_failed": {"id": _text, "reason": _text, "final": _flag},
-    # A snapshot was not saved, because a newer one took its place or saving has ended.
+    # A snapshot was not saved because a newer one replaced it or saving has ended.
     "checkpoint_dropped": {"id": _text, "reason": _text},
+    # Retention has removed these checkpoints.
     "checkpoint_removed": {"ids": _ids},
-    # This worker is told to go: it leaves at the next boundary.
+    # The worker was told to leave; it leaves at the next step boundary.
     "notice": {"what": _text},
+    # The worker has ended as planned.
     "end": {"reason": _text},
 }

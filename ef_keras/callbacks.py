@@ -52,34 +52,34 @@ def callbacks(
         model.fit(x, y, epochs=10, callbacks=ef_keras.callbacks())
         model.fit(x, y, epochs=10, callbacks=[EarlyStopping(), *ef_keras.callbacks()])
 
-    :class:`~ef_common.data.settings.ElasticSettings` says more of the settings that all frameworks have in common.
+    :class:`~ef_common.data.settings.ElasticSettings` describes the settings that all frameworks share in more detail.
 
     Args:
-        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the world.
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the number of
+            workers.
         schedules: "samples": a `LearningRateSchedule` is called with the number of updates that one worker would have
-            made when it comes to the same samples, so that a schedule that was made for one worker ends with the
-            training, whatever the workers did; see :mod:`ef_keras.schedules`. "updates": it counts updates.
-        backend: How the workers' gradients are summed: "gloo", "nccl" (torch) or "horovod"; by default what fits
-            Keras's backend.
-        global_batch_size: Samples of an update, however many workers share it. Each makes its part in forward passes
-            of at most the batch size of `fit`; `steps_per_epoch` counts updates. Without it, each worker adds a batch
-            of its own. Of data that come in batches (streams, `PyDataset`), an update takes whole ones, so their size
-            must divide it.
-        deterministic: The weights are bit for bit those of any other number of workers, whatever happens to them. The
+            made at the same samples, so that a schedule that was made for one worker ends with the training; see
+            :mod:`ef_keras.schedules`. "updates": it counts updates.
+        backend: Library that moves gradients: "gloo", "nccl" (torch) or "horovod". The default suits Keras's backend.
+        global_batch_size: Samples of an update, which the workers share, each in forward passes of at most the batch
+            size of `fit`; `steps_per_epoch` counts updates. By default, each worker has a batch of its own. Of data
+            that come in batches (streams, `PyDataset`), an update takes whole batches, so their size must divide it.
+        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined. The
             global batch is cut into passes of exactly the batch size, which must divide it. The order of samples, the
             random numbers in layers (a `keras.random.SeedGenerator`) and those in `ef_keras.dataset` are a function of
-            the seed of `keras.utils.set_random_seed`, which must be called before the model is made. An operation is
-            computed in one thread. What cannot be so raises, but for what ElasticFlow cannot see: random numbers of
-            TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks that
-            decide by metrics, which lack what a lost worker had seen.
-        checkpoint: A URL for checkpoints, which the same command starts from, or a `Checkpointing`.
-        claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
-        evict_stragglers: Replace a worker that is slower than the others as soon as a newcomer waits.
+            the seed of `keras.utils.set_random_seed`, which must be called before the model is made. Each operation
+            runs in one thread. What cannot be deterministic raises, except what ElasticFlow cannot see: random numbers
+            of TensorFlow's own in the `map` of an `ef_keras.dataset` (use NumPy's or `keras.random`), and callbacks
+            that decide by metrics, which lack what a lost worker had seen.
+        checkpoint: A URL for checkpoints, from which the same command resumes, or a `Checkpointing`.
+        claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
+            the checkpoints.
+        evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
-        UsageError: Unknown backend, or none can be had; a compensation that is none; or settings that contradict each
-            other.
+        UsageError: The backend is unknown or none is available, the compensation is invalid, or settings contradict
+            each other.
     """
     settings = ElasticSettings.of(
         compensation=compensation,

@@ -30,17 +30,19 @@ def dataset(
         model.fit(ef_keras.dataset((paths, labels), map=load, batch_size=64), callbacks=ef_keras.callbacks())
 
     Args:
-        samples: An array, a tuple of arrays of the same length (x, y and sample weights), or anything with
-            `__len__` and `__getitem__(index)` that gives one sample.
+        samples: An array, a tuple of arrays of the same length (x, y and sample weights), or any object with `__len__`
+            and `__getitem__(index)` that returns one sample.
         batch_size: Samples of one worker in a step.
-        map: Makes of one sample what the model sees: called with its parts; returns the same structure for all.
-        shuffle: Whether each epoch has an order of its own. Of the seed of the job in an elastic `fit`.
-        seed: Of that order without a job.
-        global_batch_size: Samples of an update, however many workers share it; see :func:`ef_keras.callbacks`. A
-            worker then reads at most `batch_size` of them at a time.
+        map: Turns one sample into what the model sees. It is called with the parts of the sample, and returns the same
+            structure for all samples.
+        shuffle: Whether each epoch has an order of its own. In an elastic `fit`, the order depends on the seed of the
+            job.
+        seed: Seed of the order when there is no job.
+        global_batch_size: Samples of an update, which the workers share; see :func:`ef_keras.callbacks`. A worker then
+            reads at most `batch_size` of them at a time.
 
     Raises:
-        UsageError: The samples cannot be had one by one, or are of different numbers; or a size is none.
+        UsageError: Samples cannot be read one by one, their numbers differ, or a size is invalid.
     """
     data = SampleDataset(samples, batch_size=batch_size, map=map, shuffle=shuffle, seed=seed)
     check_size(global_batch_size)

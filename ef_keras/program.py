@@ -41,24 +41,25 @@ def model(
         ef_keras.model(model, forward).fit(x, y, epochs=10, callbacks=ef_keras.callbacks())
 
     Args:
-        model: Returns a dict of layers and variables, with dicts and lists in it (or is that dict). "optimizer" is a
-            Keras optimizer, its class or its name; a schedule is its learning rate. It runs under the caller's seed.
-        forward: Called with the entries of a batch and the model; returns the cost (shape ()), or a dict with it as
-            "loss" and with metrics, each a mean over the samples. See :mod:`ef_common.program.binding`. The losses that
-            layers have of their own (regularizers) are added, as Keras does.
-        evaluate: The same for `evaluate` and the validation of `fit`, where a dict needs no "loss"; by default
+        model: Returns a dict of layers and variables, which may be nested in dicts and lists; or that dict itself.
+            "optimizer" is a Keras optimizer, its class or its name; a schedule is its learning rate. The function runs
+            under the caller's seed.
+        forward: Called with the entries of a batch and the model. Returns the cost, of shape (), or a dict with the
+            cost as "loss" and with metrics, each a mean over the samples. See :mod:`ef_common.program.binding`. Losses
+            of the layers themselves (regularizers) are added, as Keras does.
+        evaluate: The same for `evaluate` and the validation of `fit`, where a dict needs no "loss". The default is
             `forward`. Results are means over the samples.
-        predict: Called as `forward` is, with the entries that it names; makes `model.predict` and `model(x)`.
-        allow_unused: A parameter may be without influence on the cost of the first step.
+        predict: Called like `forward`, with the entries that it names; implements `model.predict` and `model(x)`.
+        allow_unused: Allow parameters that the cost of the first step does not depend on.
 
     Returns:
-        A Keras model. To be saved with `model.save`, its functions must be at the top of a module; to be loaded, they
-        must be registered by `@keras.saving.register_keras_serializable()`, or be in `custom_objects`.
+        A Keras model. To be saved with `model.save`, its functions must be defined at the top level of a module. To be
+        loaded, they must be registered with `@keras.saving.register_keras_serializable()`, or be in `custom_objects`.
 
     Raises:
-        UnsupportedError: Keras runs on another backend than TensorFlow and torch.
-        UsageError: A model without parameters, of torch, or of both; functions that cannot be called with a batch; and
-            in the first step: entries without parameters or the other way round, a cost that is no scalar, has no
+        UnsupportedError: Keras runs on a backend other than TensorFlow and torch.
+        UsageError: The model has no parameters, or is of torch or of both frameworks; a function cannot be called with
+            a batch; or, in the first step: entries do not fit the parameters, or the cost is not a scalar, has no
             gradient, or does not depend on all parameters.
     """
     return program(parts_of(model), Functions(model, forward, evaluate, predict), allow_unused=allow_unused)

@@ -41,26 +41,28 @@ def module(
         Trainer(max_epochs=10).fit(ef_lightning.module(model, forward), loader)
 
     Args:
-        model: Returns a dict of modules and tensors, with dicts and lists in it (or is that dict). Tensors that require
-            a gradient are parameters; others move along as buffers. "optimizer" is a class, a partial or a function
-            that is called with the parameters; "scheduler", if there is one, a function that is called with the
-            optimizer and returns what Lightning takes for it. It runs under the caller's seed.
-        forward: Called with the entries of a batch and the model; returns the cost (shape ()), or a dict with it as
-            "loss" and with metrics, each a mean over the samples. See :mod:`ef_common.program.binding`.
-        evaluate: The same for validation and test, where a dict needs no "loss"; by default `forward`. Results are
+        model: Returns a dict of modules and tensors, which may be nested in dicts and lists; or that dict itself.
+            Tensors that require a gradient are parameters, and others are buffers. "optimizer" is a class, a partial or
+            a function that is called with the parameters. "scheduler", if there is one, is a function that is called
+            with the optimizer and returns what Lightning accepts as a scheduler. The function runs under the caller's
+            seed.
+        forward: Called with the entries of a batch and the model. Returns the cost, of shape (), or a dict with the
+            cost as "loss" and with metrics, each a mean over the samples. See :mod:`ef_common.program.binding`.
+        evaluate: The same for validation and test, where a dict needs no "loss". The default is `forward`. Results are
             means over the samples, and are logged as `val_loss`, `val_<metric>`, or `test_…`.
-        predict: Called as `forward` is, with the entries that it names; returns predictions.
-        allow_unused: A parameter may be without influence on the cost of the first step.
+        predict: Called like `forward`, with the entries that it names; returns predictions.
+        allow_unused: Allow parameters that the cost of the first step does not depend on.
 
     Returns:
-        A LightningModule of the class tree that the program has imported. The model's parts are in `module.params`,
-        the state dict has them as `params.<key>.…`. In training it logs `loss` and metrics as means over the samples of
-        an epoch, and `loss_step`, of this worker alone. A checkpoint has the weights, and no functions:
-        `type(module).load_from_checkpoint(path, model=model, forward=forward)`, with what else it was made of.
+        A LightningModule of the class tree that the program has imported. The parts of the model are in
+        `module.params`, and in the state dict as `params.<key>.…`. In training it logs `loss` and metrics as means over
+        the samples of an epoch, and `loss_step` of this worker alone. A checkpoint has the weights and no functions;
+        load it with `type(module).load_from_checkpoint(path, model=model, forward=forward)`, and the other functions if
+        there are any.
 
     Raises:
-        UsageError: A model without parameters, of Keras, or of both; functions that cannot be called with a batch; and
-            in the first step: entries without parameters or the other way round, a cost that is no scalar, has no
+        UsageError: The model has no parameters, or is of Keras or of both frameworks; a function cannot be called with
+            a batch; or, in the first step: entries do not fit the parameters, or the cost is not a scalar, has no
             gradient, or does not depend on all parameters.
     """
     host = hosts.detect()

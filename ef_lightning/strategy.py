@@ -46,25 +46,28 @@ BACKENDS = ("gloo", "nccl", "horovod")
 class ElasticMixin(CollectivesMixin):
     """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
 
-    :class:`~ef_common.data.settings.ElasticSettings` says more of the settings that all frameworks have in common.
+    :class:`~ef_common.data.settings.ElasticSettings` describes the settings that all frameworks share in more detail.
 
     Args:
-        backend: Data plane: "nccl" sums what is on GPUs with NCCL, if each worker has one of its own, and all else with
-            Gloo; "gloo" sums everything with Gloo; "horovod", see `elasticflow horovod build`.
-        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world.
-        schedules: "samples": schedulers that are stepped with updates (`interval="step"`, or by hand) and `max_steps`
-            follow the samples, so that a schedule that was made for the workers of the start ends with the training,
-            whatever the workers did; see :mod:`ef_common.core.schedule`. "updates": they count updates.
-        global_batch_size: Samples of an update, however many workers there are. They share them, each in forward
-            passes of the loader's `batch_size` at most. By default each worker has a batch of the loader's.
-        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined; with
-            `global_batch_size`, a multiple of the loader's `batch_size`.
-        checkpoint: A URL for checkpoints, which the same command starts from, or a `Checkpointing`.
-        claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
-        evict_stragglers: Replace a worker that is slower than the others as soon as a newcomer waits.
+        backend: Library that moves gradients. "nccl" uses NCCL for tensors on GPUs if each worker has a GPU of its own,
+            and Gloo for everything else. "gloo" uses Gloo for everything. "horovod" uses the Horovod that
+            `elasticflow horovod build` installs.
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the number of
+            workers.
+        schedules: What schedulers that are stepped with updates (`interval="step"`, or by hand) and `max_steps` count.
+            "samples": a schedule that was made for the workers of the start ends with the training, however many
+            workers there were on the way; see :mod:`ef_common.core.schedule`. "updates": they count updates.
+        global_batch_size: Samples of an update, which the workers share, each in forward passes of at most the loader's
+            `batch_size`. By default, each worker has a batch of its own.
+        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined. Requires
+            `global_batch_size`, which must be a multiple of the loader's `batch_size`.
+        checkpoint: A URL for checkpoints, from which the same command resumes, or a `Checkpointing`.
+        claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
+            the checkpoints.
+        evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
 
     Raises:
-        UsageError: Unknown backend or rule, or settings that contradict each other.
+        UsageError: The backend or the rule is unknown, or settings contradict each other.
     """
 
     host: Host

@@ -72,17 +72,17 @@ class Ramp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """How to compensate for a global batch that grows and shrinks.
+    """How the optimizer's settings follow a global batch that grows and shrinks.
 
     Args:
-        rule: "linear", "sqrt", "none", or a function of the ratio that gives the factor of the learning rate;
-            "auto" takes the one of the optimizer (see `AUTO`), and "none" for others.
-        reference_batch_size: Samples of an update that the optimizer's settings are meant for. By default those of
-            an update of all workers with whom the training begins.
-        ramp_steps: Updates after a change until it has its whole effect.
+        rule: "linear", "sqrt", "none", or a function that maps the ratio to the factor of the learning rate. "auto"
+            chooses by the optimizer (see `AUTO`), and "none" for unknown ones.
+        reference_batch_size: Samples of an update for which the optimizer's settings were chosen. The default is the
+            global batch of the workers with which the training begins.
+        ramp_steps: Number of updates over which a change takes effect.
 
     Raises:
-        UsageError: An argument that none of this is.
+        UsageError: An argument is invalid.
 
     >>> settings = Compensation(ramp_steps=4)
     >>> ramps = [settings.advance(None, 1.0)]

@@ -15,17 +15,17 @@ MODES = ("min", "max")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints to keep; one is kept if any of these says so.
+    """Which checkpoints to keep. A checkpoint is kept if any of these says so.
 
     Args:
-        keep_last: The newest so many.
-        keep_every: Of each span of so many steps, the last one: those whose step is a multiple, if there are such.
-        keep_best: The best so many by a metric; equal ones count as better if they are newer.
+        keep_last: Keep this many of the newest.
+        keep_every: Keep the last one of each span of this many steps: those whose step is a multiple, if there are any.
+        keep_best: Keep this many of the best by a metric. Of equal ones, the newer is better.
         monitor: Name of that metric. Checkpoints without it, or with a value that is not a number, are never best.
         mode: Whether the best is the "min" or the "max".
 
     Raises:
-        UsageError: A value that is none of this.
+        UsageError: A value is out of range.
 
     >>> Retention(keep_last=2, keep_every=1000).keep_last
     2

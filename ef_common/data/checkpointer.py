@@ -51,16 +51,16 @@ class Checkpointing:
 
     Args:
         url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``.
-        every_steps: Take one after so many updates.
-        every: Take one after so long. Without both, the interval is computed from what a checkpoint costs and how often
-            workers are lost; see :mod:`ef_common.core.cadence`.
-        retention: What is kept.
-        storage_options: For fsspec's filesystem of that kind.
-        share_bytes: States of at least so many bytes are written by all workers together, each a share, where the
-            framework's plugin and the store can do that.
+        every_steps: Take a checkpoint every so many updates.
+        every: Take a checkpoint at this interval. Without both, the interval is computed from what a checkpoint costs
+            and how often workers are lost; see :mod:`ef_common.core.cadence`.
+        retention: Which checkpoints are kept.
+        storage_options: Options of fsspec's filesystem.
+        share_bytes: States of at least this size are written by all workers together, where the framework's plugin and
+            the store support it.
 
     Raises:
-        UsageError: Values that contradict each other.
+        UsageError: Values contradict each other.
     """
 
     url: str

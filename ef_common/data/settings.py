@@ -20,25 +20,27 @@ class ElasticSettings:
     """The settings that all plugins have in common.
 
     Args:
-        compensation: How the optimizers' settings follow a global batch that grows and shrinks with the world: a
-            :class:`~ef_common.core.compensation.Compensation`, or its rule. A process that is no worker of a job has
-            nothing to compensate, unless a reference batch is named.
-        schedules: "samples": learning-rate schedules per step are where the samples that have been trained put them,
-            whatever the workers did; "updates": they count updates.
-        global_batch_size: Samples of an update, however many workers share it; None for a batch of each worker's.
-        deterministic: The weights have the same bits for every number of workers.
-        checkpoint: A URL for checkpoints that are taken while the training goes on, and that the same command starts
-            from (`s3://bucket/run`, `/mnt/shared/run`, …), or a
-            :class:`~ef_common.data.checkpointer.Checkpointing`; by default that of `ELASTICFLOW_CHECKPOINT`.
-        claims: Where workers claim that they go on without others that are silent: a URL that all reach, of
-            etcd (`etcd://host:2379,host:2379/prefix`, see :class:`~ef_common.storage.etcd.Etcd`) or of what checkpoints
-            can be kept in; by default that of `ELASTICFLOW_CLAIMS`, else where the checkpoints are.
-        evict_stragglers: A worker whose throughput is below 0.8 of the others' for a minute is replaced as soon as a
-            newcomer waits for which there is no room (`max_nodes`): that one comes in first, then the slow one ends,
-            with status 0. Without it, stragglers are reported only.
+        compensation: How the optimizer's settings follow a global batch that grows and shrinks with the number of
+            workers: a :class:`~ef_common.core.compensation.Compensation`, or its rule. A process without a coordinator
+            has nothing to compensate, unless a reference batch is named.
+        schedules: What learning-rate schedules per step count. "samples": a schedule ends with the training, however
+            many workers there were on the way. "updates": it counts updates.
+        global_batch_size: Samples of an update, which the workers share. By default, each worker has a batch of its
+            own.
+        deterministic: The weights have the same bits for every number of workers, whatever was lost or joined. Requires
+            `global_batch_size`, which must be a multiple of the batch size.
+        checkpoint: A URL (`s3://bucket/run`, `/mnt/shared/run`, …), or a
+            :class:`~ef_common.data.checkpointer.Checkpointing`. Checkpoints are taken there while the training
+            continues, and the same command resumes from the newest one. The default is `ELASTICFLOW_CHECKPOINT`.
+        claims: Where workers claim that they continue without others that are silent: a URL that all workers reach, of
+            etcd (`etcd://host:2379,host:2379/prefix`) or of a store that can hold checkpoints. The default is
+            `ELASTICFLOW_CLAIMS`, or else the place of the checkpoints.
+        evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for a minute, as soon as a
+            spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
+            worker ends with status 0. Otherwise, slow workers are only reported.
 
     Raises:
-        UsageError: A value that is none.
+        UsageError: A value is invalid.
 
     Example:
         >>> settings = ElasticSettings.of(compensation="linear", checkpoint="memory://run")

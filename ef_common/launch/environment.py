@@ -1,25 +1,33 @@
 """The environment of a worker or an agent, read in one place.
 
-=========================  ==================================================================================
-ELASTICFLOW_COORDINATOR    HOST:PORT of the coordinator; without it the worker is a world of one
-ELASTICFLOW_TOKEN          the job token, the same secret on all nodes
-ELASTICFLOW_NODE           name of this node (default: the host name); its workers are admitted together
-ELASTICFLOW_STANDBY        port on this node of the coordinator that its agent keeps ready (default: it keeps none)
-ELASTICFLOW_ADDRESS        address at which the others reach this worker (default: as the coordinator sees it)
-ELASTICFLOW_RUN_DIR        directory of the run (event log)
-ELASTICFLOW_CHECKPOINT     URL for checkpoints; see `ef_common.data.checkpointer`
-ELASTICFLOW_CLAIMS         URL for claims; see `ef_common.data.claiming` (default: that for checkpoints)
-ELASTICFLOW_AUDIT          1: also log a hash of the weights after each step
-ELASTICFLOW_NOTICE         file:///PATH or http(s)://…: asked every second whether this machine is to go
-ELASTICFLOW_NOTES          directory in which the worker notes down what it works on, for its launcher
-ELASTICFLOW_GRACE          so many seconds after such a notice, or a signal, the process ends itself (default: 30)
-ELASTICFLOW_HEARTBEAT_TIMEOUT  who hosts the coordinator: a worker that is silent for more seconds is evicted
-                           (default: 2)
-ELASTICFLOW_HANG_TIMEOUT   who hosts the coordinator: a worker that keeps the others waiting in a training step for more
-                           seconds than this is replaced (default: learned from the run; 0: never)
-LOCAL_RANK                 index of the worker on its node, from 0
-LOCAL_WORLD_SIZE           number of workers that the node starts
-=========================  ==================================================================================
+=============================  ==================================  ===================================================
+ELASTICFLOW_TOKEN              none: loopback only                 The secret of the job, the same on all nodes.
+ELASTICFLOW_RUN_DIR            none: no log                        Directory of the run: the event log goes there.
+ELASTICFLOW_CHECKPOINT         none                                URL for checkpoints, if the script names none.
+ELASTICFLOW_CLAIMS             where the checkpoints are           URL for claims, if the script names none.
+ELASTICFLOW_AUDIT              `0`                                 `1`: log a hash of the weights after each step.
+ELASTICFLOW_NOTICE             none                                `file:///PATH` or `http(s)://…`, polled every second:
+                                                                   whether this machine is about to be taken away.
+ELASTICFLOW_GRACE              `30`                                Seconds after a notice or a signal after which a
+                                                                   worker that has reached no step boundary ends itself.
+ELASTICFLOW_HEARTBEAT_TIMEOUT  `2`                                 A worker that is silent for longer is evicted (0.1 to
+                                                                   3600 seconds). Read where the coordinator runs.
+ELASTICFLOW_HANG_TIMEOUT       learned from the run                A worker that keeps the others waiting in a training
+                                                                   step for so many seconds is replaced; `0`: never.
+                                                                   Read where the coordinator runs.
+ELASTICFLOW_COORDINATOR        set by the launcher                 `HOST:PORT` of the coordinator. Without it, the
+                                                                   worker trains alone.
+ELASTICFLOW_NOTES              set by the launcher                 Directory in which a worker notes what it works on,
+                                                                   for its launcher to read.
+ELASTICFLOW_STANDBY            set by the launcher                 Port on this node of the standby coordinator that its
+                                                                   agent runs.
+ELASTICFLOW_NODE               set by the launcher, else the       Name of the node. The workers of a node are admitted
+                               host name                           together.
+ELASTICFLOW_ADDRESS            set by the launcher, else as the    Address at which the other workers reach this one.
+                               coordinator sees it
+LOCAL_RANK                     set by torchrun, else `0`           Index of the worker on its node, from 0.
+LOCAL_WORLD_SIZE               set by torchrun, else `1`           Number of workers that the node starts.
+=============================  ==================================  ===================================================
 """
 
 from __future__ import annotations

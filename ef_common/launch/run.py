@@ -87,25 +87,7 @@ class Options:
             SystemExit: It is wrong, or help was asked for.
             UsageError: Values that do not go together.
         """
-        parser = torchrun.get_args_parser()
-        parser.prog = "elasticflow run"
-        parser.description = (
-            "Run a training script elastically: on this machine, or as one node of a job with --rdzv-endpoint. "
-            "All options of torchrun are taken."
-        )
-        ours = parser.add_argument_group("ElasticFlow")
-        ours.add_argument(
-            "--checkpoint", metavar="URL", help="save there, and go on from there; s3://bucket/run, a path …"
-        )
-        ours.add_argument("--run-dir", metavar="DIR", type=Path, help="for the event log (default: a new one)")
-        for name, value in (
-            ("nnodes", DEFAULT_NNODES),
-            ("rdzv_backend", BACKEND),
-            ("max_restarts", DEFAULT_RESTARTS),
-        ):
-            if f"PET_{name.upper()}" not in os.environ:
-                parser.set_defaults(**{name: value})
-        args = parser.parse_args(argv)
+        args = parser().parse_args(argv)
         local = not args.rdzv_endpoint
         if local and args.rdzv_backend != BACKEND:
             raise UsageError(
@@ -121,6 +103,34 @@ class Options:
         if local:
             min_nodes, max_nodes = min(min_nodes, num_workers), max(max_nodes, num_workers)
         return cls(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Torchrun's parser, with our options and defaults."""
+    made = torchrun.get_args_parser()
+    made.prog = "elasticflow run"
+    made.description = (
+        "Run a training script elastically: on this machine, or as one node of a job with --rdzv-endpoint. "
+        "All options of torchrun are accepted."
+    )
+    ours = made.add_argument_group("ElasticFlow")
+    ours.add_argument(
+        "--checkpoint", metavar="URL", help="where checkpoints are saved, and resumed from: s3://bucket/run, a path …"
+    )
+    ours.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        type=Path,
+        help="directory of the event log (default: a new one in ./elasticflow-runs)",
+    )
+    for name, value in (
+        ("nnodes", DEFAULT_NNODES),
+        ("rdzv_backend", BACKEND),
+        ("max_restarts", DEFAULT_RESTARTS),
+    ):
+        if f"PET_{name.upper()}" not in os.environ:
+            made.set_defaults(**{name: value})
+    return made
 
 
 def main(argv: list[str]) -> int:

@@ -11,11 +11,21 @@ when its workers die at the same step again and again (:mod:`ef_common.launch.re
 endpoint hosts the coordinator; each other agent keeps a standby ready. The workers learn all they need from the
 environment.
 
-Options in ``--rdzv-conf``: ``token_file`` (the job token), ``heartbeat_timeout`` (seconds; default:
-ELASTICFLOW_HEARTBEAT_TIMEOUT, else 2), ``hang_timeout`` (seconds that a worker may keep the others waiting in a
-training step, 0 for ever; default: ELASTICFLOW_HANG_TIMEOUT, else learned), ``last_call_timeout`` (seconds that the
-first view waits for more nodes, default 1), ``on_minority`` ("wait", the default, or "continue": what a coordinator
-does that has lost touch with most of the workers) and ``is_host`` (as in c10d). Others are ignored, as c10d does.
+Keys in ``--rdzv-conf``; others are ignored, as c10d does:
+
+=================  ======================================  ===========================================================
+token_file         none                                    File with the secret of the job. It takes precedence over
+                                                           `ELASTICFLOW_TOKEN`.
+heartbeat_timeout  that of the environment                 As `ELASTICFLOW_HEARTBEAT_TIMEOUT`, over which it takes
+                                                           precedence.
+hang_timeout       that of the environment                 As `ELASTICFLOW_HANG_TIMEOUT`, over which it takes
+                                                           precedence; 0 to 3600.
+last_call_timeout  `1`; `10` in a local `elasticflow run`  Seconds that the first step waits for more nodes after the
+                                                           last arrival.
+on_minority        `wait`                                  `wait` or `continue`: what workers do that have lost contact
+                                                           with others and cannot be sure that those have stopped.
+is_host            found from the endpoint                 Whether this agent hosts the coordinator (`1` or `0`).
+=================  ======================================  ===========================================================
 """
 
 from __future__ import annotations

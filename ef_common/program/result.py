@@ -12,7 +12,7 @@ class Result:
 
     Args:
         model: A LightningModule or a Keras model.
-        metrics: The newest value of each metric, by name; those of the validation begin with "val_".
+        metrics: The newest value of each metric, by name; those of the validation begin with `val_`.
     """
 
     model: Any

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 GUARDS: dict[str, tuple[str, ...]] = {
+    "docs": ("tests/test_docs.py",),
     "ef_common/audit": ("tests/test_audit.py", "tests/fuzz"),
     "ef_common/collectives": ("tests/collectives", "tests/faults/test_kill.py", "tests/faults/test_join.py"),
     "ef_common/control": ("tests/control", "tests/faults/test_failover.py", "tests/faults/test_partition.py"),
