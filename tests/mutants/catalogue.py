@@ -345,8 +345,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="momentum-of-later-epochs-has-the-wrong-rate",
         file="ef_keras/compensation.py",
-        old="        self._settled = None\n        for scaled in self._scaled.values():\n",
-        new="        for scaled in self._scaled.values():\n",
+        old="        self._settled = None\n        for scaled in self._scaled:\n",
+        new="        for scaled in self._scaled:\n",
         harm="From the second epoch on, the momentum of SGD is that of one worker while the learning rate is that of "
         "all.",
     ),
