@@ -11,6 +11,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "ext"), str(HERE.parent)]
 os.environ.setdefault("KERAS_BACKEND", "torch")  # the public API is the same, and TensorFlow takes long to import
 
+import lightning.pytorch  # noqa: E402, F401  (decides which Lightning ElasticFlowStrategy is for)
+
 project = "ElasticFlow"
 author = "The ElasticFlow authors"
 try:

@@ -44,7 +44,9 @@ BACKENDS = ("gloo", "nccl", "horovod")
 
 
 class ElasticMixin(CollectivesMixin):
-    """Everything but the base class, which is one of two (see :func:`ef_lightning.registry.strategy_for`).
+    """Lightning's strategy for a changing set of workers. Its base class is that of the Lightning in use.
+
+    See :func:`ef_lightning.strategy_for`.
 
     :class:`~ef_common.data.settings.ElasticSettings` describes the settings that all frameworks share in more detail.
 
