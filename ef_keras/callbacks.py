@@ -44,6 +44,7 @@ def callbacks(
     checkpoint: Checkpointing | str | Path | None = None,
     claims: str | Path | None = None,
     evict_stragglers: bool = False,
+    log_compensation: bool = True,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
@@ -75,6 +76,9 @@ def callbacks(
         checkpoint: A URL for checkpoints, which the same command starts from, or a `Checkpointing`.
         claims: A URL, of etcd say, where workers claim to go on without others; by default where the checkpoints are.
         evict_stragglers: Replace a worker that is slower than the others as soon as a newcomer waits.
+        log_compensation: The logs of each epoch, and with them `History`, `CSVLogger` and `TensorBoard`, have the
+            columns `lr_scale` and `global_batch_size` while the learning rate follows the workers. False leaves the
+            logs as they are in Keras, for code that expects its columns and no others.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
@@ -92,7 +96,7 @@ def callbacks(
     )
     if deterministic:
         prepare_determinism()
-    return [Elastic(engine(backend), settings)]
+    return [Elastic(engine(backend), settings, logs_compensation=log_compensation)]
 
 
 class Elastic(keras.callbacks.Callback):
@@ -103,10 +107,12 @@ class Elastic(keras.callbacks.Callback):
     Args:
         engine: Of the data plane; see `ef_common.collectives.engines`.
         settings: See :func:`callbacks`.
+        logs_compensation: See there, too.
     """
 
-    def __init__(self, engine: str, settings: ElasticSettings) -> None:
+    def __init__(self, engine: str, settings: ElasticSettings, *, logs_compensation: bool = True) -> None:
         super().__init__()
+        self._logs_compensation = logs_compensation
         self._engine = engine
         self._settings = settings
         self._worker: Worker | None = None
@@ -188,7 +194,14 @@ class Elastic(keras.callbacks.Callback):
         size = size_of(given.global_batch_size, global_batch_size_of(iterator), deterministic=given.deterministic)
         settings = replace(given, global_batch_size=size)
         with leaving_cleanly():
-            self._fit = Fit(self._worker, self.model, others, iterator, settings=settings)
+            self._fit = Fit(
+                self._worker,
+                self.model,
+                others,
+                iterator,
+                settings=settings,
+                logs_compensation=self._logs_compensation,
+            )
             self._fit.begin()
         if self._guard is not None:
             self._guard.put_around_batches(iterator, self._fit.data.batches)

@@ -15,6 +15,7 @@ from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data.settings import ElasticSettings
+from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
@@ -45,6 +46,7 @@ class Fit:
         callbacks: Keras's list of callbacks.
         iterator: Keras's iterator over epochs.
         settings: The user's, with the size of the global batch that the data may have brought.
+        logs_compensation: The logs of an epoch have columns that tell how the learning rate is compensated.
 
     Raises:
         JobFinished: The job is over.
@@ -59,6 +61,7 @@ class Fit:
         iterator: Any,
         *,
         settings: ElasticSettings,
+        logs_compensation: bool = True,
     ) -> None:
         self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
@@ -103,9 +106,11 @@ class Fit:
         self.data.on_epoch_end = self._merge_metrics
         self.data.on_padding = self._pad
         self.data.on_boundary = self._between_steps
+        self.data.on_dealt = self._begin_step
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
+        self._logs_compensation = logs_compensation
         reference = settings.compensation.reference_batch_size
         if None not in (global_batch_size, reference):
             raise UsageError(
@@ -113,6 +118,7 @@ class Fit:
                 f"Received: global_batch_size={global_batch_size}, reference_batch_size={reference}"
             )
         self.schedules: FitSchedules | None = None
+        self._workers = WorkersWatch(worker.session)
         self._global: GlobalReducer | None = None
 
     # ------------------------------------------------------------ begin and end
@@ -167,7 +173,6 @@ class Fit:
         if self._settings.schedules_follow_samples:
             self.schedules = FitSchedules(model, self.data.dealer)
             self._undo.callback(self.schedules.detach)
-            self.data.on_dealt = self.schedules.aim
 
     def _join(self, batch: Any) -> None:
         try:
@@ -302,11 +307,17 @@ class Fit:
         """What a newcomer needs besides variables and memories."""
         compensation = None if self.compensation is None else self.compensation.state()
         schedules = None if self.schedules is None else self.schedules.state()
-        return {**self.data.state(), "compensation": compensation, "schedules": schedules}
+        return {
+            **self.data.state(),
+            "compensation": compensation,
+            "schedules": schedules,
+            "workers": self._workers.state(),
+        }
 
     def _load_progress(self, state: dict[str, Any], saved: bool) -> None:
         """Go on where the others are, or where a checkpoint was saved."""
         self.data.load_state(state, saved=saved)
+        self._workers.load_state(None if saved else state.get("workers"))
         if self.compensation is not None and state["compensation"] is not None:
             self.compensation.load_state(state["compensation"])
         if self.schedules is not None and state.get("schedules") is not None:
@@ -357,6 +368,15 @@ class Fit:
             with leaving_cleanly():
                 self._checkpoints.job.boundary(dealer.num_updates)
 
+    def _begin_step(self) -> None:
+        """The samples of a step have been dealt to its workers: callbacks hear of those that are new or gone."""
+        if self.schedules is not None:
+            self.schedules.aim()
+        change = self._workers.look()
+        if change is not None:
+            for callback in self._callbacks.callbacks:
+                hook_of(callback)(change)
+
     def _pad(self, begins: bool) -> None:
         """What a batch that only keeps step does to the metrics does not count."""
         if begins:
@@ -402,7 +422,8 @@ class Fit:
                 logs[name] = float(np.mean(values))
         if self.compensation is not None:
             self.compensation.settle()  # an epoch that was stopped
-            self.compensation.show(logs)
+            if self._logs_compensation:
+                self.compensation.show(logs)
 
     def agree_on_end(self) -> None:
         """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""

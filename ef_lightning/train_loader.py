@@ -88,6 +88,7 @@ class ElasticLoader(WrappedLoader):
         self.on_begin: Callable[[], None] = lambda: None
         self.on_plan: Callable[[], None] = lambda: None
         self.on_members: Callable[[], None] = lambda: None
+        self.on_dealt: Callable[[], None] = lambda: None
         self.on_over: Callable[[], None] = lambda: None
 
     @property
@@ -124,6 +125,11 @@ class ElasticLoader(WrappedLoader):
         return self
 
     def __next__(self) -> Any:
+        batch = self._next()
+        self.on_dealt()
+        return batch
+
+    def _next(self) -> Any:
         if self._session.entering:  # it stands at the boundary at which it has joined
             batch = self._deal()
             self._session.entering = False
