@@ -23,7 +23,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
-from ef_keras.checks import size_of
+from ef_keras.checks import check_replicas, size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
@@ -241,7 +241,14 @@ class Elastic(keras.callbacks.Callback):
         if self._fit is None:
             worker.notices.stop()
         iterator = hooks.epoch_iterator(self.model)
-        data = EvaluationData(partial(source_of, iterator), worker.session, self.model, log=worker.log)
+        check_replicas(self.model)
+        data = EvaluationData(
+            partial(source_of, iterator),
+            worker.session,
+            self.model,
+            log=worker.log,
+            steps_per_execution=hooks.steps_per_execution(iterator),
+        )
         hooks.replace_batches(iterator, data.batches)
 
 

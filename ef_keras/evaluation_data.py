@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,9 +28,19 @@ class EvaluationData:
         session: The worker's session.
         model: The model; its metrics are merged at the end.
         log: Event log.
+        steps_per_execution: Batches that Keras takes at a time.
     """
 
-    def __init__(self, make_source: Callable[[], Source], session: Session, model: Any, *, log: EventLog) -> None:
+    def __init__(
+        self,
+        make_source: Callable[[], Source],
+        session: Session,
+        model: Any,
+        *,
+        log: EventLog,
+        steps_per_execution: int = 1,
+    ) -> None:
+        self._steps = steps_per_execution
         self._make_source = make_source
         self._session = session
         self._model = model
@@ -47,12 +58,14 @@ class EvaluationData:
             if isinstance(source, StreamSource):
                 _batch(source, _FIRST)
                 checksums.add(source.fingerprint(0))
-            for batch in self._batches_of(source, share):
-                yield step, step, iter([batch])
-                step += 1
+            batches = self._batches_of(source, share)
+            for batch in batches:
+                some = itertools.islice(itertools.chain([batch], batches), self._steps)
+                yield step, step + self._steps - 1, some
+                step += self._steps
             if step == 0:  # a step there must be, or there are no logs; its result does not count
-                yield step, step, iter([_batch(source, _FIRST)])
-                step += 1
+                yield step, step + self._steps - 1, iter([_batch(source, _FIRST)])
+                step += self._steps
                 metrics.set_values(self._model, before)
             mine = {"metrics": metrics.values_of(self._model), "checksums": list(checksums)}
             with leaving_cleanly():

@@ -23,7 +23,7 @@ from ef_common.session import Barrier
 from ef_keras import hooks, metrics
 from ef_keras.backends import passes_for, prepare_determinism, reducer_for
 from ef_keras.checkpoints import FitCheckpoints
-from ef_keras.checks import global_batch_for
+from ef_keras.checks import check_replicas, global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.rank_zero import unwrapped
@@ -63,6 +63,7 @@ class Fit:
         settings: ElasticSettings,
         logs_compensation: bool = True,
     ) -> None:
+        check_replicas(model)
         self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
         self._worker = worker
@@ -75,6 +76,7 @@ class Fit:
         self._callbacks = callbacks
         self._iterator = iterator
         self._deterministic = deterministic
+        self._xla = keras.config.backend() != "tensorflow"  # nothing leaves a graph of XLA's in the middle
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
         source = source_of(iterator, step_size=global_batch_size)
@@ -126,9 +128,11 @@ class Fit:
     def begin(self) -> None:
         """Stand in the way of batches and gradients; become equal to the others."""
         model, session = self._model, self._session
-        if model.jit_compile and keras.config.backend() == "tensorflow":
-            logger.warning("XLA is switched off for this model: its compiled steps cannot wait for other workers")
-            model.jit_compile = False
+        if model.jit_compile and not self._xla:
+            logger.warning(
+                "the training steps of this fit are not compiled by XLA, as those cannot wait for other workers; what "
+                "evaluates and predicts is"
+            )
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
         self._undo.callback(hooks.renew_train_function, model)
@@ -139,9 +143,11 @@ class Fit:
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        if not model.trainable_variables:
+            self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)
         self._reducer.attach()
-        hooks.renew_train_function(model)
+        hooks.renew_train_function(model, xla=self._xla)
         self._step = model.train_function
         model.train_function = self._run_step
         self._state = FitState(
@@ -233,7 +239,7 @@ class Fit:
         return reducer
 
     def _new_step(self) -> Callable[[Any], Any]:
-        step = hooks.new_train_function(self._model)
+        step = hooks.new_train_function(self._model, xla=self._xla)
         return lambda batch: step(self._batches_for_step(batch))
 
     def end(self) -> None:
@@ -341,6 +347,8 @@ class Fit:
             if error is not None:
                 raise error from None
             raise
+        if self.data.dealer.progress.uncommitted:
+            self.data.on_no_update()
         self._settle_schedules()
         return logs
 

@@ -13,7 +13,7 @@ import pytest
 import ef_keras
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
-from tests.keras.features import compiled, data, net
+from tests.keras.features import compiled, data, net, untrained
 
 STOP = "stop"
 
@@ -50,6 +50,13 @@ def listen() -> dict[str, Any]:
         "columns": sorted(history),
         "updates": int(model.optimizer.iterations),
     }
+
+
+def listen_untrained() -> list[Any]:
+    """Train a model without trainable weights while others come and go. Returns its statistics."""
+    model = untrained()
+    ef_keras.fit(model, *data(64), batch_size=4, epochs=10_000, verbose=0, callbacks=[Listening()])
+    return [float(v) for v in keras.ops.convert_to_numpy(model.layers[0].mean)]
 
 
 class Raising(keras.callbacks.Callback):

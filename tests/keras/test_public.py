@@ -53,6 +53,24 @@ def test_all_workers_hear_of_a_newcomer_and_of_a_loss_at_the_same_steps(tmp_path
     assert found["columns"] == of_newcomer["columns"] == ["accuracy", "loss"]
 
 
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.thorough
+def test_samples_of_a_model_without_trainable_weights_are_dealt_once_whoever_comes_and_goes(
+    tmp_path: Path, backend: str
+) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        job.start_world(2, call, backend, "listen_untrained")
+        first, second = job.view(2)
+        before = job.wait_until(two_steps(2), "steps of two")
+        newcomer = job.start(call, backend, "listen_untrained")
+        joined = job.wait_until(two_steps(3, after=before), "steps of three")
+        first.kill()
+        job.wait_until(two_steps(2, after=joined), "steps of two that are left")
+        (job.directory / "stop").touch()
+        assert second.result() == newcomer.result()
+        job.audit()
+
+
 def test_error_of_a_callback_that_hears_of_workers_ends_the_job(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
         workers = job.start_world(2, call, "torch", "raise_when_workers_change")
