@@ -23,7 +23,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_keras import hooks
 from ef_keras.backends import engine, prepare_determinism
-from ef_keras.checks import check_end, size_of
+from ef_keras.checks import check_end, check_replicas, size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
@@ -44,6 +44,7 @@ def callbacks(
     checkpoint: Checkpointing | str | Path | None = None,
     claims: str | Path | None = None,
     evict_stragglers: bool = False,
+    log_compensation: bool = True,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
@@ -75,6 +76,9 @@ def callbacks(
         claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
             the checkpoints.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        log_compensation: The logs of each epoch, and with them `History`, `CSVLogger` and `TensorBoard`, have the
+            columns `lr_scale` and `global_batch_size` while the learning rate follows the workers. False leaves the
+            logs as they are in Keras, for code that expects its columns and no others.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
@@ -92,7 +96,7 @@ def callbacks(
     )
     if deterministic:
         prepare_determinism()
-    return [Elastic(engine(backend), settings)]
+    return [Elastic(engine(backend), settings, logs_compensation=log_compensation)]
 
 
 class Elastic(keras.callbacks.Callback):
@@ -103,10 +107,12 @@ class Elastic(keras.callbacks.Callback):
     Args:
         engine: Of the data plane; see `ef_common.collectives.engines`.
         settings: See :func:`callbacks`.
+        logs_compensation: See there, too.
     """
 
-    def __init__(self, engine: str, settings: ElasticSettings) -> None:
+    def __init__(self, engine: str, settings: ElasticSettings, *, logs_compensation: bool = True) -> None:
         super().__init__()
+        self._logs_compensation = logs_compensation
         self._engine = engine
         self._settings = settings
         self._worker: Worker | None = None
@@ -193,7 +199,14 @@ class Elastic(keras.callbacks.Callback):
         size = size_of(given.global_batch_size, global_batch_size_of(iterator), deterministic=given.deterministic)
         settings = replace(given, global_batch_size=size)
         with leaving_cleanly():
-            self._fit = Fit(self._worker, self.model, others, iterator, settings=settings)
+            self._fit = Fit(
+                self._worker,
+                self.model,
+                others,
+                iterator,
+                settings=settings,
+                logs_compensation=self._logs_compensation,
+            )
             self._tell_cost(self._fit.data.source)
             self._fit.begin()
         if self._guard is not None:
@@ -235,8 +248,13 @@ class Elastic(keras.callbacks.Callback):
             worker.notices.stop()
         check_end(self.model)
         iterator = hooks.epoch_iterator(self.model)
+        check_replicas(self.model)
         data = self._evaluation = EvaluationData(
-            partial(self._source_of, iterator), worker.session, self.model, log=worker.log
+            partial(self._source_of, iterator),
+            worker.session,
+            self.model,
+            log=worker.log,
+            steps_per_execution=hooks.steps_per_execution(iterator),
         )
         hooks.replace_batches(iterator, data.batches)
 

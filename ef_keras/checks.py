@@ -11,6 +11,21 @@ from ef_keras import hooks
 from ef_keras.sources import Source
 
 
+def check_replicas(model: Any) -> None:
+    """Refuse a model that one process trains on several devices.
+
+    Raises:
+        UnsupportedError: Naming what to do instead.
+    """
+    num = hooks.num_replicas(model)
+    if num > 1:
+        raise UnsupportedError(
+            "the model was made for several devices of one process (in the scope of a tf.distribute strategy), and "
+            "ElasticFlow has a worker for each device. Make the model outside of strategy.scope(), and start as many "
+            f"workers: elasticflow run --nproc-per-node={num} …. Received: {num} replicas"
+        )
+
+
 def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: bool) -> int | None:
     """The size of the global batch, from the two places where it can be set.
 

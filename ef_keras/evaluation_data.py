@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,19 @@ class EvaluationData:
         session: The worker's session.
         model: The model; its metrics are merged at the end.
         log: Event log.
+        steps_per_execution: Batches that Keras takes at a time.
     """
 
-    def __init__(self, make_source: Callable[[], Source], session: Session, model: Any, *, log: EventLog) -> None:
+    def __init__(
+        self,
+        make_source: Callable[[], Source],
+        session: Session,
+        model: Any,
+        *,
+        log: EventLog,
+        steps_per_execution: int = 1,
+    ) -> None:
+        self._steps = steps_per_execution
         self._make_source = make_source
         self._session = session
         self._model = model
@@ -77,15 +87,12 @@ class EvaluationData:
             if isinstance(source, StreamSource) and is_open:
                 batches, is_open = self._all_batches_of(source, length), False
             for batch in batches:
-                yield step, step, iter([batch])
-                step += 1
-            if step == 0 and isinstance(source, StreamSource):
-                yield step, step, iter([first])
-                step += 1
-                metrics.set_values(self._model, before)
-            elif step == 0:  # a step there must be, or there are no logs; its result does not count
-                yield step, step, iter([_batch(source, _FIRST, length)])
-                step += 1
+                yield step, step + self._steps - 1, islice(chain([batch], batches), self._steps)
+                step += self._steps
+            if step == 0:  # a step there must be, or there are no logs; its result does not count
+                only = first if isinstance(source, StreamSource) else _batch(source, _FIRST, length)
+                yield step, step + self._steps - 1, iter([only])
+                step += self._steps
                 metrics.set_values(self._model, before)
             length = min(length, self._coverage.length)
             mine = {"metrics": metrics.values_of(self._model), "checksums": checksums, "length": length}

@@ -16,6 +16,7 @@ from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data.settings import ElasticSettings
+from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
@@ -23,7 +24,7 @@ from ef_common.session import Barrier
 from ef_keras import hooks, metrics
 from ef_keras.backends import passes_for, prepare_determinism, reducer_for
 from ef_keras.checkpoints import FitCheckpoints
-from ef_keras.checks import global_batch_for
+from ef_keras.checks import check_replicas, global_batch_for
 from ef_keras.compensation import FitCompensation
 from ef_keras.global_batch import GlobalReducer
 from ef_keras.indexed import IndexedSource
@@ -47,6 +48,7 @@ class Fit:
         callbacks: Keras's list of callbacks.
         iterator: Keras's iterator over epochs.
         settings: The user's, with the size of the global batch that the data may have brought.
+        logs_compensation: The logs of an epoch have columns that tell how the learning rate is compensated.
 
     Raises:
         JobFinished: The job is over.
@@ -61,7 +63,9 @@ class Fit:
         iterator: Any,
         *,
         settings: ElasticSettings,
+        logs_compensation: bool = True,
     ) -> None:
+        check_replicas(model)
         self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
         self._worker = worker
@@ -74,6 +78,7 @@ class Fit:
         self._callbacks = callbacks
         self._iterator = iterator
         self._deterministic = deterministic
+        self._xla = keras.config.backend() != "tensorflow"  # nothing leaves a graph of XLA's in the middle
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
         source = source_of(iterator, step_size=global_batch_size, first_epoch=hooks.initial_epoch(model))
@@ -107,9 +112,11 @@ class Fit:
         self.data.on_epoch_end = self._merge_metrics
         self.data.on_padding = self._pad
         self.data.on_boundary = self._between_steps
+        self.data.on_dealt = self._begin_step
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
+        self._logs_compensation = logs_compensation
         reference = settings.compensation.reference_batch_size
         if None not in (global_batch_size, reference):
             raise UsageError(
@@ -117,6 +124,7 @@ class Fit:
                 f"Received: global_batch_size={global_batch_size}, reference_batch_size={reference}"
             )
         self.schedules: FitSchedules | None = None
+        self._workers = WorkersWatch(worker.session)
         self._global: GlobalReducer | None = None
 
     # ------------------------------------------------------------ begin and end
@@ -124,9 +132,11 @@ class Fit:
     def begin(self) -> None:
         """Stand in the way of batches and gradients; become equal to the others."""
         model, session = self._model, self._session
-        if model.jit_compile and keras.config.backend() == "tensorflow":
-            logger.warning("XLA is switched off for this model: its compiled steps cannot wait for other workers")
-            model.jit_compile = False
+        if model.jit_compile and not self._xla:
+            logger.warning(
+                "the training steps of this fit are not compiled by XLA, as those cannot wait for other workers; what "
+                "evaluates and predicts is"
+            )
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
         self._undo.callback(hooks.renew_train_function, model)
@@ -137,9 +147,11 @@ class Fit:
         if self.compensation is not None:
             self._reducer.applied = self.compensation.applied
         self._reducer.on_wait = self.data.prefetch
+        if not model.trainable_variables:
+            self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)
         self._reducer.attach()
-        hooks.renew_train_function(model)
+        hooks.renew_train_function(model, xla=self._xla)
         self._step = model.train_function
         model.train_function = self._run_step
         self._state = FitState(
@@ -171,7 +183,6 @@ class Fit:
         if self._settings.schedules_follow_samples:
             self.schedules = FitSchedules(model, self.data.dealer)
             self._undo.callback(self.schedules.detach)
-            self.data.on_dealt = self.schedules.aim
 
     def _join(self, batch: Any) -> None:
         try:
@@ -232,7 +243,7 @@ class Fit:
         return reducer
 
     def _new_step(self) -> Callable[[Any], Any]:
-        step = hooks.new_train_function(self._model)
+        step = hooks.new_train_function(self._model, xla=self._xla)
         return lambda batch: step(self._batches_for_step(batch))
 
     def end(self) -> None:
@@ -306,11 +317,17 @@ class Fit:
         """What a newcomer needs besides variables and memories."""
         compensation = None if self.compensation is None else self.compensation.state()
         schedules = None if self.schedules is None else self.schedules.state()
-        return {**self.data.state(), "compensation": compensation, "schedules": schedules}
+        return {
+            **self.data.state(),
+            "compensation": compensation,
+            "schedules": schedules,
+            "workers": self._workers.state(),
+        }
 
     def _load_progress(self, state: dict[str, Any], saved: bool) -> None:
         """Go on where the others are, or where a checkpoint was saved."""
         self.data.load_state(state, saved=saved)
+        self._workers.load_state(None if saved else state.get("workers"))
         if self.compensation is not None and state["compensation"] is not None:
             self.compensation.load_state(state["compensation"])
         if self.schedules is not None and state.get("schedules") is not None:
@@ -334,6 +351,8 @@ class Fit:
             if error is not None:
                 raise error from None
             raise
+        if self.data.dealer.progress.uncommitted:
+            self.data.on_no_update()
         self._settle_schedules()
         return logs
 
@@ -360,6 +379,15 @@ class Fit:
         if self._checkpoints is not None and dealer.progress.remaining and not dealer.progress.uncommitted:
             with leaving_cleanly():
                 self._checkpoints.job.boundary(dealer.num_updates)
+
+    def _begin_step(self) -> None:
+        """The samples of a step have been dealt to its workers: callbacks hear of those that are new or gone."""
+        if self.schedules is not None:
+            self.schedules.aim()
+        change = self._workers.look()
+        if change is not None:
+            for callback in self._callbacks.callbacks:
+                hook_of(callback)(change)
 
     def _pad(self, begins: bool) -> None:
         """What a batch that only keeps step does to the metrics does not count."""
@@ -406,7 +434,8 @@ class Fit:
                 logs[name] = float(np.mean(values))
         if self.compensation is not None:
             self.compensation.settle()  # an epoch that was stopped
-            self.compensation.show(logs)
+            if self._logs_compensation:
+                self.compensation.show(logs)
 
     def agree_on_end(self) -> None:
         """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""

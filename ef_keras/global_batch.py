@@ -212,6 +212,8 @@ class GlobalReducer(Reducer):
         if shapes not in self._steps:
             self._steps[shapes] = self._make_step()
         self._results = self._steps[shapes](batch)
+        if not self._variables:  # there is no update to be made
+            self._target = None
         if self._target is not None:
             raise UnsupportedError(
                 "the model's train_step has made no update. It must end in self.optimizer.apply_gradients(…) or "

@@ -210,6 +210,12 @@ def random_seed() -> int | None:
     return None if found is None else int(found)
 
 
+def num_replicas(model: Any) -> int:
+    """Copies of the model that one process trains: several with a strategy of `tf.distribute` for several devices."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return 1 if strategy is None else int(strategy.num_replicas_in_sync)
+
+
 def optimizers(model: Any) -> list[Any]:
     """The model's optimizers: the compiled one, and those that a custom `train_step` keeps in attributes."""
     found = {id(model.optimizer): model.optimizer} if model.optimizer is not None else {}
@@ -412,15 +418,28 @@ def start_at(model: Any, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def renew_train_function(model: Any) -> None:
-    """A graph that was traced before ElasticFlow came, or with it, must not be used after that has changed."""
-    model.make_train_function(force=True)
+def renew_train_function(model: Any, *, xla: bool = True) -> None:
+    """A graph that was traced before ElasticFlow came, or with it, must not be used after that has changed.
+
+    Args:
+        model: The model.
+        xla: Whether it is compiled by XLA, if the model's functions are. Those of `evaluate` and `predict` stay as
+            they are.
+    """
+    compiled = model.jit_compile
+    if not xla:
+        model.jit_compile = False
+    try:
+        model.make_train_function(force=True)
+    finally:
+        if not xla:
+            model.jit_compile = compiled
 
 
-def new_train_function(model: Any) -> Callable[[Any], Any]:
+def new_train_function(model: Any, *, xla: bool = True) -> Callable[[Any], Any]:
     """A train function that has not been traced; the model keeps its own."""
     own = model.train_function
-    model.make_train_function(force=True)
+    renew_train_function(model, xla=xla)
     new, model.train_function = model.train_function, own
     found: Callable[[Any], Any] = new
     return found

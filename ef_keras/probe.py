@@ -30,7 +30,8 @@ KERAS: tuple[Part, ...] = tuple(
         listed("model.evaluate", "x steps", "endless_data"),
         listed("model", "_initial_epoch", "start_at"),
         listed("model", "_symbolic_build(iterator, data_batch)", "build Program", replaced=True),
-        listed("model", "make_train_function(force=)", "renew_train_function"),
+        listed("model", "make_train_function(force=) jit_compile", "renew_train_function"),
+        listed("model", "distribute_strategy", "num_replicas") if keras.config.backend() == "tensorflow" else (),
         listed("callbacks", "callbacks", "callback_list"),
         listed("progress_bar", "target progbar", "set_num_steps"),
         # ------------------------------------------------------------ data

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import keras
+import numpy as np
+
 from ef_common.collectives.gradients.arrays import ArrayBuckets, ArrayReduction
 from ef_common.core.view import View
 from ef_common.launch.leaving import leaving_cleanly
@@ -46,6 +49,7 @@ class Reducer(ABC):
         self.stop_agreed = False
         self.error: BaseException | None = None
         self._loss: Any = None
+        self._values: ArrayBuckets | None = None
         self._attached: list[Any] = []
 
     @abstractmethod
@@ -91,6 +95,20 @@ class Reducer(ABC):
         self.session.agree(reduction.num_changes, reduction.num_wishes)
         self.stop_agreed = reduction.num_stops > 0
         self.on_update(contributors, loss)
+
+    def reduce_nothing(self) -> None:
+        """After a step of a model without trainable weights: average its statistics, and commit its samples."""
+        statistics = hooks.statistics(self.model)
+        values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in statistics]
+        if self._values is None:
+            dtype = "float64" if any(value.dtype == np.float64 for value in values) else "float32"
+            self._values = ArrayBuckets([], [value.shape for value in values], dtype=dtype)
+        self.take_loss()  # nobody knows any more what it was in a graph
+        reduction = self.begin(self._values)
+        reduction.take(values)
+        self.complete(reduction, None)
+        for variable, value in zip(statistics, reduction.reduced()[1], strict=True):
+            variable.assign(np.array(value))  # whose memory is that of the next reduction but one
 
     def guard(self, act: Callable[[], Any]) -> Any:
         """Run something that a framework calls; remember its error, which the framework would turn into its own."""

@@ -56,6 +56,7 @@ class TrainingData:
         epoch: Of the `fit` that is running.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
+        on_no_update: Called after a step that has not committed its samples; it is refused if they are not then.
         on_dealt: Called when the samples of a step have been dealt, before it begins.
         on_resume: Called before the first batch, if that is one in the middle of an epoch.
         on_length: Called with the number of steps of the epoch, None if unknown, when it may have changed.
@@ -87,6 +88,7 @@ class TrainingData:
         self.epoch = 0
         self.padding = False
         self.on_boundary: Callable[[], None] = lambda: None
+        self.on_no_update: Callable[[], None] = lambda: None
         self.on_dealt: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_length: Callable[[int | None], None] = lambda num_steps: None
@@ -136,6 +138,8 @@ class TrainingData:
         if self.padding:
             self.on_padding(False)
             self.padding = False
+        if dealer.progress.uncommitted:
+            self.on_no_update()
         if dealer.progress.uncommitted:
             raise UnsupportedError(
                 "the model's train_step has made no update. It must end in self.optimizer.apply_gradients(…) or "

@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING, Any
 from ef_common.core.compensation import Compensation
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
+from ef_common.data.workers import WorkersChange
 from ef_lightning.program import module
 from ef_lightning.registry import register, strategy_class, strategy_for
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin as ElasticFlowStrategy
 
-__all__ = ["ElasticFlowStrategy", "module", "Compensation", "Checkpointing", "Retention", "strategy_for"]
+__all__ = [
+    "ElasticFlowStrategy",
+    "module",
+    "Compensation",
+    "Checkpointing",
+    "Retention",
+    "WorkersChange",
+    "strategy_for",
+]
 
 register()
 

@@ -21,6 +21,7 @@ from ef_common.core.view import View
 from ef_common.data import global_batches
 from ef_common.data.claiming import Claiming
 from ef_common.data.torch_determinism import Determinism
+from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
@@ -89,6 +90,7 @@ class Fit:
         self.train_loader: ElasticLoader | None = None
         self.compensation: TrainerCompensation | None = None
         self.schedules: Schedules | None = None
+        self.workers = WorkersWatch(worker.session)
         self.requests: Requests | None = None
         self.repetition: Repetition | None = None
         self.reducer: GradientReducer | None = None
@@ -243,6 +245,7 @@ class Fit:
             reducer=self.reducer,
             compensator=None if self.compensation is None else self.compensation.compensator,
             schedules=self.schedules,
+            workers=self.workers,
             checkpoints=checkpoints,
             claiming=self._claiming,
             requests=self.requests,
@@ -391,6 +394,8 @@ class Fit:
             self._set_up_global_step(loader)
         loader.on_boundary = self._between_steps
         loader.on_members = self._plan_schedules
+        if worker.elastic:
+            loader.on_dealt = self._tell_of_workers
         loader.on_over = self.skip
         if self.checkpoints is not None:
             loader.on_resume = self.checkpoints.go_on
@@ -435,6 +440,16 @@ class Fit:
             self.train_loader.close()
             self.train_loader = None
         hooks.forget_loaders(self._trainer)
+
+    def _tell_of_workers(self) -> None:
+        """The samples of a step have been dealt to its workers: the user's code hears of those that are new or gone."""
+        change = self.workers.look()
+        if change is None:
+            return
+        trainer, module = self._trainer, self._trainer.lightning_module
+        for callback in trainer.callbacks:
+            hook_of(callback)(trainer, module, change)
+        hook_of(module)(change)
 
     def _plan_schedules(self) -> None:
         if self.schedules is not None and self.follows_samples:

@@ -22,6 +22,7 @@ from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.data.claiming import Claiming
 from ef_common.data.compensator import Compensator
 from ef_common.data.transfer import StateTransfer
+from ef_common.data.workers import WorkersWatch
 from ef_common.errors import ElasticFlowError
 from ef_lightning import hooks, own_files
 from ef_lightning.checkpoints import TrainerCheckpoints
@@ -50,6 +51,7 @@ class TrainerState:
         reducer: Reduces the gradients; None in a world that never changes.
         compensator: The ratio of the run; None if there is nothing to compensate.
         claiming: Its claims.
+        workers: Notices changes of the workers.
         schedules: Its schedules, if they follow the samples.
         checkpoints: Those that are taken of it, if there are any.
         requests: What user code asks of all workers.
@@ -65,6 +67,7 @@ class TrainerState:
         reducer: GradientReducer | None,
         compensator: Compensator | None,
         claiming: Claiming,
+        workers: WorkersWatch,
         schedules: Schedules | None = None,
         checkpoints: TrainerCheckpoints | None = None,
         requests: Requests | None = None,
@@ -73,6 +76,7 @@ class TrainerState:
         self._requests = requests
         self._adopted = adopted
         self._claiming = claiming
+        self._workers = workers
         self._transfer = StateTransfer(TENSORS, claiming, lambda: None if checkpoints is None else checkpoints.job)
         self._schedules = schedules
         self._trainer = trainer
@@ -189,6 +193,7 @@ class TrainerState:
             **self._agreed(),
             "loader": None if loader is None else loader.state(),
             "requests": None if self._requests is None else self._requests.state(),
+            "workers": self._workers.state(),
         }
 
     def checkpoint(self) -> dict[str, Any]:
@@ -243,6 +248,7 @@ class TrainerState:
             hooks.load_loop_fields(trainer, state["fields"])
         if self._compensator is not None and state["compensation"] is not None:
             self._compensator.load_state(state["compensation"])
+        self._workers.load_state(state.get("workers"))
         loader = self._loader()
         if loader is not None and state["loader"] is not None:
             loader.load_state(state["loader"])

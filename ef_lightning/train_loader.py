@@ -88,6 +88,7 @@ class ElasticLoader(WrappedLoader):
         self.on_begin: Callable[[], None] = lambda: None
         self.on_plan: Callable[[], None] = lambda: None
         self.on_members: Callable[[], None] = lambda: None
+        self.on_dealt: Callable[[], None] | None = None
         self.on_over: Callable[[], None] = lambda: None
 
     @property
@@ -127,16 +128,19 @@ class ElasticLoader(WrappedLoader):
         if self._session.entering:  # it stands at the boundary at which it has joined
             batch = self._deal()
             self._session.entering = False
-            return batch
-        self.on_boundary()
-        if self._wants_epoch or (self._resumed and not self._goes_on()):
-            self._begin_epoch()
-            self.on_begin()
-        if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
-            with leaving_cleanly():
-                self._session.boundary()
-        self._resumed = False
-        return self._deal()
+        else:
+            self.on_boundary()
+            if self._wants_epoch or (self._resumed and not self._goes_on()):
+                self._begin_epoch()
+                self.on_begin()
+            if self._session.may_change and not self.progress.uncommitted and self.progress.remaining > 0:
+                with leaving_cleanly():
+                    self._session.boundary()
+            self._resumed = False
+            batch = self._deal()
+        if self.on_dealt is not None:
+            self.on_dealt()
+        return batch
 
     def join(self, *, starts_workers: bool) -> None:
         """In a newcomer: be admitted at a boundary, and go on where the others are.

@@ -1,9 +1,10 @@
-"""Waiting for what only the coordinator of a job knows."""
+"""Waiting for what the coordinator of a job knows, or for what its workers have logged."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ef_common.core.membership import Membership, Phase
 from ef_common.testing.harness import Job
@@ -29,3 +30,16 @@ def is_ready(training: int, *, world_size: int = 3) -> Callable[[Membership], bo
         return joined or any(state.ready_for.get(worker, 1) == training for worker in ready)
 
     return reached
+
+
+def two_steps(world_size: int, *, after: int = 0) -> Callable[[Sequence[dict[str, Any]]], int]:
+    """Two updates have been made in a view of this size: a boundary has come between them. Its generation."""
+
+    def made(events: Sequence[dict[str, Any]]) -> int:
+        steps: dict[int, set[int]] = {}
+        for event in events:
+            if event["kind"] == "step" and event["world_size"] == world_size and event["generation"] > after:
+                steps.setdefault(event["generation"], set()).add(event["step"])
+        return next((generation for generation, found in steps.items() if len(found) > 1), 0)
+
+    return made

@@ -119,6 +119,11 @@ def this_worker(engine: str | None = None) -> Worker:
     return _this
 
 
+def worker_if_any() -> Worker | None:
+    """The worker that this process has become, if it has."""
+    return _this
+
+
 def is_alone(environment: WorkerEnvironment | None = None) -> bool:
     """Whether this process is no worker of a job, by its environment."""
     environment = environment or read_environment()

@@ -104,7 +104,7 @@ def view_of(world_size: int) -> View:
 def fit(model: Any, *others: Any, trace: Sequence[int] = TRACE, length: int = LENGTH, **options: Any) -> Any:
     """Train in one process as if the reductions had had so many contributors. Returns the history."""
     settings = {"reference_batch_size": BATCH_SIZE, "ramp_steps": 4, **options.pop("compensation", {})}
-    callbacks = ef_keras.callbacks(compensation=Compensation(**settings))
+    callbacks = ef_keras.callbacks(compensation=Compensation(**settings), **options.pop("elastic", {}))
     options = {"epochs": 2, "batch_size": BATCH_SIZE, "shuffle": False, "verbose": 0, **options}
     told = [] if settings.get("rule") == "none" else [Told(callbacks[0], trace)]
     return model.fit(*data(length), callbacks=[*others, *told, *callbacks], **options).history
@@ -248,7 +248,14 @@ def look_at_logs() -> dict[str, Any]:
     path = (read_environment().run_dir or Path()) / "log.csv"
     history = fit(model_with(optimizers.Adam(RATE)), keras.callbacks.CSVLogger(path))
     plain = fit(model_with(optimizers.Adam(RATE)), compensation={"rule": "none"})
-    return {"history": history, "csv": path.read_text().splitlines()[0], "plain": sorted(plain)}
+    off_path = path.with_name("off.csv")
+    off = fit(
+        model_with(optimizers.Adam(RATE)), keras.callbacks.CSVLogger(off_path), elastic={"log_compensation": False}
+    )
+    keras_path = path.with_name("keras.csv")
+    model_with("sgd").fit(*data(), verbose=0, callbacks=[keras.callbacks.CSVLogger(keras_path)])
+    csv, *heads = [file.read_text().splitlines()[0] for file in (path, off_path, keras_path)]
+    return {"history": history, "csv": csv, "plain": sorted(plain), "off": [sorted(off), *heads]}
 
 
 def keep_checkpoints() -> dict[str, Any]:

@@ -368,10 +368,74 @@ def model_that_cannot_be_traced(run: Run) -> Any:
     return model, run.fit(model, *data(96), epochs=1)
 
 
+class Averages(layers.Layer):
+    """Has statistics, and no weights that are trained."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        shifted = x - self.mean
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+        return shifted
+
+
+def untrained(**kwargs: Any) -> Any:
+    frozen = layers.Dense(2)
+    frozen.trainable = False
+    return compiled(keras.Sequential([layers.Input((12,)), Averages(), frozen]), **kwargs)
+
+
+@feature
+def no_trainable_weights(run: Run) -> Any:
+    model = untrained()
+    return model, run.fit(model, *data(210), validation_data=data(77))  # one worker has few of the last ones
+
+
+@feature
+def no_trainable_weights_at_all_and_adam(run: Run) -> Any:
+    model = net()
+    model.trainable = False
+    return compiled(model, keras.optimizers.Adam()), run.fit(model, *data())
+
+
+@feature
+def no_trainable_weights_and_several_steps_at_a_time(run: Run) -> Any:
+    if not IS_TENSORFLOW:
+        return net(), {}
+    model = untrained(steps_per_execution=3)
+    return model, run.fit(model, *data())
+
+
+@feature
+def no_trainable_weights_and_a_stop_of_one_worker(run: Run) -> Any:
+    model = untrained()
+    return model, run.fit(model, *data(), callbacks=[Stops(run)])
+
+
+@feature
+def no_trainable_weights_and_a_global_batch(run: Run) -> Any:
+    model = untrained()
+    return model, run.fit(model, *data(210), global_batch_size=32)
+
+
+@feature
+def evaluation_of_several_steps_at_a_time(run: Run) -> Any:
+    model = compiled(net(), **({"steps_per_execution": 3} if IS_TENSORFLOW else {}))
+    begun: list[int] = []
+    noting = keras.callbacks.LambdaCallback(on_test_batch_begin=lambda batch, logs=None: begun.append(batch))
+    history = run.fit(model, *data(), validation_data=data(77), callbacks=[noting])
+    added = ef_keras.callbacks() if run.elastic else []
+    size = run.batch_size
+    results = model.evaluate(*data(77), batch_size=size, verbose=0, callbacks=[noting, *added])
+    return model, {**history, "evaluated": results, "begun": begun}
+
+
 @feature
 def xla(run: Run) -> Any:
     model = compiled(net(), jit_compile=run.elastic and IS_TENSORFLOW)
-    return model, run.fit(model, *data(), epochs=1)
+    return model, run.fit(model, *data(), validation_data=data(77), epochs=1)
 
 
 @feature

@@ -95,6 +95,19 @@ def refuse_data_that_ends_early() -> str:
     return _message(lambda: compiled(net()).fit(stream, verbose=0, callbacks=ef_keras.callbacks()))
 
 
+def refuse_replicas() -> str:
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = compiled(net())
+    x, y = data(64)
+    if ef_keras.is_rank_zero():
+        return _message(lambda: model.evaluate(x, y, verbose=0, callbacks=ef_keras.callbacks()))
+    return _message(lambda: model.fit(x, y, verbose=0, callbacks=ef_keras.callbacks()))
+
+
 def _refusal(
     *fit: Any, deterministic: bool = False, size: Any = 32, model: Any = None, batch_size: int | None = 8, **kwargs: Any
 ) -> str:
@@ -175,6 +188,40 @@ def pass_on_an_error_of_the_users() -> str:
     except ArithmeticError as error:
         return str(error)
     return "nothing was raised"
+
+
+# ---------------------------------------------------------------- XLA
+
+
+class Compiled(keras.Sequential):  # type: ignore[misc]
+    """Notes which of its functions are compiled by XLA."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.made: list[Any] = []
+
+    def make_train_function(self, force: bool = False) -> Any:
+        if force or self.train_function is None:
+            self.made.append(["train", bool(self.jit_compile)])
+        return super().make_train_function(force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        if force or self.test_function is None:
+            self.made.append(["test", bool(self.jit_compile)])
+        return super().make_test_function(force)
+
+
+def keep_xla() -> dict[str, Any]:
+    """What is compiled by XLA in an elastic `fit`, and after it."""
+    found: dict[str, Any] = {}
+    for name, settings in {"each": {}, "shared": {"global_batch_size": 16}}.items():
+        keras.utils.set_random_seed(1)
+        model = compiled(Compiled(net().layers), jit_compile=True)
+        model.fit(*data(), validation_data=data(32), verbose=0, callbacks=ef_keras.callbacks(**settings))
+        in_fit, model.made = list(map(list, model.made)), []
+        model.fit(*data(), validation_data=data(32), verbose=0)
+        found[name] = {"fit": in_fit, "then": list(map(list, model.made)), "model": model.jit_compile}
+    return found
 
 
 # ---------------------------------------------------------------- hooks

@@ -103,6 +103,12 @@ def test_logs_of_each_epoch_have_the_scale_and_the_batch(found: dict[str, Any]) 
     assert seen["plain"] == ["loss"]
 
 
+def test_logs_without_the_scale_have_the_columns_of_plain_keras(found: dict[str, Any]) -> None:
+    columns, csv, csv_of_keras = found["look_at_logs"]["off"]
+    assert columns == ["loss"]
+    assert csv == csv_of_keras
+
+
 def test_optimizer_without_a_rule_trains_unchanged_and_the_first_change_of_the_world_is_told(
     found: dict[str, Any],
 ) -> None:

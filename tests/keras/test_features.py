@@ -43,6 +43,29 @@ def compare(tmp_path: Path, backend: str, names: list[str] | None) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=270.0) as job:
         workers = job.start_world(2, target, names)
         first, second = (worker.result() for worker in workers)
+    _check(first, second)
+
+
+UNTRAINED = [
+    "no_trainable_weights",
+    "no_trainable_weights_at_all_and_adam",
+    "no_trainable_weights_and_several_steps_at_a_time",
+    "no_trainable_weights_and_a_stop_of_one_worker",
+    "no_trainable_weights_and_a_global_batch",
+    "evaluation_of_several_steps_at_a_time",
+]
+
+
+def test_model_without_trainable_weights_and_evaluation_in_several_steps_are_those_of_plain_keras(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
+        workers = job.start_world(2, train_tensorflow, UNTRAINED)
+        _check(*(worker.result() for worker in workers))
+        job.audit()
+
+
+def _check(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert first.keys() == second.keys()
     problems = []
     for name, found in first.items():

@@ -113,6 +113,18 @@ def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str)
     assert not found["apply"]
 
 
+def test_xla_is_switched_off_for_training_steps_only_and_as_long_as_the_fit(tmp_path: Path) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
+        found = job.start(call, "tensorflow", "keep_xla").result()
+    for made in found.values():
+        first, *steps, last = [compiled for kind, compiled in made["fit"] if kind == "train"]
+        assert first is last is True  # Keras's own, before ElasticFlow comes and after it has gone
+        assert set(steps) == {False}
+        assert [compiled for kind, compiled in made["fit"] if kind == "test"] == [True]
+        assert made["then"] == []  # the next fit of plain Keras has what it needs
+        assert made["model"] is True
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:

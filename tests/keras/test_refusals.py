@@ -19,6 +19,7 @@ CASES = [
     ("refuse_step_without_update", "UnsupportedError: the model's train_step has made no update", "apply_gradients"),
     ("refuse_streams_that_differ", "UsageError: the workers read different data at step 1", "set_random_seed"),
     ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the length", "assert_cardinality"),
+    ("refuse_replicas", "UnsupportedError: the model was made for several devices", "--nproc-per-node=2"),
     ("pass_on_an_error_of_the_users", "the user's own", "own"),
 ]
 

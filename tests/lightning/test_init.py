@@ -14,6 +14,7 @@ def test_contents() -> None:
         "Compensation",
         "Checkpointing",
         "Retention",
+        "WorkersChange",
         "strategy_for",
     ]
     public = {name for name, value in vars(ef_lightning).items() if not name.startswith("_")}

@@ -14,7 +14,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/control": ("tests/control", "tests/faults/test_failover.py", "tests/faults/test_partition.py"),
     "ef_common/core": ("tests/core", "tests/simulation", "tests/faults/test_kill.py", "tests/faults/test_drain.py"),
     "ef_common/data": (
-        *("tests/test_dealer.py", "tests/test_checkpointer.py", "tests/test_claiming.py"),
+        *("tests/test_dealer.py", "tests/test_workers.py", "tests/test_checkpointer.py", "tests/test_claiming.py"),
         *("tests/storage/test_sharing.py", "tests/faults/test_sharing.py"),
         *("tests/faults/test_validation.py", "tests/faults/test_checkpoints.py", "tests/lightning"),
     ),
