@@ -32,8 +32,8 @@ class Fault:
     """One fault.
 
     Args:
-        where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
-            "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan" (of a checkpoint that all
+        where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "validate", "test",
+            "predict" or "evaluate" (outside of a training), "boundary", "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan" (of a checkpoint that all
             write), "start" (of the training, in the user's code), "checkpoint" (one may be due), "data" (a sample is
             read).
         step: Updates made before it (batches, in a validation); it does not count outside of steps.

@@ -55,6 +55,7 @@ class Options:
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the model is one of a `forward`
     evict_stragglers: bool = False
+    evaluates: bool = False  # `evaluate`, after the training
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -120,9 +121,9 @@ class Count(keras.metrics.Metric):
 class Places(keras.callbacks.Callback):
     """Passes the places between the steps."""
 
-    def __init__(self, options: Options, striker: Striker) -> None:
+    def __init__(self, options: Options, striker: Striker, *, evaluation: str = "validation") -> None:
         super().__init__()
-        self._options, self._striker = options, striker
+        self._options, self._striker, self._evaluation = options, striker, evaluation
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -153,7 +154,7 @@ class Places(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._striker.at("validation", step=batch, epoch=self._epoch)
+        self._striker.at(self._evaluation, step=batch, epoch=self._epoch)
         time.sleep(self._options.step_sleep_s)
 
 
@@ -245,6 +246,11 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping],
         **({"batch_size": chosen.batch_size} if chosen.data == "arrays" and not chosen.random else {}),
     )
+    evaluated = {}
+    if chosen.evaluates:
+        callbacks = [Places(chosen, striker, evaluation="evaluate"), *ef_keras.callbacks(backend=chosen.backend)]
+        given = {"batch_size": chosen.batch_size, "callbacks": callbacks, "verbose": 0, "return_dict": True}
+        evaluated = {"evaluate": model.evaluate(*images(chosen.val_length), **given)}
     worker = this_worker(engine(chosen.backend))
     return {
         "pid": os.getpid(),
@@ -257,6 +263,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "rate": float(model.optimizer.learning_rate),
         "memory": [float(stopping.best), stopping.wait, stopping.best_epoch],
         "history": history.history,
+        **evaluated,
     }
 
 
