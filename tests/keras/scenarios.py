@@ -16,7 +16,9 @@ import ef_keras
 from ef_common.errors import JobFailed, UnsupportedError, UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.failing import Failing
+from ef_common.launch.process import this_worker
 from ef_keras import hooks, probe
+from ef_keras.backends import engine
 from ef_keras.memories import memory_of, restore
 from ef_keras.rank_zero import OnRankZero
 from tests import sources
@@ -150,17 +152,33 @@ def train_global_alone() -> dict[str, Any]:
 
 
 class Fails(keras.callbacks.Callback):
+    def __init__(self, *ranks: int) -> None:
+        super().__init__()
+        self._ranks = ranks
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == 2:
+        if batch == 2 and this_worker(engine(None)).session.rank in self._ranks:
             raise ArithmeticError("the user's own")
 
 
 def pass_on_an_error_of_the_users() -> str:
     try:
-        compiled(net()).fit(*data(), verbose=0, callbacks=[Fails(), *ef_keras.callbacks()])
+        compiled(net()).fit(*data(), verbose=0, callbacks=[Fails(0, 1), *ef_keras.callbacks()])
     except ArithmeticError as error:
         return str(error)
     return "nothing was raised"
+
+
+def raise_in_one_worker() -> str:
+    """What comes out of the `fit` of the one that raises, and of the others'."""
+    try:
+        return _message(
+            lambda: compiled(net()).fit(
+                *data(), batch_size=4, epochs=1000, verbose=0, callbacks=[Fails(1), *ef_keras.callbacks()]
+            )
+        )
+    except ArithmeticError as error:
+        return str(error)
 
 
 # ---------------------------------------------------------------- hooks

@@ -12,18 +12,35 @@ from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
-CASES = [
+REFUSED = [
     ("refuse_generator", "UnsupportedError: a bare generator", "from_generator"),
-    ("refuse_unknown_length", "UnsupportedError: the length of the data is not known", "assert_cardinality"),
     ("refuse_step_without_update", "UnsupportedError: the model's train_step has made no update", "apply_gradients"),
-    ("refuse_streams_that_differ", "UsageError: the workers read different data at step 1", "set_random_seed"),
-    ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the epoch has", ".repeat()"),
     ("pass_on_an_error_of_the_users", "the user's own", "own"),
+]
+LENGTHS = [
+    ("refuse_unknown_length", "UnsupportedError: the length of the data is not known", "assert_cardinality"),
+    ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the epoch has", ".repeat()"),
 ]
 
 
-@pytest.mark.parametrize(("case", "problem", "remedy"), CASES)
+@pytest.mark.parametrize(("case", "problem", "remedy"), REFUSED)
 def test_refused_by_all_workers_with_a_remedy(tmp_path: Path, case: str, problem: str, remedy: str) -> None:
+    check_that_all_refuse(tmp_path, case, problem, remedy)
+
+
+@pytest.mark.parametrize(("case", "problem", "remedy"), LENGTHS)
+def test_data_without_the_length_that_is_needed_are_refused(
+    tmp_path: Path, case: str, problem: str, remedy: str
+) -> None:
+    check_that_all_refuse(tmp_path, case, problem, remedy)
+
+
+def test_streams_that_differ_are_refused(tmp_path: Path) -> None:
+    problem = "UsageError: the workers read different data at step 1"
+    check_that_all_refuse(tmp_path, "refuse_streams_that_differ", problem, "set_random_seed")
+
+
+def check_that_all_refuse(tmp_path: Path, case: str, problem: str, remedy: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
         workers = job.start_world(2, call, "tensorflow", case)
         messages = [worker.result() for worker in workers]
@@ -31,6 +48,16 @@ def test_refused_by_all_workers_with_a_remedy(tmp_path: Path, case: str, problem
     assert own, messages
     assert all(remedy in message for message in own)
     assert all(problem in message for message in messages)  # the other one may have raised first, and ended the job
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_exception_of_one_worker_ends_the_others(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        workers = job.start_world(2, call, backend, "raise_in_one_worker")
+        raised, told = sorted((worker.result() for worker in workers), key=lambda text: text.startswith("JobFailed"))
+    assert raised == "the user's own"
+    assert told.startswith("JobFailed: worker ")
+    assert "raised ArithmeticError: the user's own" in told
 
 
 GLOBAL_BATCHES = [
