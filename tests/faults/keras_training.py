@@ -158,6 +158,23 @@ class Places(keras.callbacks.Callback):
         time.sleep(self._options.step_sleep_s)
 
 
+class Remembers(keras.callbacks.Callback):
+    """Has a memory, as callbacks of users may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = list(state["losses"])
+
+
 def images(length: int) -> tuple[np.ndarray, np.ndarray]:
     """Images whose brighter half names the class."""
     noise = np.random.default_rng(0).random((length, 8, 8, 1), dtype=np.float32)
@@ -238,12 +255,13 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         mode=chosen.best,
         restore_best_weights=not chosen.deterministic,  # metrics lack what the lost have seen
     )
+    remembers = Remembers()
     history = model.fit(
         *_data(chosen, striker),
         epochs=chosen.epochs,
         verbose=0,
         validation_data=images(chosen.val_length) if chosen.val_length else None,
-        callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping],
+        callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping, remembers],
         **({"batch_size": chosen.batch_size} if chosen.data == "arrays" and not chosen.random else {}),
     )
     evaluated = {}
@@ -263,6 +281,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "rate": float(model.optimizer.learning_rate),
         "memory": [float(stopping.best), stopping.wait, stopping.best_epoch],
         "history": history.history,
+        "remembered": remembers.losses,
         **evaluated,
     }
 

@@ -46,6 +46,7 @@ def test_newcomer_remembers_what_the_others_callbacks_do(job: TrainingJob, finis
     job.wait_for("admitted")
     results = finish([*workers, joiner])
     assert results[-1]["history"] == results[0]["history"]
+    assert results[-1]["remembered"] == results[0]["remembered"] == results[0]["history"]["loss"]
     assert len(results[-1]["history"]["loss"]) == results[0]["epoch"] >= 2
 
 

@@ -184,6 +184,14 @@ def raise_in_one_worker() -> str:
 # ---------------------------------------------------------------- hooks
 
 
+def fit_with_a_bar() -> int:
+    """A training, and an evaluation, that Keras shows. Returns this worker's rank."""
+    model = compiled(net())
+    model.fit(*data(), epochs=2, verbose=2, callbacks=ef_keras.callbacks())
+    model.evaluate(*data(), verbose=2, callbacks=ef_keras.callbacks())
+    return this_worker(engine(None)).session.rank
+
+
 class Looks(keras.callbacks.Callback):
     """Uses every hook from where ElasticFlow does."""
 

@@ -28,14 +28,44 @@ def train_torch(names: list[str] | None) -> dict[str, Any]:
     return train_all(names)
 
 
+SOME = {
+    "tensorflow": ["xla", "logs_on_disk", "gradient_accumulation", "global_batch_that_is_a_batch_of_a_stream"],
+    "torch": [
+        "class_weight",
+        "sample_weight",
+        "validation_split",
+        "steps_per_epoch",
+        "py_dataset",
+        "stream_of_batches",
+        "custom_train_step",
+        "several_outputs",
+        "run_eagerly",
+        "mixed_precision",
+        "global_batch_of_a_py_dataset",
+    ],
+}
+"""What the README names, on the backend that is alone with it, or else on the one that takes less time to begin."""
+
+
+def test_some_features_of_fit_give_what_plain_keras_gives(tmp_path: Path) -> None:
+    for backend, names in SOME.items():
+        outputs = check_features(tmp_path / backend, backend, names)
+        assert all(("XLA is switched off for this model" in output) == ("xla" in names) for output in outputs)
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 @pytest.mark.thorough
 def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
+    check_features(tmp_path, backend, None)
+
+
+def check_features(tmp_path: Path, backend: str, names: list[str] | None) -> list[str]:
+    """Train with these features, or with all. Returns what the workers have printed."""
     target = {"tensorflow": train_tensorflow, "torch": train_torch}[backend]
     with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=270.0) as job:
-        workers = job.start_world(2, target, None)
+        workers = job.start_world(2, target, names)
         first, second = (worker.result() for worker in workers)
-    assert first.keys() == second.keys()
+    assert first.keys() == second.keys() >= set(names or ())
     problems = []
     for name, found in first.items():
         tolerance = TOLERANCES.get(name, WEIGHTS)
@@ -47,3 +77,4 @@ def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: st
             if not difference <= 10 * tolerance:
                 problems.append(f"{name}: {key} is off by {difference}")
     assert not problems, "\n".join(problems)
+    return [worker.output.read_text() for worker in workers]
