@@ -97,6 +97,12 @@ def _refusal(
     return _message(act)
 
 
+def _with_two_optimizers() -> Any:
+    model = CustomStep()
+    model.other = keras.optimizers.SGD()  # of a discriminator, say
+    return compiled(model)
+
+
 class DrawsItself(keras.layers.Layer):
     """Noise of TensorFlow's own."""
 
@@ -126,6 +132,7 @@ def refuse_global_batches() -> list[str]:
         _refusal(*data(), model=compiled(net(), keras.optimizers.SGD(gradient_accumulation_steps=2))),
         _refusal(*data(), model=compiled(net(), steps_per_execution=2)),
         _refusal(*data(), model=drawing, deterministic=True),
+        _refusal(*data(), model=_with_two_optimizers()),
     ]
 
 

@@ -70,6 +70,7 @@ GLOBAL_BATCHES = [
     ("UnsupportedError: global_batch_size says", "Leave out gradient_accumulation_steps"),
     ("UnsupportedError: a step on a batch that workers share is made of several passes", "steps_per_execution"),
     ("UnsupportedError: the model draws random numbers", "keras.random"),
+    ("UnsupportedError: a step on a batch that workers share ends in one update", "2 optimizers"),
 ]
 
 
