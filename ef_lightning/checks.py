@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ef_common.data.global_batches import check_world
-from ef_common.errors import MixedImportsError, UnsupportedError, UsageError
+from ef_common.errors import MixedImportsError, UnsupportedError
 from ef_lightning import hooks
 from ef_lightning import host as hosts
 from ef_lightning.host import Host
@@ -87,7 +87,7 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
     """Refuse what a fixed global batch leaves no room for.
 
     Raises:
-        UnsupportedError, UsageError: Naming what, and what to use instead.
+        UsageError: Naming what, and what to use instead.
     """
     check_world(size, world_size)
     if not trainer.lightning_module.automatic_optimization:
@@ -97,7 +97,7 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
         )
     callbacks = [type(callback).__name__ for callback in trainer.callbacks]
     if trainer.accumulate_grad_batches != 1 or "GradientAccumulationScheduler" in callbacks:
-        raise UsageError(
+        raise UnsupportedError(
             "global_batch_size says how many samples an update has, and workers accumulate as they need to. Leave out "
             f"accumulate_grad_batches. Received: {trainer.accumulate_grad_batches}"
         )

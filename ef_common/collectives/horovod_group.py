@@ -195,9 +195,8 @@ class HorovodGroups(ByteArrays):
         self._end()  # Horovod knows one group at a time
         atexit.unregister(self._end)
         atexit.register(self._end)  # or its thread would wait for the others at the very end
-        address = own_address(view, rank)
+        interface = _interface(own_address(view, rank))
         with Rendezvous(bootstrap) as rendezvous, NewSockets() as new:
-            interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or _interface(address)
             for name, value in _DEFAULTS.items():
                 os.environ.setdefault(name, value)
             os.environ.update(environment_of(rank, view.world_size, rendezvous, interface=interface))

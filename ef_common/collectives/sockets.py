@@ -11,7 +11,10 @@ import select
 import socket
 from collections.abc import Sequence
 
+import psutil
+
 from ef_common.core.view import View
+from ef_common.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +22,15 @@ logger = logging.getLogger(__name__)
 def own_address(view: View, rank: int) -> str:
     """The address from which this worker reaches the others: the one under which they reach it.
 
-    The name of a host is no help: on Debian it resolves to a loopback address on the host itself.
+    That of the interface that GLOO_SOCKET_IFNAME names, or of the one that leads to them. The name of a host is no
+    help: on Debian it resolves to a loopback address on the host itself.
+
+    Raises:
+        UsageError: There is no such interface, or it has no address.
     """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return _address_of(interface)
     for other, member in enumerate(view.members):
         if other == rank or not member.address:
             continue
@@ -35,6 +45,19 @@ def own_address(view: View, rank: int) -> str:
         if not own.startswith("127.") and own != "::1":
             return own
     return "127.0.0.1"
+
+
+def _address_of(interface: str) -> str:
+    """IPv4 goes before IPv6. Addresses that mean something on one link only (with a "%") are no help to the others."""
+    found = psutil.net_if_addrs()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for entry in found.get(interface, ()):
+            if entry.family == family and "%" not in entry.address:
+                return str(entry.address)
+    raise UsageError(
+        f"this network interface is not there, or has no address. Expected one of {sorted(found)}. "
+        f"Received: GLOO_SOCKET_IFNAME={interface!r}"
+    )
 
 
 class NewSockets:

@@ -297,7 +297,7 @@ def _wait_and_drop(grave: list[Any]) -> None:
 
 
 class TorchGroups(ByteArrays):
-    """Builds Gloo groups, on the interface that GLOO_SOCKET_IFNAME names or that leads to the other members.
+    """Builds Gloo groups; on which network interface says :func:`~ef_common.collectives.sockets.own_address`.
 
     Args:
         nccl: Whether NCCL sums what is on GPUs, if each member has one of its own.
@@ -309,7 +309,7 @@ class TorchGroups(ByteArrays):
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         """Connect to the other members of the view; see the port for the contract."""
         with NewSockets() as listeners:
-            device = _device(view, rank)
+            device = dist.ProcessGroupGloo.create_device(hostname=own_address(view, rank))
         port = listeners.listening()
         try:
             return abandonable(
@@ -319,13 +319,6 @@ class TorchGroups(ByteArrays):
             )
         except RuntimeError as error:
             raise GroupBroken(f"could not connect: {str(error).splitlines()[0][:200]}") from None
-
-
-def _device(view: View, rank: int) -> Any:
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    if interface:
-        return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
-    return dist.ProcessGroupGloo.create_device(hostname=own_address(view, rank))
 
 
 def _port_in(published: bytes, rank: int) -> int:

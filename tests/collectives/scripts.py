@@ -10,8 +10,10 @@ import time
 from typing import Any
 
 import numpy as np
+import psutil
 
 from ef_common.errors import GroupBroken
+from ef_common.launch.environment import read_environment
 from ef_common.ports import Group
 from tests.collectives.seats import RealSeat, Seat
 
@@ -268,6 +270,23 @@ def killed_while_a_group_is_built(seat: RealSeat) -> list[Any]:
         seat.sleep(0.3)
         seat.die()
     return [broken(seat.build), *go_on(seat)]
+
+
+def addresses_of_connections(seat: RealSeat) -> list[str]:
+    """This process's own ends of its connections to others, but for the one to the coordinator."""
+    group = seat.build()
+    group.all_reduce(seat.tensor([1.0])).wait()
+    part = [seat.of(np.zeros(1 << 20, np.uint8))]
+    if seat.rank == 0:
+        group.send(part, 1)
+    else:
+        group.receive(part, 0)
+    coordinator = read_environment().coordinator
+    mine = [one for one in psutil.net_connections("tcp") if one.pid == os.getpid()]
+    found = [one for one in mine if one.status == psutil.CONN_ESTABLISHED]
+    own = {one.laddr for one in found}
+    group.all_reduce(seat.tensor([1.0])).wait()
+    return sorted({one.laddr.ip for one in found if one.raddr != coordinator and one.raddr not in own})
 
 
 def killed_while_gpus_are_connected(seat: RealSeat) -> list[Any]:

@@ -6,12 +6,15 @@ import gc
 import os
 import threading
 from pathlib import Path
+from socket import AF_INET
 from typing import Any
 
+import psutil
 import pytest
 
 from ef_common.collectives.torch_group import TorchGroup, TorchGroups
-from ef_common.errors import GroupBroken
+from ef_common.core.membership import Settings
+from ef_common.errors import GroupBroken, UsageError
 from ef_common.testing.harness import Job
 from tests import warm
 from tests.collectives import scripts, seats
@@ -163,6 +166,28 @@ def test_stopped_peer_is_not_waited_for_until_gloo_gives_up(directory: Path, eng
 def test_killed_member_while_the_group_is_built_others_build_the_next(directory: Path, engine: str) -> None:
     results = run_in_processes(scripts.killed_while_a_group_is_built, 3, directory, lost=(0,), engine=engine)
     assert results == [None, [True, 2, [1.0]], [True, 2, [1.0]]]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_data_plane_is_on_the_interface_that_is_named(directory: Path) -> None:
+    """The members know each other by the loopback address. (Horovod connects by the node's own name, too.)"""
+    found = [(name, one.address) for name, of in psutil.net_if_addrs().items() for one in of if one.family == AF_INET]
+    others = [(name, address) for name, address in found if not address.startswith("127.")]
+    if not others:
+        pytest.skip("there is no network interface but the loopback")
+    for name, address in (*others[:1], ("", "127.0.0.1")):
+        settings = Settings(min_nodes=2, last_call_s=0.0)
+        with Job(directory / name, preload=warm.TORCH, settings=settings) as job:
+            environ = {"GLOO_SOCKET_IFNAME": name}
+            workers = [job.start(sit, scripts.addresses_of_connections, environ=environ) for _ in range(2)]
+            assert [worker.result()["result"] for worker in workers] == [[address]] * 2
+
+
+def test_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77,lo")
+    with pytest.raises(UsageError, match=r"Expected one of \[.*'lo'.*\]\. Received: GLOO_SOCKET_IFNAME='eth77'"):
+        TorchGroups().build(view_of(2), rank=0, bootstrap=Addresses())
 
 
 def test_build_is_abandoned_when_the_view_is_replaced() -> None:

@@ -32,10 +32,10 @@ class Fault:
     """One fault.
 
     Args:
-        where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "boundary",
-            "before_join", "build", "transfer", "exchange" (a transfer of a step), "plan" (of a checkpoint that all
-            write), "start" (of the training, in the user's code), "checkpoint" (one may be due), "data" (a sample is
-            read).
+        where: "forward", "backward", "reduction", "optimizer", "validation", "validation_end", "validate", "test",
+            "predict" and "evaluate" (outside of a training), "boundary", "before_join", "build", "transfer", "exchange"
+            (a transfer of a step), "plan" (of a checkpoint that all write), "start" (of the training, in the user's
+            code), "checkpoint" (one may be due), "data" (a sample is read).
         step: Updates made before it (batches, in a validation); it does not count outside of steps.
         epoch: In a validation: which epoch's.
         rank: Only the worker with this rank is struck; None for the worker that was given the fault.

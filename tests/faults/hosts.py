@@ -133,6 +133,9 @@ in_each_framework = hosted(
     "lightning", "lightning-cuda", "lightning-nccl", "keras-tensorflow", "keras-torch", "keras-torch-cuda"
 )
 
+in_lightning = hosted("lightning", "lightning-horovod", "lightning-cuda", "lightning-nccl")
+in_keras = hosted("keras-torch", "keras-tensorflow", "keras-torch-cuda")
+
 
 def each_message(*, more: int = 0) -> Any:
     """Run a test with each host and each `index` of a message in a step of its wide net; or with one that is not."""

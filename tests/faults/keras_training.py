@@ -55,6 +55,7 @@ class Options:
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the model is one of a `forward`
     evict_stragglers: bool = False
+    evaluates: bool = False  # `evaluate`, after the training
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -120,9 +121,9 @@ class Count(keras.metrics.Metric):
 class Places(keras.callbacks.Callback):
     """Passes the places between the steps."""
 
-    def __init__(self, options: Options, striker: Striker) -> None:
+    def __init__(self, options: Options, striker: Striker, *, evaluation: str = "validation") -> None:
         super().__init__()
-        self._options, self._striker = options, striker
+        self._options, self._striker, self._evaluation = options, striker, evaluation
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -153,8 +154,25 @@ class Places(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._striker.at("validation", step=batch, epoch=self._epoch)
+        self._striker.at(self._evaluation, step=batch, epoch=self._epoch)
         time.sleep(self._options.step_sleep_s)
+
+
+class Remembers(keras.callbacks.Callback):
+    """Has a memory, as callbacks of users may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = list(state["losses"])
 
 
 def images(length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -237,14 +255,20 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         mode=chosen.best,
         restore_best_weights=not chosen.deterministic,  # metrics lack what the lost have seen
     )
+    remembers = Remembers()
     history = model.fit(
         *_data(chosen, striker),
         epochs=chosen.epochs,
         verbose=0,
         validation_data=images(chosen.val_length) if chosen.val_length else None,
-        callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping],
+        callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping, remembers],
         **({"batch_size": chosen.batch_size} if chosen.data == "arrays" and not chosen.random else {}),
     )
+    evaluated = {}
+    if chosen.evaluates:
+        callbacks = [Places(chosen, striker, evaluation="evaluate"), *ef_keras.callbacks(backend=chosen.backend)]
+        given = {"batch_size": chosen.batch_size, "callbacks": callbacks, "verbose": 0, "return_dict": True}
+        evaluated = {"evaluate": model.evaluate(*images(chosen.val_length), **given)}
     worker = this_worker(engine(chosen.backend))
     return {
         "pid": os.getpid(),
@@ -257,6 +281,8 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "rate": float(model.optimizer.learning_rate),
         "memory": [float(stopping.best), stopping.wait, stopping.best_epoch],
         "history": history.history,
+        "remembered": remembers.losses,
+        **evaluated,
     }
 
 

@@ -40,7 +40,7 @@ def assert_same(results: list[dict[str, Any]], expected: str) -> None:
     assert {result["step"] for result in results} == {NUM_STEPS}
 
 
-def each(name: str, *, lightning: Sequence[Any], keras: Sequence[Any]) -> Any:
+def each(name: str, *, lightning: Sequence[Any] = (), keras: Sequence[Any] = ()) -> Any:
     """Run a test with each host, and with as many cases as it is worth."""
     cases = {
         "lightning": lightning,
@@ -74,12 +74,14 @@ def test_other_random_numbers_give_other_bits(undisturbed: Callable[..., str]) -
     assert undisturbed(OPTIONS) != undisturbed({**OPTIONS, "random": False})
 
 
-@each(
-    "place",
-    lightning=[("forward", 0), ("forward", 1), ("backward", 0), ("optimizer", 0)],
-    keras=[("backward", 0), ("optimizer", 0)],
-)
+@each("place", lightning=[("forward", 0), ("forward", 1), ("backward", 0), ("optimizer", 0)])
 def test_same_bits_when_a_worker_is_killed_within_a_step(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
+) -> None:
+    kill_within_a_step(job, finish, undisturbed, place)
+
+
+def kill_within_a_step(
     job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
 ) -> None:
     where, index = place
@@ -178,3 +180,10 @@ def test_a_fixed_global_batch_has_the_same_steps_for_every_history(
     assert all(not event["returned"] for event in job.events("step"))
     sizes = {event["step"]: sum(stop - start for start, stop in event["committed"]) for event in job.events("step")}
     assert list(sizes.values()) == [40, 40, 40, 40, 40, 11] * 2
+
+
+@each("place", keras=[("backward", 0), ("optimizer", 0)])
+def test_same_bits_of_keras_when_a_worker_is_killed_within_a_step(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
+) -> None:
+    kill_within_a_step(job, finish, undisturbed, place)

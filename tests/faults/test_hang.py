@@ -12,7 +12,7 @@ import pytest
 from ef_common.testing.harness_torchrun import TorchrunJob
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import HANG
-from tests.faults.hosts import ENOUGH, everywhere
+from tests.faults.hosts import ENOUGH, in_keras, in_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -28,8 +28,17 @@ def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
     return make_job(hang_timeout_s=HANG_TIMEOUT_S)
 
 
-@everywhere
+@in_lightning
 def test_hung_worker_ends_itself_and_the_others_go_on(job: TrainingJob) -> None:
+    check_that_it_ends_itself(job)
+
+
+@in_keras
+def test_hung_worker_of_keras_ends_itself_and_the_others_go_on(job: TrainingJob) -> None:
+    check_that_it_ends_itself(job)
+
+
+def check_that_it_ends_itself(job: TrainingJob) -> None:
     fault = {"where": "forward", "step": STEP, "signal": HANG}
     victim, others = start_with_fault(job, {}, fault)
     check_run(job, others)

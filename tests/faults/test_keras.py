@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ef_common.collectives.horovod_library import built_for
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.hosts import hosted
-from tests.faults.test_kill import view_sizes
+from tests.faults.test_kill import start_with_fault, view_sizes
+from tests.horovod_built import needs_horovod
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -46,7 +49,25 @@ def test_newcomer_remembers_what_the_others_callbacks_do(job: TrainingJob, finis
     job.wait_for("admitted")
     results = finish([*workers, joiner])
     assert results[-1]["history"] == results[0]["history"]
+    assert results[-1]["remembered"] == results[0]["remembered"] == results[0]["history"]["loss"]
     assert len(results[-1]["history"]["loss"]) == results[0]["epoch"] >= 2
+
+
+@pytest.mark.parametrize(
+    "host", [pytest.param("keras-torch", marks=needs_horovod("torch"))], indirect=True, scope="module"
+)
+def test_horovod_under_torch_survives_a_kill_within_a_step_and_a_join(job: TrainingJob, finish: Finish) -> None:
+    options = {"backend": "horovod", **job.patient}
+    victim, others = start_with_fault(job, options, {"where": "backward", "step": 3})
+    job.view(2, after=1)
+    assert victim.wait() == -signal.SIGKILL
+    struck(job, "backward")
+    assert all(str(built_for("torch")) in Path(f"/proc/{worker.pid}/maps").read_text() for worker in others)
+    joiner = job.start(job.train, options)
+    job.view(3, after=2)
+    job.wait_for("admitted")
+    finish([*others, joiner])
+    assert view_sizes(job)[:3] == [3, 2, 3]
 
 
 @on_both_backends

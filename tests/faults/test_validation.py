@@ -10,9 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import everywhere, in_each_framework
+from tests.faults.hosts import everywhere, in_each_framework, in_keras, in_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -47,6 +48,42 @@ def test_kill_before_metrics_are_reduced_loses_no_part(job: TrainingJob, finish:
         assert result["metrics"]["val_seen"] == 101
 
 
+@in_lightning
+def test_kill_in_each_evaluation_outside_of_fit_covers_each_sample_once(job: TrainingJob, finish: Finish) -> None:
+    from tests.faults.training import Images
+
+    options = {"epochs": 1, "length": 53, "val_length": 101, "evaluates": True}
+    faults = [{"where": where, "step": 1} for where in ("validate", "test", "predict")]
+    seats = [{"LOCAL_WORLD_SIZE": "5", "LOCAL_RANK": str(rank)} for rank in range(5)]
+    given = [*([options, fault] for fault in faults), [options], [options]]
+    workers = [
+        job.start(job.train, *one, node="founders", environ=seat) for one, seat in zip(given, seats, strict=True)
+    ]
+    results = finish(workers[3:])
+    assert [worker.wait() for worker in workers[:3]] == [-signal.SIGKILL] * 3
+    assert all(struck(job, fault["where"]) for fault in faults)
+    assert view_sizes(job) == [5, 4, 3, 2]
+    for name in ("validate", "test"):
+        assert results[0][name] == results[1][name]
+        assert results[0][name]["val_samples"] == results[0][name]["val_seen"] == 101
+    expected = torch.stack([Images(101)[index][0][0, 0, 0] for index in range(101)])
+    assert sorted(results[0]["predicted"] + results[1]["predicted"]) == sorted(expected.tolist())
+
+
+@in_keras
+def test_kill_in_an_evaluation_of_keras_outside_of_fit_covers_each_sample_once(
+    job: TrainingJob, finish: Finish
+) -> None:
+    options = {"epochs": 1, "length": 53, "val_length": 101, "evaluates": True}
+    victim, others = start_with_fault(job, options, {"where": "evaluate", "step": 1})
+    first, second = finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "evaluate")
+    assert view_sizes(job) == [3, 2]
+    assert first["evaluate"] == second["evaluate"]
+    assert first["evaluate"]["samples"] == first["evaluate"]["seen"] == 101
+
+
 @in_each_framework
 def test_join_during_validation_waits_for_the_next_step(job: TrainingJob, finish: Finish) -> None:
     options = {"epochs": 3, "length": 103, "val_length": 203, "step_sleep_s": 0.02, **job.patient}
@@ -60,7 +97,7 @@ def test_join_during_validation_waits_for_the_next_step(job: TrainingJob, finish
 
 def test_join_before_the_first_validation_sets_it_up_with_the_others(job: TrainingJob, finish: Finish) -> None:
     limits = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
-    options = {"epochs": 4, "length": 403, "val_length": 53, "step_sleep_s": 0.3, "limits": limits}
+    options = {"epochs": 2, "length": 403, "val_length": 53, "step_sleep_s": 0.3, "limits": limits}
     workers = job.start_world(2, job.train, options)
     job.wait_for("step")
     joiner = job.start(job.train, options)

@@ -63,6 +63,7 @@ class Options:
     saves: bool = False  # the last worker that leaves writes a file
     program: bool = False  # the module is one of a `forward`
     evict_stragglers: bool = False
+    evaluates: bool = False  # after the training: `validate`, `test` and `predict`
     second_length: int = 0  # of a second loader, which is read beside the first one
 
 
@@ -156,7 +157,10 @@ class Net(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         images, labels = batch
-        self._striker.at("validation", step=batch_idx, epoch=self.current_epoch)
+        if self.trainer.state.fn == "fit":
+            self._striker.at("validation", step=batch_idx, epoch=self.current_epoch)
+        else:
+            self._striker.at(self.trainer.state.fn.value, step=batch_idx)
         time.sleep(self._options.step_sleep_s)
         outputs = self(images)
         self.log("val_loss", F.cross_entropy(outputs, labels), sync_dist=True)
@@ -164,6 +168,12 @@ class Net(LightningModule):
         self.log("val_samples", float(len(labels)), sync_dist=True, reduce_fx="sum")
         self.seen(float(len(labels)))
         self.log("val_seen", self.seen)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self._striker.at("predict", step=batch_idx)
+        return batch[0][:, 0, 0, 0]
 
     def configure_optimizers(self) -> Any:
         optimizer = StrikingSGD(self.parameters(), 0.05, momentum=0.9)
@@ -208,6 +218,7 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     net = program(chosen) if chosen.program else Net(chosen, striker)
     validation = DataLoader(Images(chosen.val_length), chosen.batch_size) if chosen.val_length else None
     trainer.fit(net, _loader(chosen, striker), validation)
+    evaluated = _evaluate(trainer, net, validation) if chosen.evaluates else {}
     worker = this_worker(chosen.backend)
     return {
         "pid": os.getpid(),
@@ -219,7 +230,16 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         "metrics": {name: float(v) for name, v in trainer.callback_metrics.items() if name != "loss_step"},
         "rate": trainer.optimizers[0].param_groups[0]["lr"],
         "compensation": trainer.strategy._saved.get("compensation"),
+        **evaluated,
     }
+
+
+def _evaluate(trainer: Any, net: LightningModule, loader: Any) -> dict[str, Any]:
+    """What comes of a validation, a test and a prediction outside of `fit`."""
+    found: dict[str, Any] = {
+        name: getattr(trainer, name)(net, loader, verbose=False)[0] for name in ("validate", "test")
+    }
+    return {**found, "predicted": torch.cat(trainer.predict(net, loader)).tolist()}
 
 
 def _pass_the_end_of_validations(striker: Striker) -> None:

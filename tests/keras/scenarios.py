@@ -17,7 +17,9 @@ import ef_keras
 from ef_common.errors import JobFailed, UnsupportedError, UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.failing import Failing
+from ef_common.launch.process import this_worker
 from ef_keras import hooks, probe
+from ef_keras.backends import engine
 from ef_keras.memories import memory_of, restore
 from ef_keras.rank_zero import OnRankZero
 from tests import sources
@@ -122,6 +124,12 @@ def _refusal(
     return _message(act)
 
 
+def _with_two_optimizers() -> Any:
+    model = CustomStep()
+    model.other = keras.optimizers.SGD()  # of a discriminator, say
+    return compiled(model)
+
+
 class DrawsItself(keras.layers.Layer):
     """Noise of TensorFlow's own."""
 
@@ -151,6 +159,7 @@ def refuse_global_batches() -> list[str]:
         _refusal(*data(), model=compiled(net(), keras.optimizers.SGD(gradient_accumulation_steps=2))),
         _refusal(*data(), model=compiled(net(), steps_per_execution=2)),
         _refusal(*data(), model=drawing, deterministic=True),
+        _refusal(*data(), model=_with_two_optimizers()),
     ]
 
 
@@ -177,14 +186,18 @@ def train_global_alone() -> dict[str, Any]:
 
 
 class Fails(keras.callbacks.Callback):
+    def __init__(self, *ranks: int) -> None:
+        super().__init__()
+        self._ranks = ranks
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == 2:
+        if batch == 2 and this_worker(engine(None)).session.rank in self._ranks:
             raise ArithmeticError("the user's own")
 
 
 def pass_on_an_error_of_the_users() -> str:
     try:
-        compiled(net()).fit(*data(), verbose=0, callbacks=[Fails(), *ef_keras.callbacks()])
+        compiled(net()).fit(*data(), verbose=0, callbacks=[Fails(0, 1), *ef_keras.callbacks()])
     except ArithmeticError as error:
         return str(error)
     return "nothing was raised"
@@ -224,7 +237,27 @@ def keep_xla() -> dict[str, Any]:
     return found
 
 
+def raise_in_one_worker() -> str:
+    """What comes out of the `fit` of the one that raises, and of the others'."""
+    try:
+        return _message(
+            lambda: compiled(net()).fit(
+                *data(), batch_size=4, epochs=1000, verbose=0, callbacks=[Fails(1), *ef_keras.callbacks()]
+            )
+        )
+    except ArithmeticError as error:
+        return str(error)
+
+
 # ---------------------------------------------------------------- hooks
+
+
+def fit_with_a_bar() -> int:
+    """A training, and an evaluation, that Keras shows. Returns this worker's rank."""
+    model = compiled(net())
+    model.fit(*data(), epochs=2, verbose=2, callbacks=ef_keras.callbacks())
+    model.evaluate(*data(), verbose=2, callbacks=ef_keras.callbacks())
+    return this_worker(engine(None)).session.rank
 
 
 class Looks(keras.callbacks.Callback):
@@ -502,7 +535,7 @@ def raise_while_data_are_read_ahead() -> dict[str, Any]:
     """The threads that read while a `fit` trains or evaluates, and those that are left while its exception is known."""
     Failing.tell = lambda self, error: None  # type: ignore[method-assign]
     found = {}
-    for fails in (Fails(), FailsInEvaluation()):
+    for fails in (Fails(0), FailsInEvaluation()):
         seen: list[int] = []
 
         def count(seen: list[int] = seen) -> None:

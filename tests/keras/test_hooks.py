@@ -81,6 +81,17 @@ def test_worker_that_becomes_rank_0_knows_which_model_was_the_best(tmp_path: Pat
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_progress_is_shown_by_rank_0_alone(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        shown = {
+            worker.result(): worker.output.read_text() for worker in job.start_world(2, call, backend, "fit_with_a_bar")
+        }
+    assert re.findall(r"Epoch ./.", shown[0]) == ["Epoch 1/2", "Epoch 2/2"]
+    assert len(re.findall(r"accuracy: ", shown[0])) == 3
+    assert not re.search(r"Epoch|accuracy: ", shown[1])
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "guard_fit").result()

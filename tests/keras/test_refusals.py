@@ -12,20 +12,37 @@ from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
-CASES = [
-    ("refuse_endless_data", "UnsupportedError: the data have no end", "steps_per_epoch=…"),
-    ("refuse_endless_validation", "UnsupportedError: the data have no end", "validation_steps=…"),
-    ("refuse_endless_evaluation", "UnsupportedError: the data have no end", " steps=…"),
+REFUSED = [
     ("refuse_step_without_update", "UnsupportedError: the model's train_step has made no update", "apply_gradients"),
-    ("refuse_streams_that_differ", "UsageError: the workers read different data at step 1", "set_random_seed"),
-    ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the length", "assert_cardinality"),
     ("refuse_replicas", "UnsupportedError: the model was made for several devices", "--nproc-per-node=2"),
     ("pass_on_an_error_of_the_users", "the user's own", "own"),
 ]
+LENGTHS = [
+    ("refuse_endless_data", "UnsupportedError: the data have no end", "steps_per_epoch=…"),
+    ("refuse_endless_validation", "UnsupportedError: the data have no end", "validation_steps=…"),
+    ("refuse_endless_evaluation", "UnsupportedError: the data have no end", " steps=…"),
+    ("refuse_data_that_ends_early", "UnsupportedError: the data have ended before the length", "assert_cardinality"),
+]
 
 
-@pytest.mark.parametrize(("case", "problem", "remedy"), CASES)
+@pytest.mark.parametrize(("case", "problem", "remedy"), REFUSED)
 def test_refused_by_all_workers_with_a_remedy(tmp_path: Path, case: str, problem: str, remedy: str) -> None:
+    check_that_all_refuse(tmp_path, case, problem, remedy)
+
+
+@pytest.mark.parametrize(("case", "problem", "remedy"), LENGTHS)
+def test_data_without_the_length_that_is_needed_are_refused(
+    tmp_path: Path, case: str, problem: str, remedy: str
+) -> None:
+    check_that_all_refuse(tmp_path, case, problem, remedy)
+
+
+def test_streams_that_differ_are_refused(tmp_path: Path) -> None:
+    problem = "UsageError: the workers read different data at step 1"
+    check_that_all_refuse(tmp_path, "refuse_streams_that_differ", problem, "set_random_seed")
+
+
+def check_that_all_refuse(tmp_path: Path, case: str, problem: str, remedy: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
         workers = job.start_world(2, call, "tensorflow", case)
         messages = [worker.result() for worker in workers]
@@ -33,6 +50,16 @@ def test_refused_by_all_workers_with_a_remedy(tmp_path: Path, case: str, problem
     assert own, messages
     assert all(remedy in message for message in own)
     assert all(problem in message for message in messages)  # the other one may have raised first, and ended the job
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_exception_of_one_worker_ends_the_others(tmp_path: Path, backend: str) -> None:
+    with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
+        workers = job.start_world(2, call, backend, "raise_in_one_worker")
+        raised, told = sorted((worker.result() for worker in workers), key=lambda text: text.startswith("JobFailed"))
+    assert raised == "the user's own"
+    assert told.startswith("JobFailed: worker ")
+    assert "raised ArithmeticError: the user's own" in told
 
 
 GLOBAL_BATCHES = [
@@ -45,6 +72,7 @@ GLOBAL_BATCHES = [
     ("UnsupportedError: global_batch_size says", "Leave out gradient_accumulation_steps"),
     ("UnsupportedError: a step on a batch that workers share is made of several passes", "steps_per_execution"),
     ("UnsupportedError: the model draws random numbers", "keras.random"),
+    ("UnsupportedError: a step on a batch that workers share ends in one update", "2 optimizers"),
 ]
 
 

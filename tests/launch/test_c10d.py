@@ -62,16 +62,21 @@ def test_host_takes_the_limits_of_its_environment():
     assert (coordinator._heartbeat_timeout_s, coordinator._limits.hang_timeout_s) == (7.0, 30.0)
 
 
+def start(job, nnodes: str, *, is_host: bool, **variables: str):
+    arguments = ("--rdzv-backend=c10d", f"--rdzv-endpoint={job.endpoint}", "--local-addr=127.0.0.1")
+    return job.agent(
+        f"--nnodes={nnodes}",
+        *arguments,
+        f"--rdzv-conf=is_host={int(is_host)},last_call_timeout=1",
+        flags=False,
+        **variables,
+    )
+
+
 @pytest.mark.processes
 def test_c10d_two_nodes_form_a_view_and_a_killed_one_leaves_the_other(job):
-    arguments = (
-        "--nnodes=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={job.endpoint}",
-        "--local-addr=127.0.0.1",
-    )
     # The first one, which has the smaller process id, gets rank 0; it hosts torchrun's store, too, and must not die.
-    agents = [job.agent(*arguments, f"--rdzv-conf=is_host={is_host}", flags=False) for is_host in (1, 0)]
+    agents = [start(job, "2", is_host=is_host) for is_host in (True, False)]
     views = job.wait_for("view", 2, generation=1, size=2)
     assert len(set(views[0]["nodes"])) == 2
     (host,) = [r["pid"] for r in job.records("c10d") if r["hosts"]]
@@ -81,6 +86,20 @@ def test_c10d_two_nodes_form_a_view_and_a_killed_one_leaves_the_other(job):
     job.tell("end")
     job.wait_for("exit", pid=host)
     assert len(job.records("start")) == 2
+
+
+@pytest.mark.processes
+def test_c10d_node_that_joins_restarts_all_workers_which_form_a_view_with_it(job):
+    # Where agents share the store of their rendezvous with the workers, all may exit when a node joins (torch 2.13).
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    agents = [start(job, "2:3", is_host=is_host, **environ) for is_host in (True, False)]
+    before = {view["pid"] for view in job.wait_for("view", 2, generation=1, size=2)}
+    agents.append(start(job, "2:3", is_host=False, **environ))
+    after = {view["pid"] for view in job.wait_for("view", 3, size=3)}
+    assert not before & after
+    assert {record["pid"] for record in job.records("start")} >= before | after
+    job.tell("end")
+    assert [job.wait_exit(agent) for agent in agents] == [0, 0, 0]
 
 
 @pytest.mark.processes

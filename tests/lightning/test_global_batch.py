@@ -200,9 +200,29 @@ class Gathering(Regression):  # type: ignore[misc, valid-type]
         return self.loss(batch)
 
 
+class ClosureTwice(torch.optim.SGD):
+    """Evaluates the model at two places before it makes its step, as SAM does."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+class Twice(Regression):  # type: ignore[misc, valid-type]
+    def configure_optimizers(self) -> Any:
+        return ClosureTwice(self.parameters(), 0.1)
+
+
 TRAINERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Any], type[Exception], str]] = {
     "by_hand": ({}, {}, ByHand, UnsupportedError, "automatic optimization"),
-    "accumulation": ({}, {"accumulate_grad_batches": 2}, Regression, UsageError, "Leave out accumulate_grad_batches"),
+    "accumulation": (
+        {},
+        {"accumulate_grad_batches": 2},
+        Regression,
+        UnsupportedError,
+        "Leave out accumulate_grad_batches",
+    ),
+    "closure_twice": ({}, {}, Twice, UnsupportedError, "an optimizer that calls its closure once"),
     "does_not_divide": ({"deterministic": True, "global_batch_size": 10}, {}, Regression, UsageError, "batch_size=4"),
     "gathering": ({}, {}, Gathering, UnsupportedError, "on_train_batch_end"),
 }
@@ -212,6 +232,9 @@ TRAINERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Any], typ
 def test_trainer_that_leaves_no_room_for_a_global_batch_raises(name: str) -> None:
     settings, options, module, error, hint = TRAINERS[name]
     trainer = training.trainer(pl, strategy(**{"global_batch_size": 8, **settings}), **options)
+    model = module()
+    before = training.weights(model)
     with pytest.raises(error, match=hint):
-        trainer.fit(module(), training.loader())
+        trainer.fit(model, training.loader())
     assert trainer.global_step == 0
+    assert training.weights(model) == before

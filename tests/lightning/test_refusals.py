@@ -184,6 +184,26 @@ def test_trainer_that_cannot_be_elastic_raises(name: str) -> None:
         check_trainer(trainer, TREES[HOSTS[0]], elastic=True)
 
 
+class Elsewhere(pl.accelerators.CPUAccelerator):  # type: ignore[misc, name-defined]
+    """Its device is none that ElasticFlow knows."""
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        return [torch.device("xpu", 0)]
+
+    def setup_device(self, device: torch.device) -> None:
+        pass
+
+
+def test_device_that_is_neither_cpu_nor_cuda_raises() -> None:
+    module = Regression()
+    before = training.weights(module)
+    trainer = training.trainer(pl, strategy_for(HOSTS[0])(), accelerator=Elsewhere())
+    with pytest.raises(UnsupportedError, match=r"Expected cpu or cuda\. Received: xpu"):
+        trainer.fit(module, training.loader())
+    assert training.weights(module) == before
+
+
 def test_lbfgs_in_a_changing_world_raises() -> None:
     with pytest.raises(UnsupportedError, match="Use SGD"):
         check_optimizers([torch.optim.LBFGS(Regression().parameters())])

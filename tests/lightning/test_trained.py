@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -18,6 +19,21 @@ def call(folder: str) -> dict[str, Any]:
     from tests.lightning.trained import train_in_all_ways
 
     return train_in_all_ways(folder)
+
+
+def join_in() -> dict[str, Any]:
+    from tests.lightning.trained import train_together
+
+    return train_together()
+
+
+def test_workers_of_a_job_go_on_without_one_that_is_killed_and_end_alike(job: Job) -> None:
+    killed, *others = sorted(job.start_world(3, join_in), key=lambda worker: worker.wait())
+    assert killed.wait() == -signal.SIGKILL
+    results = [worker.result() for worker in others]
+    job.audit()
+    assert results[0] == results[1]
+    assert results[0]["metrics"]["val_error"] == pytest.approx(results[0]["error"], rel=1e-5)
 
 
 @pytest.fixture(scope="module")

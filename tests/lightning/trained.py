@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 import elasticflow
 from ef_common.errors import UsageError
+from ef_common.launch.process import this_worker
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -32,6 +35,26 @@ def forward(x: Tensor, y: Tensor, params: Any) -> Any:
 def data(length: int = 30) -> tuple[Tensor, Tensor]:
     x = torch.randn(length, 4, generator=torch.Generator().manual_seed(7))
     return x, x.sum(1, keepdim=True)
+
+
+def train_together() -> dict[str, Any]:
+    """As a worker of a job: each has another start, and rank 0 kills itself in a step."""
+
+    def fatal_forward(x: Tensor, y: Tensor, params: Any) -> Any:
+        session = this_worker().session
+        if (session.rank, session.world_size, len(calls)) == (0, 3, 5):
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls.append(0)
+        return forward(x, y, params)
+
+    torch.manual_seed(os.getpid())
+    made = {"net": nn.Linear(4, 1), "optimizer": partial(torch.optim.SGD, lr=0.05)}
+    x, y = data(240)
+    result = elasticflow.train(made, fatal_forward, (x, y), validation=(x, y), epochs=2, batch_size=4, **QUIET)
+    with torch.no_grad():
+        error = (result.model.params.net(x) - y).abs().mean()
+    weights = nn.utils.parameters_to_vector(result.model.params.net.parameters())
+    return {"weights": weights.tolist(), "error": float(error), "metrics": result.metrics}
 
 
 def train_in_all_ways(folder: str) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""A step in which nothing happens costs the coordinator nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ef_common.control import wire
+from ef_common.control.switchboard import Connection, Switchboard
+from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.hosts import in_each_framework
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@in_each_framework
+def test_normal_steps_send_the_coordinator_heartbeats_and_nothing_else(
+    make_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[type] = []
+    hear = Switchboard._hear
+
+    def listen(self: Switchboard, connection: Connection, worker: str, message: wire.FromWorker) -> None:
+        heard.append(type(message))
+        hear(self, connection, worker, message)
+
+    monkeypatch.setattr(Switchboard, "_hear", listen)
+    job = make_job()
+    workers = job.start_world(2, job.train, {"length": 16000, **job.patient})  # no epoch ends
+    job.wait_for_step(10)
+    before = list(heard)
+    job.wait_for_step(50)
+    in_40_steps = heard[len(before) :]
+    check_run(job, workers)
+    assert set(in_40_steps) <= {wire.Heartbeat}
+    assert wire.Close in heard  # what else there is, is heard
