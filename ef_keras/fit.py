@@ -76,7 +76,8 @@ class Fit:
         self._deterministic = deterministic
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
-        source = source_of(iterator, step_size=global_batch_size, first_epoch=hooks.initial_epoch(model))
+        first_epoch = hooks.initial_epoch(model)
+        source = source_of(iterator, step_size=global_batch_size, first_epoch=first_epoch, deterministic=deterministic)
         self._first_batch = source.first()
         full_batch = num_samples(self._first_batch)
         self._global_batch: GlobalBatch | None = None

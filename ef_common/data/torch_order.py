@@ -46,9 +46,7 @@ def order_of(
     """
     sampler = _sampler(loader)
     if is_computed(loader):
-        if type(sampler) is SequentialSampler:
-            return compact(np.arange(len(sampler)))
-        return compact(sharding.shuffled(len(sampler), seed=seed, epoch=epoch, stream=stream))
+        return computed_order(loader, seed=seed, epoch=epoch, stream=stream)
     drawn = drawn_by_first(session, lambda: np.asarray(list(sampler)), what="the sampler's indices")
     order = np.asarray(drawn)
     if len(order) < len(sampler):
@@ -56,6 +54,14 @@ def order_of(
             f"the sampler draws fewer samples than its `__len__` says. Expected: {len(sampler)}. Received: {len(order)}"
         )
     return compact(order)
+
+
+def computed_order(loader: DataLoader[Any], *, seed: int, epoch: int, stream: tuple[int, ...] = ()) -> np.ndarray:
+    """The same where the order is a function of seed and epoch; see `is_computed`."""
+    sampler = _sampler(loader)
+    if type(sampler) is SequentialSampler:
+        return compact(np.arange(len(sampler)))
+    return compact(sharding.shuffled(len(sampler), seed=seed, epoch=epoch, stream=stream))
 
 
 def drawn_by_first(session: Session, draw: Callable[[], Any], *, what: str) -> Any:
