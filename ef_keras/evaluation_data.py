@@ -11,14 +11,13 @@ import numpy as np
 
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.coverage import Coverage
-from ef_common.data.orders import agree_on_orders
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
 from ef_keras.comparison import Checksums, compare, differ
-from ef_keras.indexed import IndexedSource
+from ef_keras.ordered import OrderedSource
 from ef_keras.sources import Source, StreamSource
 
 _FIRST = np.zeros(1, dtype=int)
@@ -61,14 +60,16 @@ class EvaluationData:
 
     def close(self) -> None:
         """End what reads ahead. May be repeated."""
-        if isinstance(self._source, IndexedSource):
+        if isinstance(self._source, OrderedSource):
             self._source.close()
 
     def _pass(self, source: Source) -> hooks.Batches:
+        if isinstance(source, OrderedSource):
+            source.begin(0, seed=0)
         with leaving_cleanly():
             self._coverage.settle()
-            if isinstance(source, IndexedSource):
-                agree_on_orders(self._session, source.data)
+            if isinstance(source, OrderedSource):
+                source.agree(self._session)
         length = source.epochs.length_of(0)
         step, before, checksums = 0, metrics.values_of(self._model), list[Checksums]()
         share = np.arange(0)
@@ -77,7 +78,7 @@ class EvaluationData:
             share, _ = self._coverage.begin(length)
         while True:
             source.begin(0, seed=0)
-            if isinstance(source, IndexedSource) and step == 0 and self._session.completed_in.world_size > 1:
+            if isinstance(source, OrderedSource) and step == 0 and self._session.completed_in.world_size > 1:
                 with leaving_cleanly():
                     _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
             if isinstance(source, StreamSource):
@@ -112,8 +113,8 @@ class EvaluationData:
 
     def _batches_of(self, source: Source, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):
-            if isinstance(source, IndexedSource) and source.num_ahead:
-                source.expect(share[start : start + source.num_ahead].tolist())
+            if isinstance(source, OrderedSource):
+                source.expect(partial(_cut, share[start:], source.batch_size))
             yield _batch(source, share[start : start + source.batch_size], length)
 
     def _all_batches_of(self, source: StreamSource, limit: int) -> Iterator[Any]:
@@ -128,6 +129,11 @@ class EvaluationData:
                 yield source.batch([position])
             position += 1
         self._coverage.end_open(position)
+
+
+def _cut(share: np.ndarray, batch_size: int) -> Iterator[list[int]]:
+    for start in range(0, len(share), batch_size):
+        yield share[start : start + batch_size].tolist()
 
 
 def _batch(source: Source, positions: np.ndarray, length: int) -> Any:

@@ -81,7 +81,8 @@ class Fit:
         self._xla = keras.config.backend() != "tensorflow"  # nothing leaves a graph of XLA's in the middle
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
-        source = source_of(iterator, step_size=global_batch_size, first_epoch=hooks.initial_epoch(model))
+        first_epoch = hooks.initial_epoch(model)
+        source = source_of(iterator, step_size=global_batch_size, first_epoch=first_epoch, deterministic=deterministic)
         self._first_batch = source.first()
         full_batch = num_samples(self._first_batch)
         self._global_batch: GlobalBatch | None = None

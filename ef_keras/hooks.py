@@ -528,6 +528,32 @@ def indexed_of(iterator: Any) -> Indexed | None:
     return Indexed(adapter) if is_indexed else None
 
 
+class Loader:
+    """A `DataLoader`.
+
+    Attributes:
+        loader: The user's.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self.loader = adapter._dataloader
+
+    def made_of(self, read: Any) -> Any:
+        """A batch of the loader's as Keras hands it to a step; under torch, it is the loader's own."""
+        if _backend() == "torch":
+            return read
+        arrays = keras.tree.map_structure(lambda part: part.cpu().numpy(), read, none_is_leaf=False)
+        return as_batch(tuple(arrays))
+
+
+def loader_of(iterator: Any) -> Loader | None:
+    """The `DataLoader` behind a `fit` or `evaluate`, if its data are one."""
+    from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+
+    adapter = iterator.data_adapter
+    return Loader(adapter) if isinstance(adapter, TorchDataLoaderAdapter) else None
+
+
 def is_generator(iterator: Any) -> bool:
     """Whether the data come out of a bare generator."""
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter

@@ -14,23 +14,27 @@ What that does not make equal, a comparison of what was read finds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.orders import Order, agree_on_orders, orders_of, put_in_order
 from ef_common.data.read_ahead import ReadAhead
+from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import Checksums, checksums_of
 from ef_keras.epochs import ENDLESS, Epochs
+from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
 
 _BEGIN, _END, _COMPARED = range(3)
 """What random numbers are drawn for."""
 
 
-class IndexedSource:
+class IndexedSource(OrderedSource):
     """See the module, and :class:`~ef_keras.sources.Source`.
 
     Attributes:
@@ -51,6 +55,7 @@ class IndexedSource:
         self._start = 0
         self._order: np.ndarray | None = None
         workers, processes = int(self.data.workers), bool(self.data.use_multiprocessing)
+        self._orders: dict[str, Order] | None = None
         self._reader: ReadAhead | None = None
         if workers > 1 or (workers and processes):  # as Keras
             self._reader = ReadAhead(
@@ -87,8 +92,28 @@ class IndexedSource:
     def _call(self, hook: Callable[[], object], what: int) -> None:
         if self._reader is not None:
             self._reader.drop()
+        self._orders = None
         with drawn_from([self._job_seed, self._epoch, what], self.data):
             hook()
+
+    def agree(self, session: Session) -> None:
+        """See the protocol."""
+        if session.completed_in.world_size > 1:
+            agree_on_orders(session, self.data)
+            self._orders = None
+
+    def order(self) -> Any:
+        """See the protocol."""
+        self._orders = self._orders or orders_of(self.data)
+        return {name: list(order) for name, order in self._orders.items()}
+
+    def put_in_order(self, order: Any) -> None:
+        """See the protocol."""
+        put_in_order(self.data, {name: Order(*found) for name, found in order.items()})
+        self._orders = None
+
+    def recall(self, order: Any) -> None:
+        """See the protocol. The hooks of the next epoch are called first, and then there is another order."""
 
     def batch(self, positions: Sequence[int]) -> Any:
         """See the protocol."""
@@ -100,17 +125,18 @@ class IndexedSource:
         return self._indexed.batch(self._index(position))
 
     @property
-    def num_ahead(self) -> int:
-        """Batches that are read before they are asked for."""
-        return 0 if self._reader is None or self.seed is not None else self._reader.num_ahead
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        """See the class that this one is a kind of."""
+        return self._reader is not None and self.seed is None
 
-    def expect(self, positions: Sequence[int]) -> None:
-        """These will probably be asked for next, in this order; what was expected before and is not among them, not."""
-        if self._reader is not None:
+    def expect(self, coming: Coming) -> None:
+        """See the protocol. What was expected before and is not among these is dropped."""
+        if self._reader is not None and self.reads_ahead:
+            positions = islice(chain.from_iterable(coming()), self._reader.num_ahead)
             self._reader.expect([self._index(position) for position in positions])
 
     def close(self) -> None:
-        """End what reads ahead. May be repeated."""
+        """See the protocol."""
         if self._reader is not None:
             self._reader.close()
 

@@ -48,6 +48,8 @@ KERAS: tuple[Part, ...] = tuple(
         listed("sliceable", "convert_to_numpy(x) convert_to_torch_compatible(x)", "Arrays"),
         listed("dataset", "py_dataset num_batches shuffle", "Indexed"),
         listed("dataset", "_standardize_batch(batch)", "Indexed"),
+        listed("keras.src.trainers.data_adapters.torch_data_loader_adapter", "TorchDataLoaderAdapter", "loader_of"),
+        listed("torch_loader", "_dataloader", "Loader"),
         listed("keras.src.trainers.data_adapters.generator_data_adapter", "GeneratorDataAdapter", "is_generator"),
         # ------------------------------------------------------------ variables and random numbers
         listed("layer", "_flatten_layers()", "statistics seed_states"),
@@ -88,6 +90,7 @@ _CLASSES = {
     "iterator": "src.trainers.epoch_iterator.EpochIterator",
     "arrays": "src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter",
     "sliceable": "src.trainers.data_adapters.array_slicing.Sliceable",
+    "torch_loader": "src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter",
     "dataset": "src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
 }
 """Of what exists while a `fit` runs. Importing Keras imports all of them."""

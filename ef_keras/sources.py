@@ -284,13 +284,16 @@ def global_batch_size_of(iterator: Any) -> int | None:
     return data.global_batch_size if isinstance(data, SampleDataset) else None
 
 
-def source_of(iterator: Any, *, step_size: int | None = None, first_epoch: int = 0) -> Source:
+def source_of(
+    iterator: Any, *, step_size: int | None = None, first_epoch: int = 0, deterministic: bool = False
+) -> Source:
     """The source behind a `fit` or `evaluate`.
 
     Args:
         iterator: Keras's.
         step_size: Samples of what `steps_per_epoch` calls a step, if not those of a batch of samples.
         first_epoch: The one at which `fit` begins.
+        deterministic: Random numbers in what data workers read are a function of what is read.
 
     Raises:
         UnsupportedError: The data cannot be dealt.
@@ -311,6 +314,14 @@ def source_of(iterator: Any, *, step_size: int | None = None, first_epoch: int =
     num_batches = hooks.num_batches(iterator)
     if indexed is not None:
         return IndexedSource(indexed, epochs(num_batches))
+    loader = hooks.loader_of(iterator)
+    if loader is not None:
+        from ef_keras.loader import LoaderSource, can_be_asked  # torch may be missing where there is no loader
+
+        if can_be_asked(loader.loader):
+            source = LoaderSource(loader, seeded=deterministic)
+            source.epochs = epochs(source.length, 1 if source.whole_batches else step_size or source.batch_size)
+            return source
     return StreamSource(
         partial(hooks.own_batches, iterator),
         epochs(num_batches),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.place import Place
-from ef_common.core.sharding import MIN_SHARE, GlobalBatch, Window
+from ef_common.core.sharding import MIN_SHARE, EpochProgress, GlobalBatch, Window
 from ef_common.data.dealer import Dealer
-from ef_common.data.orders import Order, agree_on_orders, orders_of, put_in_order
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
@@ -23,7 +23,7 @@ from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.comparison import Checksums, are_alike, compare, differ, without_noise
 from ef_keras.epochs import ENDLESS
-from ef_keras.indexed import IndexedSource
+from ef_keras.ordered import OrderedSource
 from ef_keras.rows import Rows, num_samples
 from ef_keras.sources import Source, StreamSource
 
@@ -100,17 +100,16 @@ class TrainingData:
         self._resumed = False
         self._ahead: tuple[Window, Any] | None = None
         self._checksums: Checksums = []
-        self._orders: dict[str, Order] | None = None
 
     def batches(self) -> hooks.Batches:
         """An epoch, as Keras wants it."""
         if not self._resumed:
             self.source.begin(self.epoch, seed=self.seed)
             self.dealer.begin(self.epoch, self.source.epochs.length_of(self.epoch))
-            self._checksums, self._orders = [], None
-            if isinstance(self.source, IndexedSource) and self._session.completed_in.world_size > 1:
+            self._checksums = []
+            if isinstance(self.source, OrderedSource):
                 with leaving_cleanly():
-                    agree_on_orders(self._session, self.source.data)
+                    self.source.agree(self._session)
             self._ahead = None
         else:
             self.on_resume()
@@ -129,7 +128,7 @@ class TrainingData:
 
     def close(self) -> None:
         """End what reads ahead. May be repeated."""
-        if isinstance(self.source, IndexedSource):
+        if isinstance(self.source, OrderedSource):
             self.source.close()
 
     def _next(self) -> Any:
@@ -215,25 +214,34 @@ class TrainingData:
 
     def _look_ahead(self, window: Window) -> None:
         """Have this window read, and those that come next if nothing changes, where the data set has readers."""
-        source, dealer = self.source, self.dealer
-        if not isinstance(source, IndexedSource) or not source.num_ahead:
-            return
-        progress, expected = dealer.progress, self._read_here(window)
-        while len(expected) < source.num_ahead and progress.remaining > 0:
-            progress, window = dealer.next_window(progress, self._session.completed_in.ids)
-            expected += self._read_here(window)
-        source.expect(expected)
+        if isinstance(self.source, OrderedSource):
+            members = self._session.completed_in.ids
+            self.source.expect(partial(self._coming, self.dealer.progress, window, members))
 
-    def _read_here(self, window: Window) -> list[int]:
-        """Positions of a window that this worker reads."""
-        dealer = self.dealer
-        everything = dealer.progress.positions((window.start, window.stop))
-        return everything if dealer.global_batch is not None else dealer.mine(window) or everything[:1]
+    def _coming(self, progress: EpochProgress, window: Window, members: Sequence[str]) -> Iterator[list[int]]:
+        """Positions of the batches that this worker reads from a window on, if nobody comes or goes."""
+        while True:
+            yield from self._read_here(progress, window)
+            if progress.remaining <= 0:
+                return
+            progress, window = self.dealer.next_window(progress, members)
+
+    def _read_here(self, progress: EpochProgress, window: Window) -> list[list[int]]:
+        """Positions of each batch of a window that this worker reads."""
+        dealer, worker = self.dealer, self._session.worker.id
+        everything = progress.positions((window.start, window.stop))
+        if dealer.global_batch is None:
+            return [progress.positions(window.slice_of(worker)) or everything[:1]]
+        if self.source.whole_batches:
+            return [[position] for position in everything]
+        pieces = Pieces(window, worker, batch_size=dealer.batch_size)
+        passes = [progress.positions_at(pieces.places(some)) for some in pieces.passes()]
+        return passes or [everything[:MIN_SHARE]]
 
     def prefetch(self) -> None:
         """While the others' gradients are waited for: have the next batch ready, should nothing change."""
         progress = self.dealer.progress
-        if isinstance(self.source, IndexedSource) and self.source.num_ahead:
+        if isinstance(self.source, OrderedSource) and self.source.reads_ahead:
             return
         if progress.remaining > 0 and not isinstance(self.source, StreamSource):
             _, window = self.dealer.next_window(progress, self._session.completed_in.ids)
@@ -279,7 +287,7 @@ class TrainingData:
         if isinstance(source, StreamSource) and (steps == 1 or not steps % _STEPS_BETWEEN_CHECKS):
             (position,) = self.dealer.progress.positions((window.start, window.start + 1))
             self._compare(position, source.checksums(position), None)
-        elif isinstance(source, IndexedSource) and steps == 1:
+        elif isinstance(source, OrderedSource) and steps == 1:
             self._checksums = self._compare(0, source.checksums(0), partial(source.checksums, 0))
 
     def _compare(self, position: int, found: Checksums, read: Callable[[], Checksums] | None) -> Checksums:
@@ -301,13 +309,11 @@ class TrainingData:
     def state(self) -> dict[str, Any]:
         """What a newcomer needs to go on with the others."""
         found = {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch, "order": None}
-        if isinstance(self.source, IndexedSource):
+        if isinstance(self.source, OrderedSource):
             if not self._checksums and self.dealer.progress.remaining:
                 self._checksums = self.source.checksums(0)
                 self._log_read(self._checksums)
-            self._orders = self._orders or orders_of(self.source.data)
-            orders = {name: list(order) for name, order in self._orders.items()}
-            found["order"] = {"orders": orders, "checksums": list(self._checksums)}
+            found["order"] = {"orders": self.source.order(), "checksums": list(self._checksums)}
         return found
 
     def load_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
@@ -323,15 +329,17 @@ class TrainingData:
             )
         self.dealer.load_state(state)
         self.epoch = self.dealer.progress.epoch
+        order = state.get("order")
         if saved and not self.dealer.progress.remaining:
+            if isinstance(self.source, OrderedSource) and order is not None:
+                self.source.recall(order["orders"])
             self.epoch += 1
             self.dealer.log_rollback(epoch=self.epoch)
             return
         self.source.begin(self.epoch, seed=self.seed, cursor=self.dealer.progress.cursor)
         self._resumed = True
-        order = state.get("order")
-        if isinstance(self.source, IndexedSource) and order is not None:
-            put_in_order(self.source.data, {name: Order(*found) for name, found in order["orders"].items()})
+        if isinstance(self.source, OrderedSource) and order is not None:
+            self.source.put_in_order(order["orders"])
             self._compare_with(order["checksums"], self.source, saved=saved)
         if saved:
             self.dealer.log_rollback()
@@ -339,7 +347,7 @@ class TrainingData:
             self.dealer.log_admission()
         self._log_read(self._checksums)
 
-    def _compare_with(self, expected: Checksums, source: IndexedSource, *, saved: bool) -> None:
+    def _compare_with(self, expected: Checksums, source: OrderedSource, *, saved: bool) -> None:
         """Compare a batch of the epoch with what others have read, or read before."""
         found = source.checksums(0)
         if not are_alike(expected, found):

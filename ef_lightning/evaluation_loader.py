@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from ef_common.collectives.torch_codec import TENSORS
 from ef_common.core import sharding
 from ef_common.data.coverage import Coverage
+from ef_common.data.torch_order import batch_size_of, num_samples, order_of
 from ef_common.events import EventLog
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.contributions import Contributions
-from ef_lightning.data_workers import PlannedLoader, WrappedLoader
-from ef_lightning.order import batch_size_of, before_limit, limited, num_samples, order_of
+from ef_lightning.data_workers import WrappedLoader, planned_for
+from ef_lightning.order import before_limit, limited
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class EvaluationLoader(WrappedLoader):
         index: int,
         contributions: Callable[[], Contributions | None] = lambda: None,
     ) -> None:
-        super().__init__(loader, PlannedLoader(loader))
+        super().__init__(loader, planned_for(loader))
         self._session = session
         self._trainer = trainer
         self._coverage = Coverage(session, log=log, stage=stage, index=index, codec=TENSORS)

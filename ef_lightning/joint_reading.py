@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
+from ef_common.data.torch_loader import Plan
+from ef_common.data.torch_order import batch_size_of, compact, is_computed, num_drawn, num_samples, order_of
 from ef_common.session import Session
-from ef_lightning.data_workers import Plan, PlannedLoader, itself
-from ef_lightning.order import batch_size_of, compact, is_computed, num_drawn, num_samples, order_of
+from ef_lightning.data_workers import itself, planned_for
 from ef_lightning.reading import Places, Planned
 
 LENGTHS: dict[str, Callable[[list[int]], int]] = {"max_size_cycle": max, "max_size": max, "min_size": min}
@@ -121,7 +122,7 @@ class _JointPlanned:
     """Reads a batch of each loader, or none of those for which the plan says None."""
 
     def __init__(self, loaders: list[DataLoader[Any]], unflatten: Callable[[list[Any]], Any]) -> None:
-        self._each = [PlannedLoader(loader) for loader in loaders]
+        self._each = [planned_for(loader) for loader in loaders]
         self._unflatten = unflatten
         self._items: Iterator[list[Any]] = iter(())
 

@@ -11,16 +11,18 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import DataLoader
 
+from ef_common.data.torch_loader import Plan
+from ef_common.data.torch_order import batch_size_of, is_computed, num_samples, order_of
 from ef_common.session import Session
-from ef_lightning.data_workers import Plan, PlannedLoader
-from ef_lightning.order import batch_size_of, is_computed, limited, num_samples, order_of
+from ef_lightning.data_workers import planned_for
+from ef_lightning.order import limited
 
 Places = slice | list[int]
 """Positions in the order of an epoch: of a batch that one worker reads."""
 
 
 class Planned(Protocol):
-    """Reads what it is told, in the order of a plan; see :class:`~ef_lightning.data_workers.PlannedLoader`."""
+    """Reads what it is told, in the order of a plan; see :class:`~ef_common.data.torch_loader.PlannedLoader`."""
 
     worker_init_fn: Any
 
@@ -90,7 +92,7 @@ class SampleReading:
 
     def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
         self.given = loader
-        self.planned: Planned = PlannedLoader(loader, seeded=seeded)
+        self.planned: Planned = planned_for(loader, seeded=seeded)
         self.batch_size = self.num_samples = batch_size_of(loader)
         self.is_computed = is_computed(loader)
         self.keeps_workers = loader.persistent_workers

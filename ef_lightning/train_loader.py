@@ -22,12 +22,13 @@ from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, GlobalBatch, Range, Window
 from ef_common.core.view import View
 from ef_common.data.dealer import Dealer
+from ef_common.data.torch_loader import Sample
 from ef_common.errors import TrainingOver, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_lightning import hooks
-from ef_lightning.data_workers import Sample, WrappedLoader
+from ef_lightning.data_workers import WrappedLoader
 from ef_lightning.joint_reading import JointLoader
 from ef_lightning.order import before_limit
 from ef_lightning.reading import Reading

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from ef_common.data.torch_loader import PlannedLoader
 from ef_common.errors import DataWorkersLost
 from ef_lightning import strategy_for
-from ef_lightning.data_workers import PlannedLoader
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ef_common.data.torch_loader import PlannedLoader, Sample
 from ef_common.errors import UnsupportedError, UsageError
 from ef_lightning import Compensation, strategy_for
-from ef_lightning.data_workers import PlannedLoader, Sample
 from tests.lightning import training
 from tests.lightning.conftest import HOSTS
 

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, Metric
 
+from ef_common.data import torch_loader
 from ef_common.errors import ProtocolError, UnsupportedError
 from ef_common.parts import Part
 from ef_lightning import hooks, probe, strategy_for
@@ -31,7 +32,8 @@ from tests.lightning.conftest import HOSTS
 from tests.parts import assert_one_sentence, changes
 
 SOURCES = Path(hooks.__file__).parent
-TOUCHING = {"hooks.py", "metrics.py", "data_workers.py", "logs.py", "own_files.py", "state.py"}
+LOADER = Path(torch_loader.__file__)
+TOUCHING = {"hooks.py", "metrics.py", "torch_loader.py", "logs.py", "own_files.py", "state.py"}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -365,7 +367,9 @@ LISTED = {part.name for part in (*probe.LIGHTNING, *probe.TORCHMETRICS, *probe.T
 
 
 def test_private_parts_are_touched_in_few_files_and_all_of_them_are_listed() -> None:
-    uses = {path.name: sources.private_uses(path) for path in SOURCES.glob("*.py") if path.name != "probe.py"}
+    uses = {
+        path.name: sources.private_uses(path) for path in (*SOURCES.glob("*.py"), LOADER) if path.name != "probe.py"
+    }
     assert {name: found - LISTED for name, found in uses.items() if found - LISTED} == {}
     assert {name for name, found in uses.items() if found} == TOUCHING
 
@@ -378,7 +382,8 @@ def test_strategy_has_no_name_of_lightnings_that_is_not_listed() -> None:
 
 
 def test_each_listed_part_has_a_user() -> None:
-    assert sources.unknown_users((*probe.LIGHTNING, *probe.TORCHMETRICS, *probe.TORCH), SOURCES) == set()
+    assert sources.unknown_users((*probe.LIGHTNING, *probe.TORCHMETRICS), SOURCES) == set()
+    assert sources.unknown_users(probe.TORCH, LOADER.parent) == set()
 
 
 def test_releases_are_those_that_are_supported_and_tested() -> None:

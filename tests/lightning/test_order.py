@@ -11,7 +11,8 @@ from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSam
 from ef_common.core import sharding
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.dealer import ranges_of
-from ef_lightning.order import before_limit, is_computed, limited, num_samples
+from ef_common.data.torch_order import is_computed, num_samples
+from ef_lightning.order import before_limit, limited
 from tests.lightning import training
 
 

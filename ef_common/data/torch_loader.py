@@ -1,0 +1,196 @@
+"""A DataLoader that reads what it is told, and survives the death of its worker processes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ef_common.data.torch_determinism import seed_everything
+from ef_common.errors import DataWorkersLost
+
+logger = logging.getLogger(__name__)
+
+Plan = Callable[[int], Iterator[list[Any]]]
+"""`plan(k)` yields the batches (as indices in the dataset, or samples to read) from the k-th one on."""
+
+_MAX_RESTARTS = 3
+_DEATH_S = 2.0
+"""How long a data worker whose connection has ended may take to end."""
+_NOTICE_S = 0.25
+"""How long `next` waits for a batch before it looks whether the data workers live."""
+
+
+class _PlannedBatches:
+    """Batch sampler whose batches are set from outside."""
+
+    def __init__(self) -> None:
+        self.plan: Plan = lambda start: iter(())
+        self.start = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self.plan(self.start)
+
+
+class Sample(NamedTuple):
+    """A sample to read (its index), and what the random numbers in it are a function of."""
+
+    at: int
+    key: tuple[int, ...]
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set of the user's, read by :class:`Sample`: its augmentation is the same wherever a sample is read."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the user's data set."""
+        if name.startswith("__") or name == "_dataset":
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __getitem__(self, sample: Sample) -> Any:
+        """Read a sample."""
+        seed_everything(sample.key)
+        return self._dataset[sample.at]
+
+
+class PlannedLoader:
+    """Reads planned batches with the user's DataLoader: its collate function, its worker processes.
+
+    The processes are kept from plan to plan, and from epoch to epoch if the user's loader keeps them. One that dies
+    (out of memory, mostly) costs its batches a second read, and nothing else. Batches come in the order of the plan,
+    also with `in_order=False`: what an update contains is told by their number.
+
+    Args:
+        loader: The user's loader.
+        seeded: Plans are of :class:`Sample`, not of indices.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seeded: bool = False) -> None:
+        self._batches = _PlannedBatches()
+        # A shallow copy keeps the user's subclass and settings; DataLoader forbids plain assignment.
+        inner = copy.copy(loader)
+        for name, value in {
+            "batch_sampler": self._batches,
+            "persistent_workers": loader.num_workers > 0,
+            "in_order": True,
+            "_iterator": None,
+            "dataset": SeededDataset(loader.dataset) if seeded else loader.dataset,
+        }.items():
+            object.__setattr__(inner, name, value)
+        self._inner = inner
+        self._persistent = loader.persistent_workers
+        self._iterator: Any = None
+        self._delivered = 0
+        self._restarts = 0
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """Called in each worker process when it starts."""
+        return self._inner.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, value: Any) -> None:
+        self._inner.worker_init_fn = value
+
+    def begin(self) -> None:
+        """An epoch begins: data workers that the user does not keep see the data set as it is now."""
+        if not self._persistent:
+            self.close()
+
+    def warm_up(self) -> None:
+        """Start the worker processes."""
+        if self._inner.num_workers > 0:
+            self.read(lambda start: iter(()))
+
+    def read(self, plan: Plan) -> None:
+        """Go on with these batches; what was read ahead of an old plan is dropped."""
+        self._batches.plan, self._batches.start = plan, 0
+        self._delivered = 0
+        self._open()
+
+    def next(self) -> Any:
+        """The next batch of the plan.
+
+        Raises:
+            StopIteration: There is none.
+            DataWorkersLost: The worker processes die again and again.
+        """
+        while True:
+            try:
+                batch = next(self._iterator)
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                # A connection of the worker's may end a moment before the worker itself does.
+                patience_s = 0.0 if isinstance(error, RuntimeError) else _DEATH_S
+                if not self._worker_died(patience_s):
+                    raise
+                if self._restarts >= _MAX_RESTARTS:
+                    raise DataWorkersLost(f"data workers died {_MAX_RESTARTS + 1} times in a row ({error})") from error
+                self._restarts += 1
+                logger.warning("a data worker died (%r); reading its batches again", error)
+                self.close()
+                self._batches.start = self._delivered
+                self._open()
+                continue
+            self._delivered += 1
+            self._restarts = 0
+            return batch
+
+    def fetch(self, batch: list[Any]) -> Any:
+        """Read a batch that is in no plan, in this process."""
+        dataset: Any = self._inner.dataset
+        many = getattr(dataset, "__getitems__", None)
+        return self._inner.collate_fn(many(batch) if many else [dataset[index] for index in batch])
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator, self._iterator = self._iterator, None
+        object.__setattr__(self._inner, "_iterator", None)
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            vars(iterator).pop("_try_get_data", None)  # else it would refer to itself, and stay
+            iterator._shutdown_workers()
+
+    def _open(self) -> None:
+        try:
+            self._iterator = iter(self._inner)
+        except RuntimeError:
+            if self._iterator is None or not self._worker_died():
+                raise
+            self.close()
+            self._iterator = iter(self._inner)
+        self._ignore_child_signals()
+
+    def _ignore_child_signals(self) -> None:
+        """Let `next` alone notice a dead data worker.
+
+        torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
+        optimizer step, that would leave half of an update applied.
+        """
+        iterator = self._iterator
+        if getattr(iterator, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+            iterator._try_get_data = functools.partial(_try_often, iterator._try_get_data)
+
+    def _worker_died(self, patience_s: float = 0.0) -> bool:
+        sentinels = [worker.sentinel for worker in getattr(self._iterator, "_workers", [])]
+        return bool(sentinels and connection.wait(sentinels, patience_s))
+
+
+def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
+    """Wait so long for a batch, and look often whether the data workers live."""
+    for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
+        found = try_once(_NOTICE_S)
+        if found[0]:
+            return found
+    return try_once(_NOTICE_S)

@@ -1,0 +1,88 @@
+"""The order of a DataLoader's samples, the same in all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from ef_common.collectives import torch_operations as operations
+from ef_common.core import sharding
+from ef_common.errors import UsageError
+from ef_common.session import Session
+
+
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """Samples of a full batch."""
+    return int(loader.batch_sampler.batch_size)  # type: ignore[union-attr]
+
+
+def num_samples(loader: DataLoader[Any], batch_size: int | None = None) -> int:
+    """Samples of an epoch: as many as the sampler draws, less a last short batch with `drop_last`."""
+    length = num_drawn(loader)
+    if loader.batch_sampler.drop_last:  # type: ignore[union-attr]
+        length -= length % (batch_size or batch_size_of(loader))
+    return length
+
+
+def is_computed(loader: DataLoader[Any]) -> bool:
+    """Whether the order is a function of seed and epoch; else a sampler of the user's draws it."""
+    sampler = _sampler(loader)
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+def order_of(
+    loader: DataLoader[Any], session: Session, *, seed: int, epoch: int, stream: tuple[int, ...] = ()
+) -> np.ndarray:
+    """Indices of the samples in the order of an epoch, shape (samples of the sampler,), int32 if they fit.
+
+    `shuffle=True` and no shuffling are functions of (seed, epoch); from a sampler of the user's rank 0 draws,
+    and everybody takes its order (one collective, so all members must call this together). Orders of an epoch that are
+    to differ have a `stream` each.
+    """
+    sampler = _sampler(loader)
+    if is_computed(loader):
+        return computed_order(loader, seed=seed, epoch=epoch, stream=stream)
+    drawn = drawn_by_first(session, lambda: np.asarray(list(sampler)), what="the sampler's indices")
+    order = np.asarray(drawn)
+    if len(order) < len(sampler):
+        raise UsageError(
+            f"the sampler draws fewer samples than its `__len__` says. Expected: {len(sampler)}. Received: {len(order)}"
+        )
+    return compact(order)
+
+
+def computed_order(loader: DataLoader[Any], *, seed: int, epoch: int, stream: tuple[int, ...] = ()) -> np.ndarray:
+    """The same where the order is a function of seed and epoch; see `is_computed`."""
+    sampler = _sampler(loader)
+    if type(sampler) is SequentialSampler:
+        return compact(np.arange(len(sampler)))
+    return compact(sharding.shuffled(len(sampler), seed=seed, epoch=epoch, stream=stream))
+
+
+def drawn_by_first(session: Session, draw: Callable[[], Any], *, what: str) -> Any:
+    """What rank 0 draws (a plain tree), in all workers. They call this together; a newcomer may draw in its place."""
+    drawn: list[Any] = [None]
+    while all(part is None for part in drawn):  # rank 0 may be lost meanwhile
+        own = draw() if session.rank == 0 or session.newcomer else None
+        drawn, _ = operations.gather(session, own, what=what)
+    return next(part for part in drawn if part is not None)
+
+
+def compact(order: np.ndarray) -> np.ndarray:
+    """A newcomer receives it while the others wait."""
+    fits = order.dtype.kind == "i" and order.size and order.max() <= np.iinfo(np.int32).max
+    return order.astype(np.int32) if fits and order.min() >= 0 else order
+
+
+def num_drawn(loader: DataLoader[Any]) -> int:
+    """Samples that the sampler draws in an epoch."""
+    return len(_sampler(loader))
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    return loader.batch_sampler.sampler  # type: ignore[union-attr]

@@ -1,0 +1,234 @@
+"""A torch `DataLoader` of a map-style data set: each worker reads the samples that it trains on, and no others.
+
+The loader reads what it is told, with its collate function and its data workers. The order is that of its sampler:
+`shuffle=True` and no shuffling are functions of the job's seed and the pass; from a sampler of the user's, rank 0
+draws, and everybody has that order. A loader with a batch sampler of the user's is dealt in the batches that it draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from ef_common.core.sharding import EpochProgress, Window
+from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
+from ef_common.data.torch_loader import PlannedLoader, Sample
+from ef_common.data.torch_order import batch_size_of, compact, computed_order, drawn_by_first, is_computed, num_samples
+from ef_common.errors import UnsupportedError, UsageError
+from ef_common.session import Session
+from ef_keras import hooks
+from ef_keras.comparison import Checksums, checksums_of
+from ef_keras.epochs import Epochs
+from ef_keras.ordered import Coming, OrderedSource
+from ef_keras.random_numbers import drawn_from
+
+_FIRST, _ORDER, _COMPARED = range(3)
+"""What random numbers are drawn for."""
+
+
+def can_be_asked(loader: DataLoader[Any]) -> bool:
+    """Whether a loader can be told what to read; else it can only be walked.
+
+    Raises:
+        UnsupportedError: Its sampler draws a part of the samples in each of a fixed number of workers.
+    """
+    samplers = (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    sampler = next((one for one in samplers if getattr(one, "num_replicas", 1) > 1), None)
+    if sampler is not None:
+        raise UnsupportedError(
+            "a distributed sampler fixes the number of workers. Leave it out: ElasticFlow deals the samples. "
+            f"Received: sampler={type(sampler).__name__}"
+        )
+    is_walked = isinstance(loader.dataset, IterableDataset) or type(loader).__iter__ is not DataLoader.__iter__
+    return not is_walked and loader.batch_sampler is not None and _has_length(loader)
+
+
+def _has_length(loader: DataLoader[Any]) -> bool:
+    try:
+        return len(loader.batch_sampler) >= 0  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return False
+
+
+class LoaderSource(OrderedSource):
+    """See the module, and :class:`~ef_keras.sources.Source`.
+
+    Args:
+        given: The user's loader.
+        seeded: Random numbers in a sample are a function of seed, epoch and position.
+
+    Attributes:
+        length: Positions of a pass.
+    """
+
+    def __init__(self, given: hooks.Loader, *, seeded: bool = False) -> None:
+        loader = given.loader
+        self._given, self._sampler, self._seeded = given, loader.batch_sampler, seeded
+        self.whole_batches = type(loader.batch_sampler) is not BatchSampler
+        self.batch_size = 1 if self.whole_batches else batch_size_of(loader)
+        self.length = len(loader.batch_sampler) if self.whole_batches else num_samples(loader)
+        self.epochs = Epochs(self.length)
+        self.reads_ahead = loader.num_workers > 0
+        self._is_computed = not self.whole_batches and is_computed(loader)
+        self._planned = PlannedLoader(loader, seeded=seeded)
+        self._job_seed = 0
+        self._epoch: int | None = None
+        self._pass = self._start = 0
+        self._order: _Order | None = None
+        self._foretold: Coming = _nothing
+        self._coming: Iterator[list[int]] = iter(())
+
+    def first(self) -> Any:
+        """See the protocol. The batch is none of the epoch's, as there is no order yet."""
+        with _drawn_from([0, _FIRST], getattr(self._sampler, "sampler", self._sampler)):
+            indices = next(iter(self._sampler), None)
+        if indices is None:
+            raise UsageError("the data have no batch")
+        return self._read([self._item(index, (_FIRST, number)) for number, index in enumerate(indices)])
+
+    # ------------------------------------------------------------ the order
+
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
+        """See the protocol."""
+        if epoch != self._epoch:
+            self._planned.begin()
+            self._coming = iter(())
+        self._job_seed, self._epoch = seed, epoch
+        self._pass, part = self.epochs.part(epoch)
+        self._start = part.start
+        if self._is_computed:
+            self._order = _Order(self._pass, computed_order(self._given.loader, seed=seed, epoch=self._pass))
+
+    def agree(self, session: Session) -> None:
+        """See the protocol. Costs a gather of what rank 0 draws, once in a pass; nothing if the order is computed."""
+        if self._order is None or self._order.number != self._pass:
+            drawn = drawn_by_first(session, self._drawn, what="the sampler's indices")
+            self._order = _Order(self._pass, *drawn)
+
+    def _drawn(self) -> list[Any]:
+        """What stands at the positions of a pass; and, if they are batches, where each ends in that."""
+        sampler: Any = self._sampler if self.whole_batches else self._sampler.sampler
+        with _drawn_from([self._job_seed, self._pass, _ORDER], sampler):
+            found = list(islice(sampler, len(sampler)))
+        if not self.whole_batches:
+            return [compact(np.asarray(found)), None]
+        return [compact(np.asarray(list(chain(*found)))), np.cumsum([len(batch) for batch in found], dtype=np.int64)]
+
+    def order(self) -> Any:
+        """See the protocol."""
+        return None if self._is_computed or self._order is None else list(self._order)
+
+    def put_in_order(self, order: Any) -> None:
+        """See the protocol."""
+        if order is not None:
+            self._order = _Order(*order)
+
+    def recall(self, order: Any) -> None:
+        """See the protocol. The next epoch may be of the same pass."""
+        self.put_in_order(order)
+
+    # ------------------------------------------------------------ reading
+
+    def expect(self, coming: Coming) -> None:
+        """See the protocol."""
+        self._foretold = coming
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """See the protocol. What was read ahead is handed out if it is this batch, and else dropped."""
+        wanted = list(positions)
+        if next(self._coming, None) != wanted:
+            self._plan(wanted)
+        return self._given.made_of(self._planned.next())
+
+    def _plan(self, wanted: list[int]) -> None:
+        foretold, self._foretold = self._foretold, _nothing
+        # The second one, if it is made ready while gradients are waited for.
+        skip = next((number for number, one in enumerate(islice(foretold(), 2)) if one == wanted), None)
+        if skip is None:
+            foretold, skip = partial(iter, [wanted]), 0
+        self._coming = islice(foretold(), skip + 1, None)
+        self._planned.read(lambda start: map(self._items, islice(foretold(), skip + start, None)))
+
+    def _read(self, items: list[Any]) -> Any:
+        """Read a batch that nobody has foretold, where the loader reads all others."""
+        self._coming = iter(())
+        self._planned.read(lambda start: islice(iter([items]), start, None))
+        return self._given.made_of(self._planned.next())
+
+    def _items(self, positions: Sequence[int]) -> list[Any]:
+        """What is read for a batch of these positions."""
+        if self._order is None or self._epoch is None:
+            raise ValueError("no epoch has begun")
+        places = [self._start + position for position in positions]
+        indices, ends = self._order.indices, self._order.ends
+        keys: list[tuple[int, ...]]
+        if len(indices if ends is None else ends) <= max(places):
+            raise UsageError(
+                "the sampler draws less than its `__len__` says. "
+                f"Expected: {self.length}. Received: {len(indices if ends is None else ends)}"
+            )
+        if ends is None:
+            found, keys = indices[places].tolist(), [(position,) for position in positions]
+        else:
+            (place,), (position,) = places, positions
+            found = indices[ends[place - 1] if place else 0 : ends[place]].tolist()
+            keys = [(position, number) for number in range(len(found))]
+        return [
+            self._item(tuple(index) if isinstance(index, list) else index, (self._job_seed, self._epoch, *key))
+            for index, key in zip(found, keys, strict=True)
+        ]
+
+    def _item(self, index: Any, key: tuple[int, ...]) -> Any:
+        return Sample(index, key) if self._seeded else index
+
+    def checksums(self, position: int) -> Checksums:
+        """See the protocol: the number of positions, and what is at this one."""
+        with _drawn_from([self._job_seed, self._epoch or 0, _COMPARED, position]):
+            return [self.length, *checksums_of(self._read(self._items([position])))]
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """See the protocol."""
+
+    def end(self) -> None:
+        """See the protocol."""
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._planned.close()
+        self._coming = iter(())
+
+
+class _Order(NamedTuple):
+    """The order of a pass.
+
+    Args:
+        number: Of the pass.
+        indices: Of the samples, in this order.
+        ends: Where each batch ends in it, if positions are batches.
+    """
+
+    number: int
+    indices: np.ndarray
+    ends: np.ndarray | None = None
+
+
+def _nothing() -> Iterator[list[int]]:
+    return iter(())
+
+
+@contextmanager
+def _drawn_from(key: Sequence[int], owner: Any = None) -> Iterator[None]:
+    """As `drawn_from`, and torch's random numbers, too, whatever Keras's backend is."""
+    with drawn_from(key, owner if hasattr(owner, "__dict__") else None):
+        states = torch_states()
+        seed_everything(key)
+        try:
+            yield
+        finally:
+            set_torch_states(states)
