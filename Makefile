@@ -27,7 +27,7 @@ help:
 	@echo "make demo-keras  the same with Keras, on TensorFlow and Horovod"
 	@echo "make test    every unit test, one case of each other test (minutes); PART=keras: those of a folder"
 	@echo "make test-all    every case of every test (half an hour); PART= as above"
-	@echo "make test-peers  Lightning's own tests with ElasticFlow's strategy; LIGHTNING_SRC names a checkout of Lightning (hours)"
+	@echo "make test-peers  Lightning's and Keras's own tests with ElasticFlow; LIGHTNING_SRC names a checkout of Lightning (hours)"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
 	@echo "make chaos   each fault in each worker at each moment, after 310,000 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
@@ -55,7 +55,8 @@ test: $(HOROVOD)
 test-all: $(HOROVOD) $(LOGGERS)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
-# PEERS names some of them, relative to the folder `tests` of that checkout: PEERS=tests_pytorch/callbacks
+# Keras's are in its wheel. PEERS names some of them: PEERS=tests_pytorch/callbacks (relative to the folder `tests` of
+# that checkout), PEERS=keras/src/callbacks
 test-peers: $(PEERS_TEST)
 	@$(BIN)/python -B -m tests.peers $(PEERS)
 

@@ -1,20 +1,21 @@
-"""``python -m tests.peers [TEST …]``: paths or names of Lightning's tests, relative to its folder `tests`; else all."""
+"""``python -m tests.peers [TEST …]``: paths or names of tests, as `tests_pytorch/callbacks` of Lightning's, or
+`keras/src/callbacks` of Keras's; else all."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
 from tests.peers.comparison import Difference, compare, read_known, read_outcomes
 from tests.peers.plugin import WAYS
+from tests.peers.suites import Suite, suites_of
 
 ROOT = Path(__file__).parents[2]
-KNOWN = Path(__file__).with_name("known_failures.txt")
 OUTCOMES = ROOT / "build" / "peers"
 _TIMEOUT_S = 240
 
@@ -24,62 +25,68 @@ _TIMEOUT_S = 240
 @click.option("--way", "ways", multiple=True, type=click.Choice(WAYS[1:]), help="Only this one, beside the plain one.")
 @click.option("--again", is_flag=True, help="Compare what the last run has left in build/peers.")
 def main(tests: tuple[str, ...], ways: tuple[str, ...], again: bool) -> None:
-    """Run Lightning's own tests plain and with ElasticFlow, and hold the differences against those that are known."""
-    source = os.environ.get("LIGHTNING_SRC")
-    if not source:
-        click.echo(
-            "Lightning's own tests are not run: LIGHTNING_SRC does not name a checkout of its repository "
-            f"(https://github.com/Lightning-AI/pytorch-lightning, best of the tag {version('lightning')})."
-        )
-        return
-    folder = Path(source).resolve() / "tests"
-    if not (folder / "tests_pytorch").is_dir():
-        raise click.ClickException(f"LIGHTNING_SRC has no tests/tests_pytorch. Received: {source}")
-    known = read_known(KNOWN.read_text())
+    """Run the peers' own tests plain and with ElasticFlow, and hold the differences against those that are known."""
     chosen = ways or WAYS[1:]
     OUTCOMES.mkdir(parents=True, exist_ok=True)
-    for way in () if again else ("plain", *chosen):
-        _run(way, folder, tests or ("tests_pytorch",))
-    plain = read_outcomes(OUTCOMES / "plain.jsonl")
-    found = [compare(way, plain, read_outcomes(OUTCOMES / f"{way}.jsonl"), known) for way in chosen]
+    is_as_known = [_is_as_known(suite, chosen, again=again) for suite in suites_of(tests)]
+    sys.exit(not all(is_as_known))
+
+
+def _is_as_known(suite: Suite, ways: tuple[str, ...], *, again: bool) -> bool:
+    for way in () if again else ("plain", *ways):
+        _run(suite, way)
+    outcomes = {way: read_outcomes(_file(suite, way, "jsonl"), suite.name_of) for way in ("plain", *ways)}
+    known = read_known(suite.known.read_text())
+    found = [compare(way, outcomes["plain"], outcomes[way], known) for way in ways]
     for difference in found:
         if not difference.num_compared:
+            files = " and ".join(str(_file(suite, way, "txt")) for way in ("plain", difference.way))
             raise click.ClickException(
-                f"no test was run both plain and {difference.way}, and passed plain: see the ends of plain.txt and "
-                f"{difference.way}.txt in {OUTCOMES}. Received: LIGHTNING_SRC={source}"
+                f"no test was run both plain and {difference.way}, and passed plain: see the ends of {files}. "
+                f"Received: {' '.join(suite.tests)}"
             )
-        _show(difference)
-    sys.exit(any(difference.unknown or difference.gone for difference in found))
+        _show(suite, difference)
+    return not any(difference.unknown or difference.gone for difference in found)
 
 
-def _run(way: str, folder: Path, tests: tuple[str, ...]) -> None:
+def _file(suite: Suite, way: str, ending: str) -> Path:
+    return OUTCOMES / f"{suite.name}-{way}.{ending}"
+
+
+def _run(suite: Suite, way: str) -> None:
     """Run them in a process of their own: a test that ends it ends a worker of xdist's, and the others go on."""
-    outcomes = OUTCOMES / f"{way}.jsonl"
+    outcomes = _file(suite, way, "jsonl")
     outcomes.unlink(missing_ok=True)
     outcomes.touch()
-    more = os.environ.get("PYTHONPATH")
-    paths = [str(ROOT), str(folder), *([more] if more else [])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": "1",
-        "HDF5_PLUGIN_PATH": "disable",  # TensorFlow sets it when it is imported, and the suite blames the test at hand
-    }
-    options = ["-q", "-p", "tests.peers.plugin", "-p", "no:cacheprovider", "-n", "1", "--timeout", str(_TIMEOUT_S)]
-    command = [sys.executable, "-B", "-m", "pytest", *options, f"--way={way}", f"--outcomes={outcomes}", *tests]
-    click.echo(f"{way}: output in {OUTCOMES / way}.txt")
-    with (OUTCOMES / f"{way}.txt").open("w") as output:
-        subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
+    environment = {**os.environ, **suite.environment, "OMP_NUM_THREADS": "1"}
+    paths = [str(ROOT), suite.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    options = ["-q", "-p", "tests.peers.plugin", "-p", "no:cacheprovider", "-n", "1", f"--timeout={_TIMEOUT_S}"]
+    options += [f"--peer={suite.peer}", f"--way={way}", f"--outcomes={outcomes}", *suite.options]
+    output = _file(suite, way, "txt")
+    click.echo(f"{suite.name}, {way}: output in {output}")
+    with output.open("w") as file, TemporaryDirectory() as scratch:  # some write into the folder that they are run in
+        subprocess.run(
+            [sys.executable, "-B", "-m", "pytest", *options, *suite.tests],
+            cwd=suite.folder or scratch,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
 
 
-def _show(difference: Difference) -> None:
-    click.echo(f"\n{difference.way}: {difference.num_compared} tests that pass plain were run")
+def _show(suite: Suite, difference: Difference) -> None:
+    click.echo(
+        f"\n{suite.name}, {difference.way}: {difference.num_compared} tests that pass plain were run, "
+        f"{difference.num_used} with ElasticFlow in them"
+    )
     for reason, number in sorted(difference.by_reason.items()):
         click.echo(f"  {number:4} fail, as is known: {reason}")
     for test in difference.unknown:
-        click.echo(f"  fails, and is not in {KNOWN.name}: {test}")
+        click.echo(f"  fails, and is not in {suite.known.name}: {test}")
     for test in difference.gone:
-        click.echo(f"  passes, and is still in {KNOWN.name}: {test}")
+        click.echo(f"  passes, and is still in {suite.known.name}: {test}")
 
 
 if __name__ == "__main__":

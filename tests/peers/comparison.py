@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,15 +56,26 @@ def read_known(text: str) -> list[Known]:
     return found
 
 
-def read_outcomes(path: Path) -> dict[str, bool]:
-    """What `Outcomes` has written; of several records of a test (its teardown, a second try), none may have failed."""
-    found: dict[str, bool] = {}
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What has come of the tests of one way of running."""
+
+    passed: Passed
+    used: frozenset[str]  # tests that ElasticFlow was put into
+
+
+def read_outcomes(path: Path, name: Callable[[str], str] = str) -> Outcomes:
+    """What the plugin has written; of several records of a test (its teardown, a second try), none may have failed."""
+    passed: dict[str, bool] = {}
+    used: set[str] = set()
     for line in path.read_text().splitlines():
         record = json.loads(line)
-        test = record["test"].removeprefix("tests/")  # as it is named depends on where pytest finds its settings
+        test = name(record["test"])
         if record["outcome"] != "skipped":
-            found[test] = found.get(test, True) and record["outcome"] == "passed"
-    return found
+            passed[test] = passed.get(test, True) and record["outcome"] == "passed"
+        if record["used"]:
+            used.add(test)
+    return Outcomes(passed, frozenset(used))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +84,27 @@ class Difference:
 
     way: str
     num_compared: int
+    num_used: int  # tests among them that ElasticFlow was put into
     unknown: tuple[str, ...]  # failures that are not in the list
     gone: tuple[str, ...]  # tests of the list that pass
     by_reason: Mapping[str, int]  # known failures
 
 
-def compare(way: str, plain: Passed, ours: Passed, known: Iterable[Known]) -> Difference:
+def compare(way: str, plain: Outcomes, ours: Outcomes, known: Iterable[Known]) -> Difference:
     """Hold the tests that pass plain, and were run in this way too, against the list."""
     known = list(known)
-    compared = sorted(test for test, passed in plain.items() if passed and test in ours)
+    compared = sorted(test for test, passed in plain.passed.items() if passed and test in ours.passed)
     reasons = {test: next((k.reason for k in known if k.fits(test, way)), None) for test in compared}
     by_reason: dict[str, int] = {}
     for test in compared:
         reason = reasons[test]
-        if reason is not None and not ours[test]:
+        if reason is not None and not ours.passed[test]:
             by_reason[reason] = by_reason.get(reason, 0) + 1
     return Difference(
         way,
         len(compared),
-        unknown=tuple(test for test in compared if not ours[test] and reasons[test] is None),
-        gone=tuple(test for test in compared if ours[test] and reasons[test] is not None),
+        len(ours.used.intersection(compared)),
+        unknown=tuple(test for test in compared if not ours.passed[test] and reasons[test] is None),
+        gone=tuple(test for test in compared if ours.passed[test] and reasons[test] is not None),
         by_reason=by_reason,
     )

@@ -1,19 +1,14 @@
-"""Pytest plugin for Lightning's own tests: `pytest -p tests.peers.plugin --way=alone --outcomes=FILE`.
-
-A Trainer is given the strategy if its caller says nothing of one ("auto" counts as nothing), and asks for one device of
-one node, on the CPU. All else is left alone.
-"""
+"""Pytest plugin for the peers' tests: `pytest -p tests.peers.plugin --peer=keras --way=alone --outcomes=FILE`."""
 
 from __future__ import annotations
 
-import functools
+import importlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,19 +16,25 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.launch import process
 
+USED = ("elasticflow", True)
 WAYS = ("plain", "alone", "in_a_job")
+PEERS = {"lightning": "tests.peers.lightning_trainer", "keras": "tests.peers.keras_trainer"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--peer", choices=list(PEERS), default="lightning")
     parser.addoption("--way", choices=WAYS, default="plain")
     parser.addoption("--outcomes", type=Path, help="Where one line for each test is appended.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "flaky: for a plugin that is not installed everywhere")
+    for marker in ("flaky", "requires_trainable_backend", "multi_device"):  # of plugins and settings that are not here
+        config.addinivalue_line("markers", f"{marker}: of the peer's")
     way, is_worker = config.getoption("--way"), hasattr(config, "workerinput")
     if way != "plain":
-        _inject()
+        uses = Uses()
+        config.pluginmanager.register(uses, "elasticflow-uses")
+        importlib.import_module(PEERS[config.getoption("--peer")]).put_in(uses.note)
     if way == "in_a_job":
         config.pluginmanager.register(Jobs(), "elasticflow-jobs")
     outcomes = config.getoption("--outcomes")
@@ -41,34 +42,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Outcomes(outcomes), "elasticflow-outcomes")
 
 
-def _inject() -> None:
-    from lightning.pytorch import Trainer
-
-    from ef_lightning import strategy_for
-
-    original: Callable[..., None] = Trainer.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not args and _says_nothing(kwargs):
-            kwargs["strategy"] = strategy_for("lightning.pytorch")()
-        original(self, *args, **kwargs)
-
-    Trainer.__init__ = init  # type: ignore[method-assign]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "multi_device" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="Requires multiple devices"))
 
 
-def _says_nothing(kwargs: dict[str, Any]) -> bool:
-    from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+class Uses:
+    """Which tests ElasticFlow is put into: many never train."""
 
-    names = ("STRATEGY", "ACCELERATOR", "DEVICES", "NUM_NODES")
-    if kwargs.get("strategy", "auto") != "auto" or any(f"PL_TRAINER_{name}" in os.environ for name in names):
-        return False
-    accelerator = kwargs.get("accelerator", "auto")
-    if accelerator == "auto":
-        accelerator = _AcceleratorConnector._choose_auto_accelerator()
-    return (
-        accelerator == "cpu" and kwargs.get("devices", "auto") in ("auto", 1, "1") and kwargs.get("num_nodes", 1) == 1
-    )
+    def __init__(self) -> None:
+        self._test: pytest.Item | None = None
+
+    @pytest.hookimpl(tryfirst=True, hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._test = item
+        yield
+        self._test = None
+
+    def note(self) -> None:
+        """The test at hand is one of them."""
+        if self._test is not None and USED not in self._test.user_properties:
+            self._test.user_properties.append(USED)
 
 
 class Jobs:
@@ -115,6 +110,7 @@ class Outcomes:
         if report.when != "call" and report.outcome == "passed":
             return
         crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") if report.failed else ""
-        record = {"test": report.nodeid, "outcome": report.outcome, "message": crash[:300]}
+        used = USED in map(tuple, report.user_properties)  # xdist makes lists of them
+        record = {"test": report.nodeid, "outcome": report.outcome, "used": used, "message": crash[:300]}
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
