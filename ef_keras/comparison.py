@@ -15,6 +15,7 @@ import numpy as np
 
 from ef_common.collectives import operations
 from ef_common.session import Session
+from ef_keras import hooks
 
 _MAX_CHECKED_BYTES = 1 << 20
 _NUM_READS = 16
@@ -29,8 +30,10 @@ def checksums_of(batch: Any) -> list[int | None]:
 
 
 def _checksum(leaf: Any) -> int | None:
-    if leaf is None:
+    if hooks.is_missing(leaf):
         return None
+    if hasattr(leaf, "dense_shape"):
+        leaf = leaf.values  # a sparse tensor; TensorFlow cannot make it dense if its indices are in no order
     try:
         array = np.ascontiguousarray(keras.ops.convert_to_numpy(leaf))
     except (TypeError, ValueError):  # ragged, say

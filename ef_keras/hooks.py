@@ -133,8 +133,14 @@ def steps_per_execution(iterator: Any) -> int:
     return int(iterator.steps_per_execution)
 
 
+def is_missing(leaf: Any) -> bool:
+    """Whether a part of a batch is None, or an Optional, which TensorFlow's data have for it."""
+    return leaf is None or hasattr(leaf, "has_value")
+
+
 def build(model: Any, batch: Any) -> None:
     """Create all variables of model, metrics and optimizer, as Keras does before or within the first step."""
+    batch = keras.tree.map_structure(lambda leaf: None if is_missing(leaf) else leaf, batch)
     try:
         model._symbolic_build(data_batch=batch)
     except RuntimeError:  # a model that can only be called on numbers

@@ -447,6 +447,22 @@ def frozen_layer_and_unused_one(run: Run) -> Any:
     return compiled(model), run.fit(model, *data())
 
 
+class Sum(layers.Layer):
+    """Of its inputs, the second of which may be missing."""
+
+    def call(self, x: Any, other: Any = None) -> Any:
+        return x if other is None else x + other
+
+
+@feature
+def input_that_is_missing(run: Run) -> Any:
+    x, y = data(96)
+    parts = [slice(start, start + run.batch_size) for start in range(0, len(x), run.batch_size)]
+    inputs = {"x": layers.Input((12,), name="x"), "other": layers.Input((12,), name="other", optional=True)}
+    model = compiled(keras.Model(inputs, net()(Sum()(inputs["x"], inputs["other"]))))
+    return model, run.fit(model, (({"x": x[part], "other": None}, y[part]) for part in parts), epochs=1)
+
+
 @feature
 def mixed_precision(run: Run) -> Any:
     policy = keras.mixed_precision.DTypePolicy("mixed_float16")

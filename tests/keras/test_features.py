@@ -29,7 +29,13 @@ def train_torch(names: list[str] | None) -> dict[str, Any]:
 
 
 SOME = {
-    "tensorflow": ["xla", "logs_on_disk", "gradient_accumulation", "global_batch_that_is_a_batch_of_a_stream"],
+    "tensorflow": [
+        "xla",
+        "logs_on_disk",
+        "gradient_accumulation",
+        "global_batch_that_is_a_batch_of_a_stream",
+        "input_that_is_missing",
+    ],
     "torch": [
         "class_weight",
         "sample_weight",

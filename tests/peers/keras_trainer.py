@@ -46,10 +46,11 @@ def _add(model: Any, given: Any) -> Any:
     import ef_keras
     from ef_keras.callbacks import Elastic
 
+    callbacks = ef_keras.callbacks(log_compensation=False)  # they compare the logs exactly
     if not isinstance(given, keras.callbacks.CallbackList):
-        return [*keras.tree.flatten(given or []), *ef_keras.callbacks()]
+        return [*keras.tree.flatten(given or []), *callbacks]
     if not any(isinstance(one, Elastic) for one in given.callbacks):  # else, a validation within `fit`
-        for ours in ef_keras.callbacks():
+        for ours in callbacks:
             given.append(ours)
         given.set_model(model)
         given.set_params(given.params)
