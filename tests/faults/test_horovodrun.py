@@ -194,6 +194,7 @@ def test_min_hosts_timeout(job: HorovodrunJob) -> None:
 
 
 @with_slow_keras
+@pytest.mark.thorough
 def test_reset_limit(job: HorovodrunJob) -> None:
     """One reset is allowed, and two are needed (that two are enough is part of the first test)."""
     job.set_hosts(f"{A}:1")
