@@ -7,7 +7,7 @@ away again. The model is the user's, and so is `fit`.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from ef_keras.checks import check_end, check_replicas, size_of
 from ef_keras.evaluation_data import EvaluationData
 from ef_keras.fit import Fit
 from ef_keras.guard import Guard
+from ef_keras.ordered import Source
 from ef_keras.probe import check_hooks
 from ef_keras.rank_zero import only_on_rank_zero
-from ef_keras.sources import Source, StreamSource, global_batch_size_of, source_of
+from ef_keras.sources import StreamSource, global_batch_size_of, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -162,15 +163,17 @@ class Elastic(keras.callbacks.Callback):
             logger.exception("cannot undo all that was done to the model. Make it anew before it is trained again")
 
     def _release(self) -> None:
-        if self._guard is not None:
-            self._guard.release()
-        if self._fit is not None:
-            self._fit.release()
-        if self._evaluation is not None:
-            self._evaluation.close()
-        if self._worker is not None:
-            self._worker.notices.stop()
+        guard, fit, evaluation, worker = self._guard, self._fit, self._evaluation, self._worker
         self._guard = self._fit = self._evaluation = None
+        with ExitStack() as stack:  # the last one first; each, whatever the others raise
+            if worker is not None:
+                stack.callback(worker.notices.stop)
+            if evaluation is not None:
+                stack.callback(evaluation.close)
+            if fit is not None:
+                stack.callback(fit.release)
+            if guard is not None:
+                stack.callback(guard.release)
 
     @property
     def _is_global(self) -> bool:

@@ -8,7 +8,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.data import global_batches
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
-from ef_keras.sources import Source
+from ef_keras.ordered import Source
 
 
 def check_replicas(model: Any) -> None:

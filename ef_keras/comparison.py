@@ -7,21 +7,19 @@ the batch (augmented with random numbers that nobody can share, say) tells nothi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 from ef_common.collectives import operations
+from ef_common.core.checksums import Checksums, are_alike
 from ef_common.session import Session
 from ef_keras import hooks
 
 _MAX_CHECKED_BYTES = 1 << 20
 _NUM_READS = 16
-
-Checksums = Sequence[int | None]
-"""Of the parts of a batch; None where there is nothing to compare."""
 
 
 def checksums_of(batch: Any) -> list[int | None]:
@@ -43,13 +41,6 @@ def _checksum(leaf: Any) -> int | None:
     else:
         content = array.reshape(-1).view(np.uint8)[:_MAX_CHECKED_BYTES].tobytes()
     return zlib.crc32(content, zlib.crc32(repr(array.shape).encode()))
-
-
-def are_alike(one: Checksums, other: Checksums) -> bool:
-    """Whether two batches may be the same."""
-    if not one or not other:
-        return True
-    return len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True) if None not in (a, b))
 
 
 def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ef_common.core.checksums import Checksums
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.data.coverage import Coverage
 from ef_common.errors import UsageError
@@ -16,9 +17,9 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Barrier, Session
 from ef_keras import hooks, metrics
-from ef_keras.comparison import Checksums, compare, differ
-from ef_keras.ordered import OrderedSource
-from ef_keras.sources import Source, StreamSource
+from ef_keras.comparison import compare, differ
+from ef_keras.ordered import OrderedSource, Source
+from ef_keras.sources import StreamSource
 
 _FIRST = np.zeros(1, dtype=int)
 
@@ -27,7 +28,7 @@ class EvaluationData:
     """Deals the data of one `evaluate`.
 
     Args:
-        make_source: Makes the data: anew for each share that is dealt.
+        make_source: Makes the data, anew for each pass.
         session: The worker's session.
         model: The model; its metrics are merged at the end.
         log: Event log.
@@ -60,12 +61,12 @@ class EvaluationData:
 
     def close(self) -> None:
         """End what reads ahead. May be repeated."""
-        if isinstance(self._source, OrderedSource):
-            self._source.close()
+        source, self._source = self._source, None
+        if isinstance(source, OrderedSource):
+            source.close()
 
     def _pass(self, source: Source) -> hooks.Batches:
-        if isinstance(source, OrderedSource):
-            source.begin(0, seed=0)
+        source.begin(0, seed=0)
         with leaving_cleanly():
             self._coverage.settle()
             if isinstance(source, OrderedSource):
@@ -77,7 +78,6 @@ class EvaluationData:
         if not is_open:
             share, _ = self._coverage.begin(length)
         while True:
-            source.begin(0, seed=0)
             if isinstance(source, OrderedSource) and step == 0 and self._session.completed_in.world_size > 1:
                 with leaving_cleanly():
                     _check(compare(self._session, source.checksums(0), partial(source.checksums, 0)))
@@ -110,6 +110,7 @@ class EvaluationData:
                 metrics.merge(self._model, [result["metrics"] for result in results])
                 return
             share, _ = missing
+            source.begin(0, seed=0)
 
     def _batches_of(self, source: Source, share: np.ndarray, length: int) -> Iterator[Any]:
         for start in range(0, len(share), source.batch_size):

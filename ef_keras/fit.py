@@ -68,6 +68,12 @@ class Fit:
         check_replicas(model)
         self._settings, deterministic = settings, settings.deterministic
         global_batch_size = settings.global_batch_size
+        reference = settings.compensation.reference_batch_size
+        if None not in (global_batch_size, reference):
+            raise UsageError(
+                "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
+                f"Received: global_batch_size={global_batch_size}, reference_batch_size={reference}"
+            )
         self._worker = worker
         self._undo = ExitStack()
         self._skips = worker.begin_training()
@@ -118,12 +124,6 @@ class Fit:
         self._remembers = False
         self.compensation: FitCompensation | None = None
         self._logs_compensation = logs_compensation
-        reference = settings.compensation.reference_batch_size
-        if None not in (global_batch_size, reference):
-            raise UsageError(
-                "an update of global_batch_size samples has nothing to be compensated: leave out one of the two. "
-                f"Received: global_batch_size={global_batch_size}, reference_batch_size={reference}"
-            )
         self.schedules: FitSchedules | None = None
         self._workers = WorkersWatch(worker.session)
         self._global: GlobalReducer | None = None

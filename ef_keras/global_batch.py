@@ -23,11 +23,11 @@ from ef_common.collectives.gradients.canonical import CanonicalReduction
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.shared import Array, Room, SharedReduction
 from ef_common.core.sharding import Window
-from ef_common.data.seeds import numbers_of
 from ef_common.errors import UnsupportedError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks, metrics
+from ef_keras.random_numbers import set_seeds
 from ef_keras.reducer import Reducer
 from ef_keras.rows import num_samples
 from ef_keras.training_data import TrainingData
@@ -36,7 +36,6 @@ Receive = Callable[[Sequence[np.ndarray], float | None], None]
 Step = Callable[[Any], Any]
 
 _NUM_FIXED_FLAGS = 3  # change pending, wants to stop, wish
-_SEED_BITS = 30  # room for what backends add to it, in 32 bits
 
 
 class Passes(Protocol):
@@ -222,11 +221,11 @@ class GlobalReducer(Reducer):
 
     def seed_sample(self, key: Sequence[int]) -> None:
         """Let the random numbers with which a sample is read be a function of the key."""
-        _set_seeds(self._generators[-1:], key)
+        set_seeds(self._generators[-1:], key)
         self._passes.seed(key)
 
     def _seed(self, key: Sequence[int]) -> None:
-        _set_seeds(self._generators, key)
+        set_seeds(self._generators, key)
         if self._deterministic:
             self._passes.seed(key)
 
@@ -276,11 +275,6 @@ class GlobalReducer(Reducer):
 
 def _shapes_of(batch: Any) -> tuple[Any, ...]:
     return tuple(None if leaf is None else tuple(leaf.shape) for leaf in keras.tree.flatten(batch))
-
-
-def _set_seeds(states: Sequence[Any], key: Sequence[int]) -> None:
-    for state, number in zip(states, numbers_of(key, len(states)), strict=True):
-        state.assign(np.array([number >> (32 - _SEED_BITS), 0], str(state.dtype)))
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -33,11 +33,15 @@ def _is_list_with(owner: Any, callback: Any) -> bool:
 
 def epoch_iterator(model: Any) -> Any:
     """The iterator over epochs of the `fit` or `evaluate` of this model that is running: a local variable of it."""
-    frame = _find(
-        lambda frame: frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals,
-        "the data of fit() or evaluate()",
-    )
-    return frame.f_locals["epoch_iterator"]
+    return _frame_with_data(model).f_locals["epoch_iterator"]
+
+
+def _frame_with_data(model: Any) -> FrameType:
+    return _find(lambda frame: _has_data(frame, model), "the data of fit() or evaluate()")
+
+
+def _has_data(frame: FrameType, model: Any) -> bool:
+    return frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals
 
 
 CALLED_BY_FIT = ("reset_metrics", "evaluate", "train_function", "_get_metrics_result_or_logs")
@@ -48,7 +52,7 @@ def frame_of_fit(model: Any) -> FrameType | None:
     """The frame of the `fit` of this model that is running, if that is what calls us."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals:
+        if _has_data(frame, model):
             return frame if frame.f_code.co_name == "fit" else None
         frame = frame.f_back
     return None
@@ -395,10 +399,7 @@ def initial_epoch(model: Any) -> int:
 
 def endless_data(model: Any) -> str | None:
     """Name of an argument of the `fit` or `evaluate` that is running which is missing: without it, that never ends."""
-    frame = _find(
-        lambda frame: frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals,
-        "the data of fit() or evaluate()",
-    )
+    frame = _frame_with_data(model)
     of_fit = {"steps_per_epoch": "x", "validation_steps": "val_x"}
     for steps, data in (of_fit if frame.f_code.co_name == "fit" else {"steps": "x"}).items():
         if frame.f_locals.get(steps) is None and _is_endless(frame.f_locals.get(data)):

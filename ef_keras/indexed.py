@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from ef_common.core import sharding
-from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.checksums import Checksums
 from ef_common.data.orders import Order, agree_on_orders, orders_of, put_in_order
 from ef_common.data.read_ahead import ReadAhead
 from ef_common.session import Session
 from ef_keras import hooks
-from ef_keras.comparison import Checksums, checksums_of
-from ef_keras.epochs import ENDLESS, Epochs
+from ef_keras.comparison import checksums_of
+from ef_keras.epochs import Epochs
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
 
@@ -35,7 +35,7 @@ _BEGIN, _END, _COMPARED = range(3)
 
 
 class IndexedSource(OrderedSource):
-    """See the module, and :class:`~ef_keras.sources.Source`.
+    """See the module, and :class:`~ef_keras.ordered.Source`.
 
     Attributes:
         seed: Called before each batch is read, with what the random numbers in it are to be a function of.
@@ -80,7 +80,7 @@ class IndexedSource(OrderedSource):
             self._is_open = True
         number, part = self.epochs.part(epoch)
         self._start, self._order = part.start, None
-        if self._indexed.shuffle and self.epochs.length < ENDLESS:
+        if self._indexed.shuffle:
             self._order = sharding.shuffled(self.epochs.length, seed=seed, epoch=number)
 
     def end(self) -> None:
@@ -99,8 +99,7 @@ class IndexedSource(OrderedSource):
     def agree(self, session: Session) -> None:
         """See the protocol."""
         if session.completed_in.world_size > 1:
-            agree_on_orders(session, self.data)
-            self._orders = None
+            self._orders = agree_on_orders(session, self.data)
 
     def order(self) -> Any:
         """See the protocol."""
@@ -143,9 +142,6 @@ class IndexedSource(OrderedSource):
     def _index(self, position: int) -> int:
         place = self._start + position
         return place if self._order is None else int(self._order[place])
-
-    def follow(self, progress: EpochProgress, window: Window) -> None:
-        """See the protocol."""
 
     def checksums(self, position: int) -> Checksums:
         """Read a batch of this epoch, with random numbers that are the same in all workers, and tell what it is."""

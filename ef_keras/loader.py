@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.checksums import Checksums
 from ef_common.data.torch_determinism import seed_everything, set_torch_states, torch_states
 from ef_common.data.torch_loader import PlannedLoader, Sample
 from ef_common.data.torch_order import batch_size_of, compact, computed_order, drawn_by_first, is_computed, num_samples
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
-from ef_keras.comparison import Checksums, checksums_of
+from ef_keras.comparison import checksums_of
 from ef_keras.epochs import Epochs
 from ef_keras.ordered import Coming, OrderedSource
 from ef_keras.random_numbers import drawn_from
@@ -57,7 +57,7 @@ def _has_length(loader: DataLoader[Any]) -> bool:
 
 
 class LoaderSource(OrderedSource):
-    """See the module, and :class:`~ef_keras.sources.Source`.
+    """See the module, and :class:`~ef_keras.ordered.Source`.
 
     Args:
         given: The user's loader.
@@ -174,15 +174,16 @@ class LoaderSource(OrderedSource):
                 f"Expected: {self.length}. Received: {len(indices if ends is None else ends)}"
             )
         if ends is None:
-            found, keys = indices[places].tolist(), [(position,) for position in positions]
+            found = indices[places].tolist()
+            keys = [(position,) for position in positions] if self._seeded else []
         else:
             (place,), (position,) = places, positions
             found = indices[ends[place - 1] if place else 0 : ends[place]].tolist()
-            keys = [(position, number) for number in range(len(found))]
-        return [
-            self._item(tuple(index) if isinstance(index, list) else index, (self._job_seed, self._epoch, *key))
-            for index, key in zip(found, keys, strict=True)
-        ]
+            keys = [(position, number) for number in range(len(found))] if self._seeded else []
+        items: list[Any] = [tuple(index) if isinstance(index, list) else index for index in found]
+        if not self._seeded:
+            return items
+        return [Sample(index, (self._job_seed, self._epoch, *key)) for index, key in zip(items, keys, strict=True)]
 
     def _item(self, index: Any, key: tuple[int, ...]) -> Any:
         return Sample(index, key) if self._seeded else index
@@ -191,9 +192,6 @@ class LoaderSource(OrderedSource):
         """See the protocol: the number of positions, and what is at this one."""
         with _drawn_from([self._job_seed, self._epoch or 0, _COMPARED, position]):
             return [self.length, *checksums_of(self._read(self._items([position])))]
-
-    def follow(self, progress: EpochProgress, window: Window) -> None:
-        """See the protocol."""
 
     def end(self) -> None:
         """See the protocol."""

@@ -1,51 +1,64 @@
-"""Data that can be asked for a part: each worker reads what it trains on, in an order that all must have."""
+"""Data of a `fit`; and such as can be asked for a part.
+
+Of those, each worker reads what it trains on, in an order that all must have.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from ef_common.core.checksums import Checksums
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.session import Session
-from ef_keras.comparison import Checksums
 from ef_keras.epochs import Epochs
 
 Coming = Callable[[], Iterator[list[int]]]
 """Makes the positions of the batches that will probably be asked for, one batch after the other."""
 
 
-class OrderedSource(ABC):
-    """See the module, and :class:`~ef_keras.sources.Source`.
+class Source(Protocol):
+    """The data of one `fit` or `evaluate`.
 
     Attributes:
-        reads_ahead: Batches are read before they are asked for.
+        epochs: Which positions each epoch has: samples where they can be had one by one, else batches.
+        batch_size: Positions of a full batch.
+        whole_batches: A position is a batch, of whatever size; else it is a sample.
     """
 
     epochs: Epochs
     batch_size: int
     whole_batches: bool
+
+    def first(self) -> Any:
+        """Any batch, before the first epoch, to build and warm up a model with."""
+
+    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
+        """Begin an epoch, of which so many places have been dealt. Its order is a function of epoch and seed."""
+
+    def batch(self, positions: Sequence[int]) -> Any:
+        """The batch of these positions, at most `batch_size` of them, in the structure that a step takes."""
+
+    def follow(self, progress: EpochProgress, window: Window) -> None:
+        """`window` was dealt and `progress` is what holds now: nothing else that is past is asked for again."""
+
+    def end(self) -> None:
+        """The epoch is over."""
+
+
+class OrderedSource(Source, ABC):
+    """Data that can be asked for a part; see the module.
+
+    Attributes:
+        reads_ahead: Batches are read before they are asked for.
+    """
+
     reads_ahead: bool
 
-    @abstractmethod
-    def first(self) -> Any:
-        """See the protocol."""
-
-    @abstractmethod
-    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
-        """See the protocol."""
-
-    @abstractmethod
-    def batch(self, positions: Sequence[int]) -> Any:
-        """See the protocol."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """See the protocol."""
-
-    @abstractmethod
     def follow(self, progress: EpochProgress, window: Window) -> None:
         """See the protocol."""
+        return  # nothing has to be walked
 
     @abstractmethod
     def agree(self, session: Session) -> None:

@@ -11,11 +11,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from ef_common.data.seeds import numbers_of
+from ef_common.data.seeds import numbers_of, python_states, set_python_states
 from ef_keras import hooks
 from ef_keras.backends import drawn_from_key
 
 Restore = Callable[[], object]
+
+_SEED_BITS = 30  # room for what backends add to it, in 32 bits
+
+
+def set_seeds(states: Sequence[Any], key: Sequence[int]) -> None:
+    """Let Keras's generators, of which these are the variables, be a function of the key."""
+    for state, number in zip(states, numbers_of(key, len(states)), strict=True):
+        state.assign(np.array([number >> (32 - _SEED_BITS), 0], str(state.dtype)))
 
 
 @contextmanager
@@ -24,29 +32,30 @@ def drawn_from(key: Sequence[int], owner: Any = None) -> Iterator[None]:
 
     Those of Python, NumPy, Keras and its backend, and generators that are attributes of the owner.
     """
-    python, numpy = random.getstate(), np.random.get_state()
-    keras_state = hooks.seed_state()
+    states, keras_state = python_states(), hooks.seed_state()
     before = np.array(keras.ops.convert_to_numpy(keras_state))
-    numbers = numbers_of(key, 2)
+    restores: list[Restore] = []
     with drawn_from_key(key):
-        keras_state.assign(np.array([numbers[0] >> 2, 0], before.dtype))
-        restores = [restore for value in _attributes(owner) if (restore := _seed(value, numbers)) is not None]
         try:
+            set_seeds([keras_state], key)
+            for value in _attributes(owner):
+                if (restore := _seed(value, key)) is not None:
+                    restores.append(restore)
             yield
         finally:
             for restore in restores:
                 restore()
             keras_state.assign(before)
-            random.setstate(python)
-            np.random.set_state(numpy)
+            set_python_states(states)
 
 
 def _attributes(owner: Any) -> list[Any]:
     return [] if owner is None else [value for _, value in sorted(vars(owner).items())]
 
 
-def _seed(value: Any, numbers: Sequence[int]) -> Restore | None:
+def _seed(value: Any, key: Sequence[int]) -> Restore | None:
     """Seed a generator. Returns what brings its state back; None if it is no generator."""
+    numbers = numbers_of(key, 2)
     if isinstance(value, np.random.Generator):
         bits, state = value.bit_generator, value.bit_generator.state
         bits.state = type(bits)(np.random.SeedSequence(list(numbers))).state
@@ -61,7 +70,7 @@ def _seed(value: Any, numbers: Sequence[int]) -> Restore | None:
         return lambda: value.setstate(saved)
     if isinstance(value, keras.random.SeedGenerator):
         held = np.array(keras.ops.convert_to_numpy(value.state))
-        value.state.assign(np.array([numbers[0] >> 2, 0], held.dtype))
+        set_seeds([value.state], key)
         return lambda: value.state.assign(held)
     return _seed_of_framework(value, numbers)
 

@@ -4,48 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ef_common.core import sharding
+from ef_common.core.checksums import Checksums
 from ef_common.core.place import Place
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
-from ef_keras.comparison import Checksums, checksums_of
+from ef_keras.comparison import checksums_of
 from ef_keras.dataset import SampleDataset
 from ef_keras.epochs import ENDLESS, Epochs
 from ef_keras.indexed import IndexedSource
-
-
-class Source(Protocol):
-    """The data of one `fit` or `evaluate`.
-
-    Attributes:
-        epochs: Which positions each epoch has: samples where they can be had one by one, else batches.
-        batch_size: Positions of a full batch.
-        whole_batches: A position is a batch, of whatever size; else it is a sample.
-    """
-
-    epochs: Epochs
-    batch_size: int
-    whole_batches: bool
-
-    def first(self) -> Any:
-        """Any batch, before the first epoch, to build and warm up a model with."""
-
-    def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
-        """Begin an epoch, of which so many places have been dealt. Its order is a function of epoch and seed."""
-
-    def batch(self, positions: Sequence[int]) -> Any:
-        """The batch of these positions, at most `batch_size` of them, in the structure that a step takes."""
-
-    def follow(self, progress: EpochProgress, window: Window) -> None:
-        """`window` was dealt and `progress` is what holds now: nothing else that is past is asked for again."""
-
-    def end(self) -> None:
-        """The epoch is over."""
+from ef_keras.ordered import Source
 
 
 class ArraySource:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ef_common.collectives.gradients.pieces import Pieces
+from ef_common.core.checksums import Checksums, are_alike
 from ef_common.core.place import Place
 from ef_common.core.sharding import MIN_SHARE, EpochProgress, GlobalBatch, Window
 from ef_common.data.dealer import Dealer
@@ -21,11 +22,11 @@ from ef_common.events import EventLog
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.session import Session
 from ef_keras import hooks
-from ef_keras.comparison import Checksums, are_alike, compare, differ, without_noise
+from ef_keras.comparison import compare, differ, without_noise
 from ef_keras.epochs import ENDLESS
-from ef_keras.ordered import OrderedSource
+from ef_keras.ordered import OrderedSource, Source
 from ef_keras.rows import Rows, num_samples
-from ef_keras.sources import Source, StreamSource
+from ef_keras.sources import StreamSource
 
 _STEPS_BETWEEN_CHECKS = 100
 

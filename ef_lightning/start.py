@@ -15,7 +15,7 @@ from ef_common.collectives.torch_codec import TENSORS
 from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.host import Host
-from ef_lightning.state import private_fields
+from ef_lightning.state import load_written, written_by
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +55,13 @@ def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
         "loops": hooks.loop_progress(trainer),
         "fields": hooks.loop_fields(trainer),
         "callbacks": {c.state_key: state for c in trainer.callbacks if TENSORS.knows(state := c.state_dict())},
-        "files": [private_fields(callback) for callback in host.callbacks(trainer, "ModelCheckpoint")],
+        "files": written_by(trainer, host),
     }
 
 
 def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
     """Let a Trainer know it."""
-    for callback, private in zip(host.callbacks(trainer, "ModelCheckpoint"), memory["files"], strict=True):
-        vars(callback).update(private)
+    load_written(trainer, host, memory["files"])
     for callback in trainer.callbacks:
         if state := memory["callbacks"].get(callback.state_key):
             callback.load_state_dict(state)

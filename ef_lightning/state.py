@@ -229,9 +229,7 @@ class TrainerState:
             "fields": hooks.loop_fields(trainer),
             "metrics": hooks.metric_dicts(trainer),
             "logged": hooks.log_state(trainer),
-            "checkpoint_callbacks": [
-                private_fields(callback) for callback in self._host.callbacks(self._trainer, "ModelCheckpoint")
-            ],
+            "checkpoint_callbacks": written_by(trainer, self._host),
             "loggers": hooks.logger_versions(trainer),
         }
 
@@ -269,10 +267,7 @@ class TrainerState:
             self._schedules.load_state(state["schedules"])
 
     def _load_checkpoint(self, state: dict[str, Any]) -> None:
-        for callback, private in zip(
-            self._host.callbacks(self._trainer, "ModelCheckpoint"), state["checkpoint_callbacks"], strict=True
-        ):
-            vars(callback).update(private)
+        load_written(self._trainer, self._host, state["checkpoint_callbacks"])
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
     def resume(self, running: Tensor) -> None:
@@ -364,6 +359,17 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 def private_fields(callback: Any) -> dict[str, Any]:
     """Fields of a ModelCheckpoint that it does not save: where it writes, what it has written."""
     return {k: v for k, v in vars(callback).items() if TENSORS.knows(v) and k != "_last_time_checked"}
+
+
+def written_by(trainer: Any, host: Host) -> list[dict[str, Any]]:
+    """What each ModelCheckpoint of a Trainer does not save."""
+    return [private_fields(callback) for callback in host.callbacks(trainer, "ModelCheckpoint")]
+
+
+def load_written(trainer: Any, host: Host, written: Sequence[dict[str, Any]]) -> None:
+    """Have each of them know it."""
+    for callback, private in zip(host.callbacks(trainer, "ModelCheckpoint"), written, strict=True):
+        vars(callback).update(private)
 
 
 # ---------------------------------------------------------------- packing

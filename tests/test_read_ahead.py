@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,22 +146,32 @@ def test_processes_that_were_killed_are_started_again(opened: list[ReadAhead]) -
 
 
 DIES = """
-import os, signal
+import multiprocessing, os, signal, sys
 from ef_common.data.read_ahead import ReadAhead
+
 class Pids:
     def __getitem__(self, index):
         return os.getpid()
-reader = ReadAhead(Pids(), num_readers=2, processes=True, num_ahead=8)
-reader.expect(range(8))
-print(*{reader.take(index) for index in range(8)}, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    reader = ReadAhead(Pids(), num_readers=2, processes=True, num_ahead=8)
+    reader.expect(range(8))
+    print(*{reader.take(index) for index in range(8)}, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_processes_end_with_a_worker_that_is_killed() -> None:
-    found = subprocess.run([sys.executable, "-c", DIES], capture_output=True, text=True, timeout=GUARD_S, check=False)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(DIES)
+    command = [sys.executable, str(script), method]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GUARD_S, check=False)
     assert found.returncode == -signal.SIGKILL, found.stderr
+    assert found.stdout
     deadline = time.monotonic() + GUARD_S
     while any(psutil.pid_exists(int(pid)) for pid in found.stdout.split()):
         assert time.monotonic() < deadline

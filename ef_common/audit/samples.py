@@ -12,6 +12,7 @@ from itertools import pairwise
 from ef_common.audit.history import Epoch, History, Read, Rollback, Step
 from ef_common.audit.report import Property, Violation
 from ef_common.audit.spans import contains, first_fault, normal, total
+from ef_common.core.checksums import are_alike
 
 __all__ = ["check"]
 
@@ -62,8 +63,7 @@ def _check_reads(history: History) -> tuple[Violation | None, int]:
         if other is found:
             continue
         compared += 1
-        parts = zip(found.checksums, other.checksums, strict=False)
-        if any(mine != theirs for mine, theirs in parts if None not in (mine, theirs)):
+        if not are_alike(found.checksums, other.checksums):
             message = f"worker {found.worker} has read other data than worker {other.worker}"
             where = {"epoch": found.epoch, "step": found.step, "position": found.position}
             return Violation(message, worker=found.worker, **where), compared

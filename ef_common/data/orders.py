@@ -48,7 +48,10 @@ def orders_of(owner: Any) -> dict[str, Order]:
 
 def put_in_order(owner: Any, orders: dict[str, Order]) -> None:
     """Let an object's attributes have this order, where they hold the same."""
-    mine = orders_of(owner)
+    _rearrange(owner, orders_of(owner), orders)
+
+
+def _rearrange(owner: Any, mine: dict[str, Order], orders: dict[str, Order]) -> None:
     for name, order in orders.items():
         own = mine.get(name)
         if own is None or own.content != order.content or np.array_equal(own.places, order.places):
@@ -79,7 +82,7 @@ def agree_on_orders(session: Session, owner: Any) -> dict[str, Order]:
         first = operations.FirstRankArrays([mine[name].places for name in differ], session)
         session.run(first)
         orders = {name: Order(mine[name].content, places) for name, places in zip(differ, first.apply(), strict=True)}
-        put_in_order(owner, orders)
+        _rearrange(owner, mine, orders)
         mine |= orders
     return mine
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -86,12 +88,12 @@ class ReadAhead:
 
     def drop(self) -> None:
         """Forget all that was read or expected; the data are about to change, so that processes need them anew."""
-        for future in self._pending.values():
-            future.cancel()
         if self._processes:
             self.close()
-        else:
-            self.pause()
+            return
+        for future in self._pending.values():
+            future.cancel()
+        self.pause()
         self._pending.clear()
 
     def close(self) -> None:
@@ -136,10 +138,18 @@ def _begin(data: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
-    if sys.platform == "linux":  # it holds the parent's connections, which must not outlive it
+    if multiprocessing.get_start_method() == "forkserver":  # the server lives as long as those that it has forked
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    elif sys.platform == "linux":  # it holds the parent's connections, which must not outlive it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+    os._exit(1)
 
 
 def _read(index: int, key: Sequence[int]) -> Any:
