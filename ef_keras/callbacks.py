@@ -271,9 +271,9 @@ class Elastic(keras.callbacks.Callback):
         if isinstance(source, StreamSource) and source.is_open and not self._has_told_cost:
             self._has_told_cost = True
             logger.warning(
-                "these data tell no length, so each worker reads all batches and uses its share of them, and a "
-                "newcomer reads what the others have read before it. With a keras.utils.PyDataset or "
-                "ef_keras.dataset, each reads only its own"
+                "the length of these data is unknown, so each worker reads all batches and trains on its share of "
+                "them, and a newcomer first reads what the others have already read. With a keras.utils.PyDataset or "
+                "ef_keras.dataset, each worker reads only its own batches"
             )
 
 

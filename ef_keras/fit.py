@@ -135,8 +135,8 @@ class Fit:
         model, session = self._model, self._session
         if model.jit_compile and not self._xla:
             logger.warning(
-                "the training steps of this fit are not compiled by XLA, as those cannot wait for other workers; what "
-                "evaluates and predicts is"
+                "the training steps of this fit are not compiled by XLA, because compiled steps cannot wait for other "
+                "workers; evaluate, validation and predict still are"
             )
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)

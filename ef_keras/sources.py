@@ -215,8 +215,8 @@ class StreamSource:
         self._walk(position + 1, keep_from=position)
         if position not in self._kept:
             raise UnsupportedError(
-                "data of unknown length cannot be read again: they have ended earlier than the time before, as a bare "
-                "generator does. Use a tf.data.Dataset, a keras.utils.PyDataset or ef_keras.dataset. "
+                "these data cannot be read again: they ended earlier than in the previous epoch, as a generator does "
+                "once it is used up. Use a tf.data.Dataset, a keras.utils.PyDataset or ef_keras.dataset. "
                 f"Received: batch {position}, of {self.ended_at}"
             )
         return self._kept[position]
@@ -243,8 +243,8 @@ class StreamSource:
                 return
             if batch is None:
                 raise UnsupportedError(
-                    "the data have ended before the length that they tell. Correct that: assert_cardinality(…), "
-                    f"__len__. Expected: {self.epochs.length_of(self.epoch)} batches. Received: {self.cursor}"
+                    "the data have ended before the length that they state. Correct assert_cardinality(…) or "
+                    f"`__len__`. Expected: {self.epochs.length_of(self.epoch)} batches. Received: {self.cursor}"
                 )
             if self.cursor >= keep_from:
                 self._kept[self.cursor] = batch

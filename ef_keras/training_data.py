@@ -31,10 +31,10 @@ from ef_keras.sources import StreamSource
 _STEPS_BETWEEN_CHECKS = 100
 
 REMEDY = (
-    "Make them the same function of keras.utils.set_random_seed(…), called with the same number in all workers before "
+    "The order must be a function of keras.utils.set_random_seed(…), called with the same number in all workers before "
     "the data set is made; shuffle a tf.data.Dataset with shuffle(…, seed=…). A PyDataset may draw random numbers in "
-    "on_epoch_begin() and on_epoch_end(): of random, numpy.random, keras.random, the backend, or a generator that is "
-    "its attribute; no other chance may decide which samples it has where"
+    "on_epoch_begin() and on_epoch_end(), from random, numpy.random, keras.random, the backend, or a generator in one "
+    "of its attributes; nothing else random may decide the order of its samples"
 )
 
 

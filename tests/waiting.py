@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ef_common.core.membership import Membership, Phase
-from ef_common.testing.harness import Job
+from ef_common.testing.harness import Job, WorkerProcess
 
 GUARD_S = 90.0
+STOP = "stop"
+"""A file in the run directory that ends a training."""
 
 
 def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
@@ -43,3 +45,16 @@ def two_steps(world_size: int, *, after: int = 0) -> Callable[[Sequence[dict[str
         return next((generation for generation, found in steps.items() if len(found) > 1), 0)
 
     return made
+
+
+def join_and_loss(job: Job, target: Callable[..., Any], *args: Any) -> tuple[WorkerProcess, WorkerProcess]:
+    """Two train, a third one joins, rank 0 is killed, and `STOP` ends the training. Returns the two that are left."""
+    job.start_world(2, target, *args)
+    first, second = job.view(2)
+    before = job.wait_until(two_steps(2), "steps of two")
+    newcomer = job.start(target, *args)
+    joined = job.wait_until(two_steps(3, after=before), "steps of three")
+    first.kill()
+    job.wait_until(two_steps(2, after=joined), "steps of two that are left")
+    (job.directory / STOP).touch()
+    return second, newcomer

@@ -37,7 +37,7 @@ def settings() -> list[Setting]:
 
 
 def arguments() -> Iterator[tuple[str, str, str]]:
-    """Name, default and meaning of the arguments of the front doors. Keras has no others than Lightning."""
+    """Name, default and meaning of the arguments of the front doors; those of Keras alone come last."""
     import ef_keras
     from ef_common.data.settings import ElasticSettings
     from ef_lightning.strategy import ElasticMixin
@@ -51,6 +51,9 @@ def arguments() -> Iterator[tuple[str, str, str]]:
         if name in of_keras and of_keras[name].default != parameter.default:
             default += f"; Keras: ``{of_keras[name].default!r}``"
         yield name, default, meanings[name]
+    own = args_of(ef_keras.callbacks.__doc__ or "")
+    for name in sorted(of_keras.keys() - inspect.signature(ElasticMixin.__init__).parameters.keys()):
+        yield name, f"Keras only: ``{of_keras[name].default!r}``", own[name]
 
 
 def args_of(docstring: str) -> dict[str, str]:

@@ -55,8 +55,8 @@ def _address_of(interface: str) -> str:
             if entry.family == family and "%" not in entry.address:
                 return str(entry.address)
     raise UsageError(
-        f"this network interface is not there, or has no address. Expected one of {sorted(found)}. "
-        f"Received: GLOO_SOCKET_IFNAME={interface!r}"
+        "the network interface does not exist, or has no address that others can reach. "
+        f"Expected one of {sorted(found)}. Received: GLOO_SOCKET_IFNAME={interface!r}"
     )
 
 

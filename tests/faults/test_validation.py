@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import everywhere, in_each_framework, in_keras, in_lightning
+from tests.faults.hosts import ENOUGH, everywhere, in_each_framework, in_keras, in_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -97,7 +97,7 @@ def test_join_during_validation_waits_for_the_next_step(job: TrainingJob, finish
 
 def test_join_before_the_first_validation_sets_it_up_with_the_others(job: TrainingJob, finish: Finish) -> None:
     limits = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
-    options = {"epochs": 2, "length": 403, "val_length": 53, "step_sleep_s": 0.3, "limits": limits}
+    options = {"epochs": 2, "length": 403, "val_length": 53, "step_sleep_s": 1.0, "hurry": ENOUGH, "limits": limits}
     workers = job.start_world(2, job.train, options)
     job.wait_for("step")
     joiner = job.start(job.train, options)

@@ -151,13 +151,13 @@ def follow_closed_forms() -> dict[str, float]:
             model = model_with(make(), run_eagerly=eagerly)
             fit(model)
             expected = closed_form(problem(), BATCHES, RATIOS, constant(RATE), **options)
-            found[f"{name}, {'eagerly' if eagerly else 'in a graph'}"] = _distance(model, expected)
+            found[f"{name}, {'eagerly' if eagerly else 'in a graph'}"] = distance(model, expected)
     found["ramp of 0"] = _with_ramp(0)
     found["ramp of 8"] = _with_ramp(8)
     return found
 
 
-def _distance(model: Any, expected: np.ndarray) -> float:
+def distance(model: Any, expected: np.ndarray) -> float:
     return float(np.abs(weights_of(model) - expected).max())
 
 
@@ -165,7 +165,7 @@ def _with_ramp(steps: int) -> float:
     model = model_with(optimizers.SGD(RATE, momentum=0.9))
     fit(model, compensation={"ramp_steps": steps})
     ratios = closed_forms.ramped(TRACE, steps)
-    return _distance(model, closed_forms.sgd(problem(), BATCHES, ratios, constant(RATE), momentum=0.9))
+    return distance(model, closed_forms.sgd(problem(), BATCHES, ratios, constant(RATE), momentum=0.9))
 
 
 def follow_closed_forms_with_more() -> dict[str, float]:
@@ -176,38 +176,38 @@ def follow_closed_forms_with_more() -> dict[str, float]:
     thirds = [range(start, start + 3 * BATCH_SIZE) for start in range(0, LENGTH, 3 * BATCH_SIZE)] * 2
     ratios = closed_forms.ramped([1, 1, 2, 2, 2, 2, 2, 2], 4)
     expected = closed_forms.sgd(problem(), thirds, ratios, [RATE] * 8, momentum=0.9)
-    found["accumulation"] = _distance(model, expected)
+    found["accumulation"] = distance(model, expected)
 
     expected = closed_forms.sgd(problem(), BATCHES, RATIOS, constant(RATE), momentum=0.9)
     scaling = optimizers.LossScaleOptimizer(optimizers.SGD(RATE, momentum=0.9), initial_scale=4.0)
     model = model_with(scaling)
     fit(model)
-    found["loss scale"] = _distance(model, expected)
+    found["loss scale"] = distance(model, expected)
 
     model = model_with(optimizers.SGD(RATE, momentum=0.9))
     fit(model, trace=TRACE[:12], epochs=1)
     ratios = [*RATIOS[:12], *closed_forms.ramped(TRACE[12:], 4)]  # each takes its first ratio at once
     fit(model, trace=TRACE[12:], epochs=1)
     twice = closed_forms.sgd(problem(), BATCHES, ratios, constant(RATE), momentum=0.9)
-    found["two fits"] = _distance(model, twice)
+    found["two fits"] = distance(model, twice)
 
     model = model_with(optimizers.SGD(RATE, momentum=0.9))
     fit(model, compensation={"reference_batch_size": 4 * BATCH_SIZE})
     quarters = [ratio / 4 for ratio in RATIOS]
     expected = closed_forms.sgd(problem(), BATCHES, quarters, constant(RATE), momentum=0.9)
-    found["reference"] = _distance(model, expected)
+    found["reference"] = distance(model, expected)
 
     schedule = optimizers.schedules.ExponentialDecay(1 / 64, 4, 0.5, staircase=True)
     model = model_with(optimizers.SGD(schedule, momentum=0.9))
     fit(model)
     rates = [0.5 ** (step // 4) / 64 for step in range(len(TRACE))]  # exact in single precision, as schedules are
     expected = closed_forms.sgd(problem(), BATCHES, RATIOS, rates, momentum=0.9, rate_in_momentum=True)
-    found["schedule"] = _distance(model, expected)
+    found["schedule"] = distance(model, expected)
 
     model = model_with(Own(RATE, momentum=0.9))
     fit(model, compensation={"rule": "linear"})
     expected = closed_forms.sgd(problem(), BATCHES, RATIOS, constant(RATE), momentum=0.9)
-    found["step of one's own"] = _distance(model, expected)
+    found["step of one's own"] = distance(model, expected)
     return found
 
 
@@ -269,7 +269,7 @@ def keep_checkpoints() -> dict[str, Any]:
     again = keras.saving.load_model(path)
     fit(again, epochs=1, trace=[2] * 12)
     other = closed_forms.sgd(problem(), BATCHES, [3] * 12 + [2] * 12, constant(RATE), momentum=0.9)
-    return {"plain": _distance(model, expected), "ours": _distance(again, other)}
+    return {"plain": distance(model, expected), "ours": distance(again, other)}
 
 
 def use_other_features() -> dict[str, Any]:
@@ -334,7 +334,7 @@ def train_with_several_optimizers() -> dict[str, Any]:
         model = model_with(optimizers.MultiOptimizer(chosen))
         fit(model)
         expected = closed_forms.sgd(problem(), BATCHES, RATIOS, constant(RATE), momentum=0.9)
-        found[name] = _distance(model, expected)
+        found[name] = distance(model, expected)
     model = model_with(optimizers.MultiOptimizer(several(lambda: optimizers.Lion(0.0))))
     history = fit(model)
     found["scales"] = {name: values[-1] for name, values in history.items() if name.startswith("lr_scale")}

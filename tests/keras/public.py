@@ -14,8 +14,7 @@ import ef_keras
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
 from tests.keras.features import compiled, data, net, untrained
-
-STOP = "stop"
+from tests.waiting import STOP
 
 
 class Listening(keras.callbacks.Callback):

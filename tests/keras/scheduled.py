@@ -23,7 +23,17 @@ from ef_common.launch.process import this_worker
 from ef_keras import hooks
 from ef_keras.backends import engine
 from tests import closed_forms
-from tests.keras.compensated import BATCH_SIZE, BATCHES, LENGTH, data, model_with, optimizers, problem, weights_of
+from tests.keras.checkpoints import BreaksOffError, BreaksOffWhenSaved
+from tests.keras.compensated import (
+    BATCH_SIZE,
+    BATCHES,
+    LENGTH,
+    data,
+    distance,
+    model_with,
+    optimizers,
+    problem,
+)
 
 schedules = keras.optimizers.schedules
 
@@ -120,10 +130,6 @@ def values(schedule: Any, steps: Sequence[int]) -> list[float]:
 
 def difference(found: Sequence[float], expected: Sequence[float]) -> float:
     return float(np.abs(np.asarray(found) - np.asarray(expected)).max()) if len(found) == len(expected) else np.inf
-
-
-def distance(model: Any, expected: np.ndarray) -> float:
-    return float(np.abs(weights_of(model) - expected).max())
 
 
 # ---------------------------------------------------------------- in one process
@@ -276,21 +282,6 @@ def set_rates_per_epoch() -> list[float]:
     return rates.of_epochs
 
 
-class BreaksOffError(Exception):
-    """What ends a training here."""
-
-
-class BreaksOffWhenSaved(keras.callbacks.Callback):
-    """In the middle of the second epoch, when a checkpoint has been saved."""
-
-    elastic: Any = None
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if hooks.num_applied(self.model.optimizer) == 17:
-            self.elastic._fit._checkpoints.job._saver.flush(60.0)
-            raise BreaksOffError
-
-
 def start_again() -> dict[str, Any]:
     """What a schedule is called with in a training that goes on with steps of twice the size."""
     folder = (read_environment().run_dir or Path()) / "again"
@@ -320,22 +311,40 @@ class Counting(schedules.LearningRateSchedule):
 
 
 class Pausing(keras.callbacks.Callback):
-    """Trains slowly, and may leave after some steps."""
-
-    def __init__(self, sleep_s: float) -> None:
-        super().__init__()
-        self._sleep_s = sleep_s
+    """Trains slowly."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        time.sleep(self._sleep_s)
+        time.sleep(0.05)
 
 
-def run(length: int, *, epochs: int, sleep_s: float = 0.05, batch_size: int = BATCH_SIZE, **settings: Any) -> Any:
+class Expects(keras.callbacks.Callback):
+    """Goes on in the last epoch only when so many workers are there or come, however slow they are."""
+
+    def __init__(self, world_size: int, epoch: int) -> None:
+        super().__init__()
+        self._world_size, self._epoch, self._now = world_size, epoch, -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._now = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        session = this_worker(engine(None)).session
+        while (
+            self._now == self._epoch
+            and not session.newcomer
+            and session.view.world_size < self._world_size
+            and not session.change_pending
+        ):
+            time.sleep(0.01)
+
+
+def run(length: int, *, epochs: int) -> Any:
     """Train in a worker of a job, with a schedule that gives the number that it is called with."""
     model = model_with(optimizers.SGD(Counting()))
     rates = Rates()
-    callbacks = [rates, Pausing(sleep_s), *ef_keras.callbacks(compensation="none", **settings)]
-    model.fit(*data(length), callbacks=callbacks, batch_size=batch_size, epochs=epochs, verbose=0)
+    others = [rates, Pausing(), Expects(3, epochs - 1)]
+    callbacks = [*others, *ef_keras.callbacks(compensation="none")]
+    model.fit(*data(length), callbacks=callbacks, batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
     counts = {name: [round(rate * 1e6) for rate in getattr(rates, name)] for name in ("before", "of_epochs")}
     worker = this_worker(engine(None)).session.worker.id
     return {**counts, "worker": worker, "updates": hooks.num_applied(model.optimizer)}

@@ -5,9 +5,7 @@ The closed forms are those that Lightning's trainings are held against: both fra
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from ef_common.events import expand
 from ef_common.testing.harness import Job
 from tests import closed_forms, warm
+from tests.keras.launch import call_all, call_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -39,24 +38,12 @@ SCENARIOS = [
 ]
 
 
-def call(backend: str, function: str, *args: Any) -> Any:
-    """Call a function of `compensated`."""
-    importlib.import_module(f"tests.keras.on_{backend}")
-    return getattr(importlib.import_module("tests.keras.compensated"), function)(*args)
-
-
-def call_all(backend: str) -> dict[str, Any]:
-    """Call all scenarios in a process that is no worker of a job: its reductions are told their contributors."""
-    del os.environ["ELASTICFLOW_COORDINATOR"]
-    return {name: call(backend, name) for name in SCENARIOS}
-
-
 @pytest.fixture(scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.thorough)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenarios have found."""
     directory = tmp_path_factory.mktemp(request.param)
     with Job(directory / "run", preload=warm.KERAS[request.param], guard_s=200.0) as job:
-        results: dict[str, Any] = job.start(call_all, request.param).result()
+        results: dict[str, Any] = job.start(call_all, "compensated", request.param, SCENARIOS).result()
     return results
 
 
@@ -149,9 +136,9 @@ def test_bad_settings_are_refused_before_training_starts(found: dict[str, Any]) 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_workers_agree_on_the_scale_through_a_join_and_a_loss(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        founders = job.start_world(2, call, backend, "run", LENGTH)
+        founders = job.start_world(2, call_in, "compensated", backend, "run", LENGTH)
         job.wait_for_step(3)
-        newcomer = job.start(call, backend, "run", LENGTH)
+        newcomer = job.start(call_in, "compensated", backend, "run", LENGTH)
         first, *_ = job.view(3)
         admitted = job.wait_for("admitted")[0]["step"]
         job.wait_for_step(admitted + 5)  # in the middle of the ramp

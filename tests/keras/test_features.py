@@ -35,6 +35,12 @@ SOME = {
         "gradient_accumulation",
         "global_batch_that_is_a_batch_of_a_stream",
         "input_that_is_missing",
+        "no_trainable_weights",
+        "no_trainable_weights_at_all_and_adam",
+        "no_trainable_weights_and_several_steps_at_a_time",
+        "no_trainable_weights_and_a_stop_of_one_worker",
+        "no_trainable_weights_and_a_global_batch",
+        "evaluation_of_several_steps_at_a_time",
     ],
     "torch": [
         "class_weight",
@@ -67,22 +73,6 @@ def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: st
 
 def test_data_of_unknown_length_give_what_plain_keras_gives(tmp_path: Path) -> None:
     check_features(tmp_path, "torch", ["stream_of_unknown_length", "generators_without_an_end"])
-
-
-UNTRAINED = [
-    "no_trainable_weights",
-    "no_trainable_weights_at_all_and_adam",
-    "no_trainable_weights_and_several_steps_at_a_time",
-    "no_trainable_weights_and_a_stop_of_one_worker",
-    "no_trainable_weights_and_a_global_batch",
-    "evaluation_of_several_steps_at_a_time",
-]
-
-
-def test_model_without_trainable_weights_and_evaluation_in_several_steps_are_those_of_plain_keras(
-    tmp_path: Path,
-) -> None:
-    check_features(tmp_path, "tensorflow", UNTRAINED)
 
 
 def check_features(tmp_path: Path, backend: str, names: list[str] | None) -> list[str]:

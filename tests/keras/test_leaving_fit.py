@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ef_common.testing.harness import HarnessError, Job
 from tests import warm
+from tests.keras.launch import call_alone, call_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 BACKENDS = ["torch", pytest.param("tensorflow", marks=pytest.mark.thorough)]
 
 
-def call(backend: str, function: str, coordinator: bool = True) -> Any:
-    """Call a function of `left`, as a worker of the job or without one."""
-    if not coordinator:
-        del os.environ["ELASTICFLOW_COORDINATOR"]
-    importlib.import_module(f"tests.keras.on_{backend}")
-    return getattr(importlib.import_module("tests.keras.left"), function)()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_after_an_exception_is_one_of_plain_keras(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=200.0) as job:
-        assert job.start(call, backend, "leave_and_train_again", False).result() == {}
+        assert job.start(call_alone, "left", backend, "leave_and_train_again").result() == {}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_in_graphs_after_an_exception_is_one_of_plain_keras(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        assert job.start(call, backend, "leave_in_a_graph", False).result() == []
+        assert job.start(call_alone, "left", backend, "leave_in_a_graph").result() == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_exception_that_the_program_catches_ends_no_job_of_one(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        found = job.start(call, backend, "catch_in_a_job").result()
+        found = job.start(call_in, "left", backend, "catch_in_a_job").result()
         job.audit()
     assert found == {"caught": [True] * 3, "wrong": [], "elastic": True, "fits": 6}
 
 
 def test_exception_that_the_program_does_not_catch_ends_it(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
-        worker = job.start(call, "torch", "not_caught")
+        worker = job.start(call_in, "left", "torch", "not_caught")
         with pytest.raises(HarnessError, match="a bug"):
             worker.result()

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
-from tests.waiting import two_steps
+from tests.keras.launch import call_alone, call_in
+from tests.waiting import join_and_loss, two_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 BACKENDS = ["torch", pytest.param("tensorflow", marks=pytest.mark.thorough)]
 
 
-def call(backend: str, function: str, coordinator: bool = True) -> Any:
-    """Call a function of `public`, as a worker of the job or without one."""
-    if not coordinator:
-        del os.environ["ELASTICFLOW_COORDINATOR"]
-    importlib.import_module(f"tests.keras.on_{backend}")
-    return getattr(importlib.import_module("tests.keras.public"), function)()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_workers_hear_of_a_newcomer_and_of_a_loss_at_the_same_steps(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        job.start_world(2, call, backend, "listen")
-        first, second = job.view(2)
-        before = job.wait_until(two_steps(2), "steps of two")
-        newcomer = job.start(call, backend, "listen")
-        joined = job.wait_until(two_steps(3, after=before), "steps of three")
-        first.kill()
-        job.wait_until(two_steps(2, after=joined), "steps of two that are left")
-        (job.directory / "stop").touch()
+        second, newcomer = join_and_loss(job, call_in, "public", backend, "listen")
         found, of_newcomer = second.result(), newcomer.result()
         job.audit()
     (at_join, *join), (at_loss, *loss) = found["heard"]
@@ -59,23 +42,16 @@ def test_samples_of_a_model_without_trainable_weights_are_dealt_once_whoever_com
     tmp_path: Path, backend: str
 ) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        job.start_world(2, call, backend, "listen_untrained")
-        first, second = job.view(2)
-        before = job.wait_until(two_steps(2), "steps of two")
-        newcomer = job.start(call, backend, "listen_untrained")
-        joined = job.wait_until(two_steps(3, after=before), "steps of three")
-        first.kill()
-        job.wait_until(two_steps(2, after=joined), "steps of two that are left")
-        (job.directory / "stop").touch()
+        second, newcomer = join_and_loss(job, call_in, "public", backend, "listen_untrained")
         assert second.result() == newcomer.result()
         job.audit()
 
 
 def test_error_of_a_callback_that_hears_of_workers_ends_the_job(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["torch"]) as job:
-        workers = job.start_world(2, call, "torch", "raise_when_workers_change")
+        workers = job.start_world(2, call_in, "public", "torch", "raise_when_workers_change")
         job.wait_until(two_steps(2), "steps of two")
-        workers.append(job.start(call, "torch", "raise_when_workers_change"))
+        workers.append(job.start(call_in, "public", "torch", "raise_when_workers_change"))
         assert all(worker.wait() for worker in workers)
         assert any("ArithmeticError: the user's own" in worker.output.read_text() for worker in workers)
 
@@ -83,7 +59,7 @@ def test_error_of_a_callback_that_hears_of_workers_ends_the_job(tmp_path: Path) 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fit_and_names_in_a_process_alone(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
-        found = job.start(call, backend, "fit_alone", False, environ={"ELASTICFLOW_RUN_DIR": ""}).result()
+        found = job.start(call_alone, "public", backend, "fit_alone", environ={"ELASTICFLOW_RUN_DIR": ""}).result()
     assert found["names"] == [0, 1, True]
     assert found["same"]
     assert found["steps"] == 4  # updates of 64 of 200 samples

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.keras.launch import call_all, call_in
 from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -30,24 +29,12 @@ SCENARIOS = [
 ]
 
 
-def call(backend: str, function: str, *args: Any, **options: Any) -> Any:
-    """Call a function of `scheduled`."""
-    importlib.import_module(f"tests.keras.on_{backend}")
-    return getattr(importlib.import_module("tests.keras.scheduled"), function)(*args, **options)
-
-
-def call_all(backend: str) -> dict[str, Any]:
-    """Call all scenarios in a process that is no worker of a job, but has an event log."""
-    del os.environ["ELASTICFLOW_COORDINATOR"]
-    return {name: call(backend, name) for name in SCENARIOS}
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenarios have found."""
     directory = tmp_path_factory.mktemp(request.param)
     with Job(directory / "run", preload=warm.KERAS[request.param], guard_s=200.0) as job:
-        results: dict[str, Any] = job.start(call_all, request.param).result()
+        results: dict[str, Any] = job.start(call_all, "scheduled", request.param, SCENARIOS).result()
     return results
 
 
@@ -136,7 +123,7 @@ def test_rates_follow_the_samples_while_workers_come_and_go(tmp_path: Path, back
 
 def training(backend: str, length: int, epochs: int) -> Any:
     """Train until the end."""
-    return call(backend, "run", length, epochs=epochs)
+    return call_in("scheduled", backend, "run", length, epochs=epochs)
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.thorough)])
@@ -162,4 +149,4 @@ def test_second_training_goes_on_with_the_schedule_also_in_a_newcomer(tmp_path: 
 
 def training_twice(backend: str, length: int, gate: str) -> Any:
     """Train twice."""
-    return call(backend, "run_twice", length, gate)
+    return call_in("scheduled", backend, "run_twice", length, gate)

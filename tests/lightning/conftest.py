@@ -59,7 +59,8 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def world_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_process: None) -> Iterator[Path]:
     """This process is the only worker of a job: the job's run directory."""
-    coordinator = Coordinator(("127.0.0.1", 0), settings=Settings(min_nodes=1, max_nodes=2), heartbeat_timeout_s=60)
+    settings = Settings(min_nodes=1, max_nodes=2, last_call_s=0.0)  # nobody else comes
+    coordinator = Coordinator(("127.0.0.1", 0), settings=settings, heartbeat_timeout_s=60)
     coordinator.start()
     monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "{}:{}".format(*coordinator.address))
     monkeypatch.setenv("ELASTICFLOW_RUN_DIR", str(tmp_path / "run"))

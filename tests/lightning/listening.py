@@ -13,8 +13,7 @@ import torch
 from ef_common.launch.environment import read_environment
 from ef_lightning import WorkersChange
 from tests.lightning import training
-
-STOP = "stop"
+from tests.waiting import STOP
 
 
 def listen(settings: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -7,22 +7,15 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
-from tests.lightning.listening import STOP, listen
-from tests.waiting import two_steps
+from tests.lightning.listening import listen
+from tests.waiting import join_and_loss
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("settings", [{}, pytest.param({"global_batch_size": 12}, marks=pytest.mark.thorough)])
 def test_all_workers_hear_of_a_newcomer_and_of_a_loss_at_the_same_steps(job: Job, settings: dict[str, Any]) -> None:
-    job.start_world(2, listen, settings)
-    first, second = job.view(2)
-    before = job.wait_until(two_steps(2), "steps of two")
-    newcomer = job.start(listen, settings)
-    joined = job.wait_until(two_steps(3, after=before), "steps of three")
-    first.kill()
-    job.wait_until(two_steps(2, after=joined), "steps of two that are left")
-    (job.directory / STOP).touch()
+    second, newcomer = join_and_loss(job, listen, settings)
     found, of_newcomer = second.result(), newcomer.result()
     job.audit()
     (at_join, *join), (at_loss, *loss) = found["callback"]
