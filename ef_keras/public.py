@@ -20,8 +20,8 @@ def rank() -> int:
     """Rank of this worker among those that train, from 0 on; it may change when workers come or go.
 
     The first call, before any `fit`, makes this process a worker of its job, on the default data plane: it waits for
-    the others that the job begins with. In a process that is no worker of a job, the rank is 0. A newcomer that has not been
-    admitted yet gets the next free rank, which is never 0.
+    the others that the job begins with. In a process that is no worker of a job, the rank is 0. A newcomer that has not
+    been admitted yet gets the next free rank, which is never 0.
     """
     session = _session()
     found = None if session.newcomer else session.completed_in.rank_of(session.worker.id)

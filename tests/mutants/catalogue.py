@@ -364,4 +364,57 @@ MUTANTS: tuple[Mutant, ...] = (
         new="            self.wrapped.on_train_begin()\n",
         harm="When the first worker is lost, the ModelCheckpoint of the next one saves a worse model over the best.",
     ),
+    Mutant(
+        name="shuffled-orders-stay-each-workers-own",
+        file="ef_common/data/orders.py",
+        old="        _rearrange(owner, mine, orders)\n",
+        new="",
+        harm="A PyDataset that shuffles itself without a seed has an order of its own in each worker, so that "
+        "samples are trained twice or never.",
+    ),
+    Mutant(
+        name="schedule-forgets-that-an-epoch-begins",
+        file="ef_keras/schedules.py",
+        old="            self._epoch, self._reached = epoch, 0\n",
+        new="            self._epoch = epoch\n",
+        harm="From the second epoch on, the learning rate of a schedule goes backwards.",
+    ),
+    Mutant(
+        name="batch-read-for-another-worker-is-handed-out",
+        file="ef_keras/loader.py",
+        old="        if next(self._coming, None) != wanted:\n",
+        new="        if next(self._coming, None) is None:\n",
+        harm="After a change of the members a worker trains on samples of a DataLoader that are another one's.",
+    ),
+    Mutant(
+        name="what-was-read-before-a-shuffle-is-handed-out",
+        file="ef_common/data/read_ahead.py",
+        old="        self.pause()\n        self._pending.clear()\n",
+        new="        self.pause()\n",
+        harm="After `on_epoch_end` has shuffled a PyDataset with `workers=`, the first batches are those of the "
+        "order before.",
+    ),
+    Mutant(
+        name="exception-leaves-the-model-elastic",
+        file="ef_keras/guard.py",
+        old="            self.release()\n            self._leave(error)\n",
+        new="            self.release()\n",
+        harm="After an exception in `fit`, the next plain `fit` of the model trains on data of the elastic one, "
+        "and the others wait for a worker that has failed.",
+    ),
+    Mutant(
+        name="audit-believes-what-was-read",
+        file="ef_common/audit/samples.py",
+        old="        if not are_alike(found.checksums, other.checksums):\n",
+        new="        if False:\n",
+        harm="The audit ticks that each sample was used once, although two workers have read different data at "
+        "one position.",
+    ),
+    Mutant(
+        name="newcomer-is-not-told-of-the-change-that-it-is",
+        file="ef_keras/fit.py",
+        old='        self._workers.load_state(None if saved else state.get("workers"))\n',
+        new="        self._workers.load_state(None)\n",
+        harm="`on_workers_changed` is called in all workers but the newcomer, so that a collective in it never ends.",
+    ),
 )
