@@ -49,21 +49,32 @@ def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int |
     return [value if all(other[part] == value for other in again) else None for part, value in enumerate(found)]
 
 
-def compare(session: Session, found: Checksums, read: Callable[[], Checksums] | None) -> dict[str, Checksums]:
+def compare(
+    session: Session,
+    found: Checksums,
+    read: Callable[[], Checksums] | None,
+    note: Callable[[Checksums], object] = lambda found: None,
+) -> dict[str, Checksums]:
     """Compare what all members have read. They call this together.
 
     Args:
         session: The worker's session.
         found: Of a batch that this worker has read.
         read: Reads it again; None if it cannot be had again.
+        note: Takes down what this worker has read, before another one can learn from this worker that they differ: that
+            one raises, and this worker may hear of its end in place of its answer.
 
     Returns:
         What each worker has read, by its id; the same in all of them. See `differ`.
     """
-    everybody = _gather(session, found)
-    if differ(everybody) and read is not None:
-        everybody = _gather(session, without_noise(found, read))
-    return everybody
+    if read is not None:
+        everybody = _gather(session, found)
+        if not differ(everybody):
+            note(found)
+            return everybody
+        found = without_noise(found, read)
+    note(found)
+    return _gather(session, found)
 
 
 def differ(everybody: dict[str, Checksums]) -> bool:

@@ -293,15 +293,13 @@ class TrainingData:
 
     def _compare(self, position: int, found: Checksums, read: Callable[[], Checksums] | None) -> Checksums:
         with leaving_cleanly():
-            everybody = compare(self._session, found, read)
-        mine = everybody[self._session.worker.id]
-        self._log_read(mine, position=position)
+            everybody = compare(self._session, found, read, partial(self._log_read, position=position))
         if differ(everybody):
             raise UsageError(
                 f"the workers read different data at step {self.dealer.progress.steps} of epoch {self.epoch}, so that "
                 f"samples would be used twice or never. {REMEDY}. Received: checksums {everybody}"
             )
-        return mine
+        return everybody[self._session.worker.id]
 
     def _log_read(self, found: Checksums, *, position: int = 0) -> None:
         if found:
