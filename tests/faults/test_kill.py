@@ -124,8 +124,9 @@ def test_kill_between_accumulated_batches_survivors_go_on(job: TrainingJob, fini
     assert victim.wait() == -signal.SIGKILL
     assert struck(job, "forward")["step"] == 2
     third = job.events("step", step=3)[0]
-    # What the victim had accumulated is dealt again, and so is what it was still dealt after its death.
-    assert sum(stop - start for start, stop in third["returned"]) >= 3 * 8
+    # What the victim had accumulated is dealt again. It may be alone in having the result of the exchange of logged
+    # values before its last batch; if so, the others repeat that exchange without it, and do not deal it that batch.
+    assert sum(stop - start for start, stop in third["returned"]) >= 2 * 8
 
 
 @in_each_framework
