@@ -70,6 +70,7 @@ class Fit:
 
     Attributes:
         train_loader: What is trained on, once Lightning has asked for it.
+        elastic: Others may take part in it.
         checkpoints: Those that are taken of it, if there are any.
         compensation: How the optimizers follow the global batch; None if the ratio is 1 for ever.
         schedules: Those that follow the samples; None if an update is one update in each world.
@@ -84,6 +85,7 @@ class Fit:
     def __init__(self, strategy: ElasticMixin, worker: Worker, trainer: Any, *, stays_one: bool) -> None:
         self._strategy, self._worker, self._trainer = strategy, worker, trainer
         self._session, self._settings = worker.session, strategy.settings
+        self.elastic, self._logs = worker.elastic, worker.log.enabled
         self._stays_one = stays_one
         self._first_world_size = 1
         self.in_trial = False
@@ -392,7 +394,8 @@ class Fit:
         )
         if global_batch is not None:
             self._set_up_global_step(loader)
-        loader.on_boundary = self._between_steps
+        if worker.elastic or worker.audit or self.follows_samples or self.checkpoints is not None:
+            loader.on_boundary = self._between_steps
         loader.on_members = self._plan_schedules
         if worker.elastic:
             loader.on_dealt = self._tell_of_workers
@@ -509,7 +512,7 @@ class Fit:
         if loader is not None:
             if self.compensation is not None:
                 self.compensation.commit(contributors, loader)
-            loader.dealer.commit(contributors, float(loss.detach()) if self._worker.log.enabled else None)
+            loader.dealer.commit(contributors, float(loss.detach()) if self._logs else None)
         return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:

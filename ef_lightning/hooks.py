@@ -27,27 +27,20 @@ from ef_lightning.host import Host
 # ---------------------------------------------------------------- methods of single objects
 
 
-class Replacement:
+class Replacement(partial[Any]):
     """A function in place of a method of one object. A copy of the object has the method that it would have anyway.
 
-    Args:
+    Attributes:
         owner: The object.
         name: Of the method.
-        function: What is called instead.
         own: What the object itself had there, if anything: a hook that the user's code has set on it.
     """
 
-    def __init__(self, owner: Any, name: str, function: Callable[..., Any], own: Any = None) -> None:
-        self.owner = owner
-        self.name = name
-        self.function = function
-        self.own = own
+    owner: Any
+    name: str
+    own: Any
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self.function(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str, Any]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Found again in the copy, which has no attributes of its own at that moment."""
         return _method, (self.owner, self.name, self.own)
 
@@ -61,7 +54,9 @@ def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     own = vars(owner).pop(name, None)
     if isinstance(own, Replacement):
         own = own.own
-    setattr(owner, name, Replacement(owner, name, make(_method(owner, name, own)), own))
+    replacement = Replacement(make(_method(owner, name, own)))
+    replacement.owner, replacement.name, replacement.own = owner, name, own
+    setattr(owner, name, replacement)
 
 
 def put_back(owner: Any, name: str) -> None:

@@ -366,7 +366,7 @@ class ElasticMixin(CollectivesMixin):
         step = None if fit is None else fit.global_step
         if step is not None and not step.in_extra_pass:
             step.begin(args[1:])
-        if fit is None or fit.in_trial or (not self._here.elastic and step is None):
+        if fit is None or fit.in_trial or (not fit.elastic and step is None):
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
         loader = fit.train_loader
         with self._running.leaving_no_trace(loader is not None and loader.padding):
@@ -430,8 +430,9 @@ class ElasticMixin(CollectivesMixin):
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Begin to reduce gradients as they become ready."""
-        if self._fit is not None:
-            self._fit.before_backward()
+        fit = self._fit
+        if fit is not None and (fit.reducer is not None or fit.global_step is not None):
+            fit.before_backward()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""

@@ -84,7 +84,7 @@ class ElasticLoader(WrappedLoader):
         self.planned_steps: Callable[[int], int] | None = None
         # Whether `limit_train_batches`, if it is a number, limits an epoch of so many positions.
         self.is_limited: Callable[[int], bool] = lambda length: True
-        self.on_boundary: Callable[[], None] = lambda: None
+        self.on_boundary: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] = lambda: None
         self.on_begin: Callable[[], None] = lambda: None
         self.on_plan: Callable[[], None] = lambda: None
@@ -130,7 +130,8 @@ class ElasticLoader(WrappedLoader):
             batch = self._deal()
             self._session.entering = False
         else:
-            self.on_boundary()
+            if self.on_boundary is not None:
+                self.on_boundary()
             if self._wants_epoch or (self._resumed and not self._goes_on()):
                 self._begin_epoch()
                 self.on_begin()
@@ -149,7 +150,8 @@ class ElasticLoader(WrappedLoader):
         Args:
             starts_workers: Start the data workers before. They keep the data set as it is then.
         """
-        self.on_boundary()
+        if self.on_boundary is not None:
+            self.on_boundary()
         # Should nobody hold a state any more, then rank 0's start is everybody's.
         self._begin_epoch()
         if starts_workers:

@@ -59,6 +59,7 @@ class Dealer:
         self._newest: tuple[Window, ...] = ()
         self._logged_epoch = -1
         self._is_alone = session.is_alone and not log.enabled and global_batch is None
+        self._least = min(min_share, batch_size)
 
     # ------------------------------------------------------------ the epoch
 
@@ -116,7 +117,7 @@ class Dealer:
         stop = cursor + self.batch_size
         if stop + self.min_share > length:
             return None
-        window = Window(cursor, stop, self._session.completed_in.ids, min(self.min_share, self.batch_size))
+        window = Window(cursor, stop, self._session.completed_in.ids, self._least)
         self.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)
         return window
 
