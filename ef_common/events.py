@@ -87,26 +87,28 @@ class EventLog:
     Args:
         run_dir: Directory of the run, or None for a log that keeps nothing.
         worker: Id of this worker, unique in the run directory while it is alive.
+        on_event: Called with each event, also if none is kept.
 
     Example:
         >>> with EventLog(None, "a") as log:
         ...     log.write("end", reason="done")
     """
 
-    def __init__(self, run_dir: Path | None, worker: str) -> None:
+    def __init__(self, run_dir: Path | None, worker: str, *, on_event: Callable[[Record], None] | None = None) -> None:
         if not worker:
             raise EventLogError(f"A worker id is a non-empty string. Received: worker={worker!r}")
         self.worker = worker
         self.path = None if run_dir is None else _path_of(Path(run_dir), worker)
         self._fd: int | None = None
         self._dropping = run_dir is None
+        self._on_event = on_event
         self._oversized = False
         self._lock = threading.Lock()
 
     @property
     def enabled(self) -> bool:
-        """Whether events are kept: lets a caller skip preparing them."""
-        return not self._dropping
+        """Whether somebody is to hear of events: lets a caller skip preparing them."""
+        return not self._dropping or self._on_event is not None
 
     def write(self, kind: str, /, **fields: Any) -> None:
         """Append one event; its time and worker are added.
@@ -117,11 +119,15 @@ class EventLog:
             EventLogError: If a field has a name of the envelope (v, time, worker, kind).
             TypeError: If a field is not JSON.
         """
-        if self._dropping:
+        if not self.enabled:
             return
         if not _ENVELOPE.isdisjoint(fields):
             raise EventLogError(f"The log itself sets {sorted(_ENVELOPE)}. Received: {sorted(fields)}")
         record = {"v": VERSION, "time": time.time(), "worker": self.worker, "kind": kind, **fields}
+        if self._on_event is not None:
+            self._on_event(record)
+        if self._dropping:
+            return
         try:
             line = _encode(record)
         except ValueError:

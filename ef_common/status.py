@@ -190,6 +190,10 @@ def _sentence(record: dict[str, Any]) -> str:
             return f"checkpoint at step {record['step']} ({record['bytes'] / 1e6:.1f} MB in {record['seconds']:.1f} s)"
         case "checkpoint_failed":
             return f"checkpoint not saved: {record['reason']}"
+        case "rollback" if record["step"]:
+            return f"continues from step {record['step']} of epoch {record['epoch']}"
+        case "rollback":
+            return f"starts again at the beginning of epoch {record['epoch']}"
         case "run":
             return f"run {record['run']}" + (f", from {record['resumed']}" if record["resumed"] else "")
         case "end":

@@ -58,11 +58,11 @@ class Deaths:
             raise ChildFailedError("the job has failed", dict(failures)) if failures else JobFailed(why)
         count = self._restarts.count
         logger.warning(
-            "a worker has died %s (%s), %d in a row: it is started again%s",
+            "a worker died %s (%s); restarting it%s (death %d in a row)",
             death.where,
             death.how,
-            count.in_a_row,
             f" in {count.pause_s:g} s" if count.pause_s else "",
+            count.in_a_row,
         )
         time.sleep(count.pause_s)
 

@@ -35,6 +35,8 @@ from ef_common.note import Note
 from ef_common.pace import Pace
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
+from ef_common.story import Story
+from ef_common.terminal import outlive_reader
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +164,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         )
     pace = Pace(time.monotonic)
     note = _open_note(environment, member.id)
-    log = EventLog(environment.run_dir, member.id)
+    log = EventLog(environment.run_dir, member.id, on_event=Story().take)
+    outlive_reader()
 
     def on_pace(slow: bool, ratio: float, waiting: float) -> None:
         log.write("straggler", slow=slow, ratio=ratio, waiting=waiting)

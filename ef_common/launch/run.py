@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-import click
 import psutil
 import torch
 from torch.distributed import run as torchrun
@@ -45,6 +44,7 @@ from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.note import read_failure
+from ef_common.terminal import outlive_reader, say
 
 DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
@@ -141,6 +141,7 @@ def main(argv: list[str]) -> int:
     """
     try:
         options = Options.parse(argv)
+        outlive_reader()
         script = [options.torchrun.training_script, *options.torchrun.training_script_args]
         run_dir = run_directory.create(script[0], options.run_dir)
         os.environ[environment.RUN_DIR] = str(run_dir)
@@ -150,7 +151,7 @@ def main(argv: list[str]) -> int:
         with _Agents(options) as agents:
             return _Supervisor(options, run_dir, agents, launcher).run()
     except (UsageError, CoordinatorLost) as error:
-        _say(f"{error}")
+        say(str(error), color="red")
         return 2
 
 
@@ -235,7 +236,11 @@ class _Agents:
                 pause_s = Restarts(self._notes[number]).count.pause_s
                 self._due[number] = time.monotonic() + pause_s
                 when = f" in {pause_s:g} s" if pause_s else ""
-                _say(f"a worker was ended by {_name_of(self._processes[number].exitcode)}, and is started again{when}")
+                lost = f"a worker was killed by {_name_of(self._processes[number].exitcode)}"
+                say(
+                    f"{lost}; restarting it{when} (restart {self._lives[number]} of {self._max_restarts})",
+                    color="yellow",
+                )
             if time.monotonic() >= self._due[number]:
                 self._replaced.add(number)
                 self.start(lives=self._lives[number] + 1, notes=self._notes[number])
@@ -310,10 +315,6 @@ class _Agents:
             process.join()
 
 
-def _say(text: str) -> None:
-    click.echo(f"elasticflow run: {text}", err=True)
-
-
 def _name_of(status: int | None) -> str:
     try:
         return signal.Signals((status or 0) - KILLED).name
@@ -345,12 +346,12 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path) -> Non
         if failure.exitcode < 0 and not read_failure(notes):
             sys.exit(KILLED - failure.exitcode)
         if failure.exitcode >= 0:
-            _say(f"a worker has ended with status {failure.exitcode}")
+            say(f"a worker ended with exit status {failure.exitcode}", color="red")
         sys.exit(1)
     except SignalException as error:
         sys.exit(KILLED + int(error.sigval))
     except UsageError as error:
-        _say(f"{error}")
+        say(str(error), color="red")
         sys.exit(2)
 
 
@@ -374,7 +375,7 @@ class _Supervisor:
     def run(self) -> int:
         """Returns the exit status."""
         with self._listening():
-            _say(f"{self._run_dir}")
+            say(f"the event log is in {self._run_dir}")
             for _ in range(self._options.num_workers if self._options.local else 1):
                 self._agents.start()
             self._tell()
@@ -412,10 +413,10 @@ class _Supervisor:
     def _look(self) -> None:
         if self._signals and self._launcher.state == "running":
             self._tell(state="stopping")
-            how = ", with a checkpoint" if os.environ.get(environment.CHECKPOINT) else ""
-            _say(f"the workers leave{how}. Once more ends them at once.")
+            what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
+            say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow")
         if len(self._signals) > 1:
-            _say("ending at once")
+            say("killing the workers")
             self._agents.kill()
         elif self._launcher.state == "stopping":
             for number in self._agents.alive:
@@ -447,6 +448,6 @@ class _Supervisor:
             return 0
         if self._agents.finished:
             if self._agents.failed:
-                _say("some workers have failed; the others have finished")
+                say("some workers failed; the others finished", color="yellow")
             return 0
         return 1 if self._agents.failed else 0

@@ -54,7 +54,7 @@ def check_that_it_failed(job: TorchrunJob, started: list[Node], *, reason: str =
     for text in texts.values():
         assert "the job has failed: " in text
         assert reason in text.split("the job has failed: ")[1]
-        assert "is started again" not in text
+        assert "restarting it" not in text
 
 
 def check_traceback(job: TorchrunJob) -> None:
@@ -136,7 +136,7 @@ def test_exception_that_is_caught_around_a_fit_in_keras_ends_the_job_elsewhere(s
     job.wait_until(lambda _: "the job has failed: " in outputs(job)[other.name], "the end of the other one")
     texts = outputs(job)
     assert BUG in texts[other.name].split("the job has failed: ")[1]
-    assert "is started again" not in texts[other.name]
+    assert "restarting it" not in texts[other.name]
     assert "it has something else to do" in texts[own.name]
     assert pid in own.worker_pids()
 
@@ -150,8 +150,8 @@ def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(start: S
     (text,) = outputs(job).values()
     assert len(job.events("start")) == 3
     assert "has died 3 times at step 6 of epoch 0 (SIGSEGV), on the positions 20-23 in the order of the epoch" in text
-    assert "(SIGSEGV), 1 in a row: it is started again\n" in text
-    assert "(SIGSEGV), 2 in a row: it is started again in 1 s\n" in text
+    assert "(SIGSEGV); restarting it (death 1 in a row)\n" in text
+    assert "(SIGSEGV); restarting it in 1 s (death 2 in a row)\n" in text
 
 
 @pytest.mark.thorough

@@ -37,7 +37,11 @@ OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH}
 class Launched(Run):
     """A job, or one node of it, that `elasticflow run` has started."""
 
-    def start(self, *arguments: str, name: str = "launcher", run_dir: Path | None = None, **environ: str) -> None:
+    reader: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, *arguments: str, name: str = "launcher", run_dir: Path | None = None, tee: bool = False, **environ: str
+    ) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_"))}
         variables = {"ELASTICFLOW_AUDIT": "1", "PYTHONWARNINGS": "ignore", **environ}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -48,10 +52,16 @@ class Launched(Run):
                 [sys.executable, "-m", "ef_common.cli", "run", place, "--monitor-interval=0.1", *arguments],
                 env={**inherited, **variables},
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=subprocess.PIPE if tee else output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if tee:
+            assert self.process.stdout is not None
+            self.reader = subprocess.Popen(
+                ["tee", str(self.output)], stdin=self.process.stdout, stdout=subprocess.DEVNULL
+            )
+            self.process.stdout.close()
 
     def check(self) -> None:
         if self.process.poll() is not None:
@@ -59,6 +69,9 @@ class Launched(Run):
 
     def interrupt(self) -> None:
         """As Ctrl-C does: all processes of the terminal's foreground are signalled."""
+        if self.reader is not None:
+            self.reader.send_signal(signal.SIGINT)
+            self.reader.wait(GUARD_S)
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait(self) -> int:
@@ -89,15 +102,18 @@ class Launched(Run):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
         self.process.wait(GUARD_S)
+        if self.reader is not None:
+            self.reader.kill()
+            self.reader.wait(GUARD_S)
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
 
-    def start(*arguments: str, directory: Path = tmp_path / "run", **environ: str) -> Launched:
+    def start(*arguments: str, directory: Path = tmp_path / "run", tee: bool = False, **environ: str) -> Launched:
         launched = Launched(directory)
-        launched.start(*arguments, name=f"launcher-{len(started)}", **environ)
+        launched.start(*arguments, name=f"launcher-{len(started)}", tee=tee, **environ)
         started.append(launched)
         return launched
 
@@ -138,6 +154,11 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
     assert [event["worker"] for event in run.events("end") if event["reason"] == "crash"] == []
     assert len(run.events("notice")) == 2  # drained, not killed
     run.audit()
+    told = [line for line in run.output.read_text().splitlines() if line.startswith("elasticflow: ")]
+    names = {event["pid"]: event["worker"] for event in run.events("start")}
+    assert "elasticflow: training with 2 workers" in told
+    assert sum(names[victim] in line and "lost (its connection ended)" in line for line in told) == 1
+    assert any("joined; resumed after" in line for line in told)
     status, text = elasticflow("status", str(run.directory))
     assert "ended" in text
     assert elasticflow("scale", str(run.directory), "2")[0] == 2
@@ -166,12 +187,11 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     url = str(tmp_path / "store")
     # A step takes longer than the time within which two signals are one.
     arguments = ("--nproc-per-node=2", f"--checkpoint={url}", *script(checkpoint_steps=100_000, step_sleep_s=2.0))
-    run = job(*arguments)
+    run = job(*arguments, tee=True)
     run.wait_for_world(2)
     run.wait_for_step(2)
-    run.interrupt()
+    run.interrupt()  # which also ends who has read the output
     assert run.wait() == 128 + signal.SIGINT
-    assert "the workers leave, with a checkpoint" in run.output.read_text()
     found = Checkpoints(Store(url)).newest_valid()
     assert found is not None
     assert found.id.step == max(event["step"] for event in run.events("step")) >= 2
@@ -180,6 +200,7 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     again.wait_for_step(found.id.step + 1)
     (again.directory / ENOUGH).touch()
     assert again.wait() == 0
+    assert f"elasticflow: run 2 of this job goes on from checkpoint {found.id.name}" in again.output.read_text()
     assert again.events("run")[-1]["resumed"] == found.id.name
     again.audit()
 
@@ -190,7 +211,7 @@ def test_second_interrupt_ends_all_at_once(job: Callable[..., Launched]) -> None
     run.wait_for_world(2)
     tree = psutil.Process(run.process.pid).children(recursive=True)
     run.interrupt()
-    run.wait_until(lambda _: "Once more" in run.output.read_text(), "the launcher's answer")
+    run.wait_until(lambda _: "Press Ctrl-C again" in run.output.read_text(), "the launcher's answer")
     assert run.process.poll() is None
     run.interrupt()
     assert run.wait() == 128 + signal.SIGINT
@@ -237,7 +258,7 @@ def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[...
     after = run.wait_for_world(1, after=generation)
     run.wait_for_world(2, after=after)
     assert not psutil.pid_exists(stopped)
-    assert "a worker was ended by SIGKILL, and is started again" in run.output.read_text()
+    assert "a worker was killed by SIGKILL; restarting it" in run.output.read_text()
     (run.directory / ENOUGH).touch()
     assert run.wait() == 0
     run.audit()
@@ -269,7 +290,7 @@ def test_worker_that_is_killed_again_and_again_is_given_up(job: Callable[..., La
     run = job("--max-restarts=2", str(tmp_path / "a.py"))
     assert run.wait() == 1
     assert run.output.read_text().count("begin\n") == 3
-    assert run.output.read_text().count("ended by SIGKILL, and is started again") == 2
+    assert run.output.read_text().count("killed by SIGKILL; restarting it") == 2
 
 
 def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path: Path) -> None:
@@ -362,7 +383,7 @@ def test_exception_in_one_worker_ends_the_job(job: Callable[..., Launched]) -> N
     text = run.output.read_text()
     assert text.count("\nValueError: this is a bug\n") == 1
     assert text.count("the job has failed: worker ") == 3  # of each agent
-    assert "is started again" not in text
+    assert "restarting it" not in text
     assert len(run.events("start")) == 3
 
 
@@ -374,7 +395,7 @@ def test_worker_that_crashes_at_one_step_is_given_up_with_its_positions(
     run = job("--max-restarts=9", *raising(where="crash", rank=0, step=5, checkpoint=str(tmp_path / "store")))
     assert run.wait() == 1
     text = run.output.read_text()
-    assert text.count("ended by SIGSEGV, and is started again\n") == 1
-    assert text.count("ended by SIGSEGV, and is started again in 1 s\n") == 1
+    assert text.count("killed by SIGSEGV; restarting it (restart ") == 1
+    assert text.count("killed by SIGSEGV; restarting it in 1 s (restart ") == 1
     assert "has died 3 times at step 6 of epoch 0 (SIGSEGV), on the positions 20-23 in the order" in text
     assert len(run.events("start")) == 3

@@ -208,7 +208,7 @@ def test_handler_restarts_after_longer_and_longer_pauses(handler, pauses, caplog
         Note(notes()).begin(0, step, [(0, 4)])
         _invoke_run(handler, -9)
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
-    assert "a worker has died at step 1 of epoch 0 (SIGKILL), 2 in a row: it is started again in 1 s" in caplog.text
+    assert "a worker died at step 1 of epoch 0 (SIGKILL); restarting it in 1 s (death 2 in a row)" in caplog.text
 
 
 def test_handler_begins_to_count_anew_once_a_worker_has_trained_for_a_minute(handler, pauses):
@@ -306,7 +306,7 @@ def test_torchrun_crashed_worker_is_restarted_and_rejoins(job, start_two):
     job.wait_for("view", 2, generation=3, size=2)
     assert newcomer["pid"] not in (host, guest)
     assert newcomer["node"] == job.wait_for("view", pid=guest)[0]["node"]
-    assert "a worker has died before it had joined (exit status 17), 1 in a row: it is started again\n" in job.logs()
+    assert "a worker died before it had joined (exit status 17); restarting it (death 1 in a row)\n" in job.logs()
     job.tell("end")
     assert [job.wait_exit(agent) for agent in (first, second)] == [0, 0]
 
