@@ -90,12 +90,14 @@ class Count:
         total: All of them.
         at: Where the newest was; see :attr:`Death.at`.
         times: How many have been there, one after the other.
+        excused: The newest was the fault of a peer, the network, a store or this machine.
     """
 
     in_a_row: int = 0
     total: int = 0
     at: tuple[int, int, bool] | None = None
     times: int = 0
+    excused: bool = False
 
     def after(self, death: Death) -> Count:
         """With one more."""
@@ -106,6 +108,7 @@ class Count:
             total=self.total + 1,
             at=death.at,
             times=(self.times if again else 0) + (death.at is not None),
+            excused=death.noted is not None and death.noted.excused,
         )
 
     @property
@@ -130,7 +133,7 @@ class Restarts:
         try:
             fields = json.loads((self.directory / _COUNT).read_text())
             at = None if fields["at"] is None else tuple(fields["at"])
-            return Count(fields["in_a_row"], fields["total"], at, fields["times"])
+            return Count(fields["in_a_row"], fields["total"], at, fields["times"], fields["excused"])
         except (OSError, ValueError, KeyError, TypeError):
             return Count()
 

@@ -52,6 +52,8 @@ LAST_CALL_S = 10.0
 """So long the start waits for a worker that was started with the others and does not come."""
 KILLED = 128
 """And the number of the signal: exit status of an agent whose worker a signal has ended."""
+EXCUSED = os.EX_TEMPFAIL
+"""Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say."""
 INTERRUPTED = KILLED + signal.SIGINT
 _LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -230,13 +232,13 @@ class _Agents:
         self._notes.append(notes)
 
     def replace_lost(self) -> None:
-        """Start others in the place of those whose worker a signal has ended, as often as that is allowed."""
+        """Start others in the place of those whose worker is lost, as often as that is allowed."""
         for number in self.lost:
             if number not in self._due:
                 pause_s = Restarts(self._notes[number]).count.pause_s
                 self._due[number] = time.monotonic() + pause_s
                 when = f" in {pause_s:g} s" if pause_s else ""
-                lost = f"a worker was killed by {_name_of(self._processes[number].exitcode)}"
+                lost = f"a worker {_end_of(self._processes[number].exitcode)}"
                 say(
                     f"{lost}; restarting it{when} (restart {self._lives[number]} of {self._max_restarts})",
                     color="yellow",
@@ -247,12 +249,12 @@ class _Agents:
 
     @property
     def lost(self) -> list[int]:
-        """Those whose worker a signal has ended, and that are to be replaced."""
+        """Those whose worker was killed, or ended by the fault of something else, and that are to be replaced."""
         return [
             number
             for number, process in enumerate(self._processes)
             if process.exitcode is not None
-            and process.exitcode > KILLED
+            and (process.exitcode > KILLED or process.exitcode == EXCUSED)
             and number not in self._asked | self._replaced
             and self._lives[number] <= self._max_restarts
         ]
@@ -315,11 +317,13 @@ class _Agents:
             process.join()
 
 
-def _name_of(status: int | None) -> str:
+def _end_of(status: int | None) -> str:
+    if status == EXCUSED:
+        return "lost its place in the job (see above)"
     try:
-        return signal.Signals((status or 0) - KILLED).name
+        return f"was killed by {signal.Signals((status or 0) - KILLED).name}"
     except ValueError:
-        return f"a signal (status {status})"
+        return f"was killed by a signal (status {status})"
 
 
 def _workers_of(pid: int | None) -> list[psutil.Process]:
@@ -345,6 +349,8 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path) -> Non
         _, failure = error.get_first_failure()
         if failure.exitcode < 0 and not read_failure(notes):
             sys.exit(KILLED - failure.exitcode)
+        if Restarts(notes).count.excused and not read_failure(notes):
+            sys.exit(EXCUSED)
         if failure.exitcode >= 0:
             say(f"a worker ended with exit status {failure.exitcode}", color="red")
         sys.exit(1)

@@ -249,6 +249,24 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
 
 
 @pytest.mark.thorough
+def test_worker_that_stood_still_for_so_long_that_it_was_lost_is_replaced(job: Callable[..., Launched]) -> None:
+    """It comes back by itself, hears that the others have gone on without it, and ends with status 1."""
+    run = job("--nproc-per-node=2", *script())
+    generation = run.wait_for_world(2)
+    run.wait_for_step(3)
+    stopped = run.workers()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    after = run.wait_for_world(1, after=generation)
+    os.kill(stopped, signal.SIGCONT)
+    run.wait_for_world(2, after=after)
+    text = run.output.read_text()
+    assert "a worker lost its place in the job (see above); restarting it (restart 1 of 3)" in text
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    run.audit()
+
+
+@pytest.mark.thorough
 def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", *script())
     generation = run.wait_for_world(2)
