@@ -16,7 +16,7 @@ import lightning.pytorch  # noqa: E402, F401  (decides which Lightning ElasticFl
 project = "ElasticFlow"
 author = "The ElasticFlow authors"
 try:
-    version = release = metadata.version("elasticflow")
+    version = release = metadata.version("elasticflow-training")
 except metadata.PackageNotFoundError:  # a checkout that is not installed
     version = release = "unknown"
 

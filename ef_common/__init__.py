@@ -30,7 +30,7 @@ Glossary
 from importlib.metadata import PackageNotFoundError, version
 
 try:
-    __version__ = version("elasticflow")
+    __version__ = version("elasticflow-training")
 except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 

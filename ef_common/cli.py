@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 def _version() -> str:
     try:
-        return version("elasticflow")
+        return version("elasticflow-training")
     except PackageNotFoundError:  # run from a checkout
         return "unknown"
 
@@ -69,7 +69,7 @@ def run(arguments: tuple[str, ...]) -> None:
     try:
         from ef_common.launch.run import main as run_job
     except ImportError as error:
-        click.echo(f"elasticflow run needs torch (pip install 'elasticflow[torch]'): {error}", err=True)
+        click.echo(f"elasticflow run needs torch (pip install 'elasticflow-training[torch]'): {error}", err=True)
         sys.exit(2)
     sys.exit(run_job(list(arguments)))
 

@@ -21,9 +21,9 @@ _TIMEOUT_S = 180.0
 
 _VERSIONS = (
     ("torch", DISTRIBUTIONS["torch"], "pip install torch"),
-    ("lightning", ("lightning", "pytorch-lightning"), "pip install 'elasticflow[lightning]'"),
-    ("tensorflow", DISTRIBUTIONS["tensorflow"], "pip install 'elasticflow[keras]'"),
-    ("keras", ("keras",), "pip install 'elasticflow[keras]'"),
+    ("lightning", ("lightning", "pytorch-lightning"), "pip install 'elasticflow-training[lightning]'"),
+    ("tensorflow", DISTRIBUTIONS["tensorflow"], "pip install tensorflow"),
+    ("keras", ("keras",), "pip install 'elasticflow-training[keras]'"),
     ("horovod", ("horovod",), "elasticflow horovod build"),
 )
 
@@ -66,7 +66,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at this environment."""
     findings = [
-        Finding("elasticflow", installed_version("elasticflow") or "from a checkout"),
+        Finding("elasticflow", installed_version("elasticflow-training") or "from a checkout"),
         Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
     ]
     findings += [_package(name, distributions, remedy) for name, distributions, remedy in _VERSIONS]

@@ -101,8 +101,7 @@ class Story:
         parts = [_what(change.before, change.after, reason), f"resumed after {_duration(change.pause_s)}"]
         parts += [f"{returned} {unit} are dealt again"] if returned else []
         parts += [batch] if batch else []
-        lost = len(change.after) < len(change.before)
-        self._say("; ".join(parts), "yellow" if lost else "green")
+        self._say("; ".join(parts), "green" if set(change.before) <= set(change.after) else "yellow")
 
     def _take_straggler(self, record: dict[str, Any]) -> None:
         if record["slow"]:

@@ -1,10 +1,22 @@
 """ElasticFlow for Keras 3: `model.fit(x, y, callbacks=ef_keras.callbacks())`, or `ef_keras.fit(model, x, y)`."""
 
+from ef_common import __version__ as __version__
 from ef_common.core.compensation import Compensation
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.workers import WorkersChange
-from ef_keras.callbacks import callbacks
+
+try:
+    from ef_keras.callbacks import callbacks
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    if missing not in ("tensorflow", "torch"):
+        raise
+    raise ModuleNotFoundError(
+        f"Keras's backend is {missing}, which is not installed. Install it (pip install {missing}), or choose "
+        "another backend in the environment, before Keras is imported: KERAS_BACKEND=torch or KERAS_BACKEND=tensorflow",
+        name=missing,
+    ) from error
 from ef_keras.dataset import dataset
 from ef_keras.program import model
 from ef_keras.public import fit, is_rank_zero, rank, world_size

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ef_common import __version__ as __version__
 from ef_common.core.compensation import Compensation
 from ef_common.core.retention import Retention
 from ef_common.data.checkpointer import Checkpointing
@@ -20,7 +21,14 @@ from ef_lightning.program import module
 from ef_lightning.registry import register, strategy_class, strategy_for
 
 if TYPE_CHECKING:
-    from ef_lightning.strategy import ElasticMixin as ElasticFlowStrategy
+    from lightning.pytorch.strategies import ParallelStrategy as _OfLightning
+    from pytorch_lightning.strategies import ParallelStrategy as _OfPytorchLightning
+
+    from ef_lightning.strategy import ElasticMixin as _ElasticMixin
+
+    class ElasticFlowStrategy(_ElasticMixin, _OfLightning, _OfPytorchLightning):  # type: ignore[misc]
+        """As type checkers see it: a strategy for the Trainers of both packages."""
+
 
 __all__ = [
     "ElasticFlowStrategy",
@@ -33,6 +41,10 @@ __all__ = [
 ]
 
 register()
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

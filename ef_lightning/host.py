@@ -78,7 +78,7 @@ def detect() -> Host | None:
         )
     candidates = imported or [name for name in NAMES if importlib.util.find_spec(name.split(".")[0]) is not None]
     if not candidates:
-        raise UsageError("no Lightning is installed: pip install 'elasticflow[lightning]'")
+        raise UsageError("no Lightning is installed: pip install 'elasticflow-training[lightning]'")
     return HOSTS[candidates[0]] if len(candidates) == 1 else None
 
 

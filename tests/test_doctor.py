@@ -17,7 +17,7 @@ def test_report_names_versions_engines_and_what_is_missing(monkeypatch: pytest.M
     found = {finding.subject: finding for finding in doctor.examine()}
     assert found["torch"] == Finding("torch", torch.__version__)
     assert "gloo" in found["torch: engines"].found
-    assert found["keras"] == Finding("keras", "not installed", "pip install 'elasticflow[keras]'")
+    assert found["keras"] == Finding("keras", "not installed", "pip install 'elasticflow-training[keras]'")
     assert "not built by elasticflow" in found["horovod"].found
     assert found["horovod"].remedy == "elasticflow horovod build"
     versions["horovod"] = f"0.28.1+elasticflow.{source.REVISION}"

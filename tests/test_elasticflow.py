@@ -1,4 +1,4 @@
-"""`elasticflow.py` is a table of contents that imports nothing heavy."""
+"""`elasticflow` is a table of contents that imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAVY = (
 
 def test_contents() -> None:
     assert elasticflow.__all__ == ["train", "Result", "Compensation", "Checkpointing", "Retention"]
-    assert dir(elasticflow) == sorted(elasticflow.__all__)
+    assert dir(elasticflow) == sorted([*elasticflow.__all__, "__version__"])
     assert all(getattr(elasticflow, name) is not None for name in elasticflow.__all__)
     assert elasticflow.Result is Result
 

@@ -136,7 +136,8 @@ def _client_class(shown: str) -> Callable[..., Any]:
         from etcd3gw import Etcd3Client
     except ImportError:
         raise UsageError(
-            f"The package for etcd:// is missing. Received: {shown}. Install it: pip install 'elasticflow[etcd]'"
+            f"The package for etcd:// is missing. Received: {shown}. Install it with "
+            "pip install 'elasticflow-training[etcd]'"
         ) from None
     return cast(Callable[..., Any], Etcd3Client)
 

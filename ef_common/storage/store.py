@@ -403,7 +403,7 @@ def _connect(url: str, options: Mapping[str, Any], *, shown: str) -> tuple[Any, 
         fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
-        hint = f"pip install 'elasticflow[{extra}]'" if extra else str(error)
+        hint = f"pip install 'elasticflow-training[{extra}]'" if extra else str(error)
         raise UsageError(f"The package for {protocol}:// is missing. Received: {shown}. Install it: {hint}") from None
     except (TypeError, ValueError) as error:
         raise UsageError(f"fsspec does not take this store. Received: {shown}: {redact(str(error))}") from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +132,25 @@ def test_nccl_under_tensorflow_is_refused_naming_the_backend_that_it_is_for(monk
     monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
     with pytest.raises(UsageError, match=r"Expected: KERAS_BACKEND=torch\. Received: tensorflow"):
         backends.engine("nccl")
+
+
+_WITHOUT_TENSORFLOW = """
+import os, sys
+sys.modules["tensorflow"] = None
+os.environ["KERAS_HOME"] = sys.argv[1]
+import ef_keras
+"""
+
+
+def test_backend_that_is_not_installed_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TENSORFLOW, str(tmp_path)], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "ModuleNotFoundError: Keras's backend is tensorflow, which is not installed. Install it (pip"
+    )
+    assert "KERAS_BACKEND=torch" in last

@@ -128,7 +128,7 @@ def runs(job: Job, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], d
     """Asks for the steps of each run that this kind of logger has written."""
     package, runs_of = KINDS[kind]
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install 'elasticflow[loggers]'")
+        pytest.skip(f"{package} is not installed: pip install 'elasticflow-training[loggers]'")
     directory = job.directory / "logged"
     if kind == "mlflow":
         prepare_mlflow(directory)

@@ -218,5 +218,5 @@ def test_endpoints_are_those_of_the_url() -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "etcd3gw", None)
-    with pytest.raises(UsageError, match=r"pip install 'elasticflow\[etcd\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'elasticflow-training\[etcd\]'"):
         Etcd("etcd://a")

@@ -428,5 +428,5 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "url_to_fs", absent)
-    assert "pip install 'elasticflow[s3]'" in refused(UsageError, "s3://bucket/run", {})
-    assert "pip install 'elasticflow[gcs]'" in refused(UsageError, "gs://bucket/run", {})
+    assert "pip install 'elasticflow-training[s3]'" in refused(UsageError, "s3://bucket/run", {})
+    assert "pip install 'elasticflow-training[gcs]'" in refused(UsageError, "gs://bucket/run", {})

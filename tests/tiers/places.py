@@ -31,7 +31,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common": ("tests/faults", "tests/control", "tests/simulation"),
     "ef_keras": ("tests/keras", "tests/faults/test_keras.py", "tests/faults/test_kill.py"),
     "ef_lightning": ("tests/lightning", "tests/faults/test_deterministic.py", "tests/faults/test_restart.py"),
-    "elasticflow.py": ("tests/test_elasticflow.py", "tests/program"),
+    "elasticflow": ("tests/test_elasticflow.py", "tests/program"),
     "examples": ("tests/examples",),
     "pyproject.toml": ("tests/test_doctor.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
 }

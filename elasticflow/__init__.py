@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ef_common import __version__ as __version__
     from ef_common.core.compensation import Compensation, Rule
     from ef_common.core.retention import Retention
     from ef_common.data.checkpointer import Checkpointing
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["train", "Result", "Compensation", "Checkpointing", "Retention"]
 
 _CONTENTS = {
+    "__version__": "ef_common",
     "Result": "ef_common.program.result",
     "Compensation": "ef_common.core.compensation",
     "Checkpointing": "ef_common.data.checkpointer",
@@ -116,4 +118,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])
