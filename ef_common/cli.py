@@ -113,13 +113,16 @@ def status(run: Path | None, once: bool) -> None:
 
 @main.command()
 @click.argument("arguments", nargs=-1, metavar="[RUN] WORKERS")
-def scale(arguments: tuple[str, ...]) -> None:
+@click.option("--wait/--no-wait", default=True, help="Wait until the job has so many workers. Default: yes.")
+def scale(arguments: tuple[str, ...], wait: bool) -> None:
     """Scale RUN to WORKERS workers: start more, or let the newest ones leave.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
+    The exit status is 1 if the run ends before it has so many workers.
     """
     from ef_common.errors import UsageError
     from ef_common.launch import run_directory
+    from ef_common.scaling import Scaling
 
     *runs, workers = arguments or ("",)
     if not workers.isdecimal() or len(runs) > 1:
@@ -127,10 +130,15 @@ def scale(arguments: tuple[str, ...]) -> None:
             f"expected a directory, or none, and a number of workers. Received: {' '.join(arguments)!r}"
         )
     try:
-        run_directory.order(Path(runs[0]) if runs else run_directory.newest(), int(workers))
+        scaling = Scaling(Path(runs[0]) if runs else run_directory.newest(), int(workers))
+        reached, text = scaling.wait() if wait else (True, scaling.plan)
     except UsageError as error:
         click.echo(f"elasticflow scale: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        reached, text = True, "not waiting any longer; the launcher goes on to scale the job"
+    click.echo(text)
+    sys.exit(0 if reached else 1)
 
 
 @main.group()

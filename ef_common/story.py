@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ef_common.terminal import say
+from ef_common.terminal import num_workers, say
 
 _CHECKPOINTS_S = 60.0
 """One checkpoint in so many seconds is told, and each one that fails."""
@@ -75,7 +75,7 @@ class Story:
         self._members, self._rank = members, record["rank"]
         if not before:
             if record["generation"] == 1:
-                self._say(f"training with {_workers(len(members))}")
+                self._say(f"training with {num_workers(len(members))}")
             return
         if self._change is not None:
             before = self._change.before
@@ -121,7 +121,7 @@ def _what(before: Sequence[str], after: Sequence[str], reason: str) -> str:
         parts.append(f"{_named(lost)} left" if left else f"{_named(lost)} {_was(lost)} lost{why}")
     if not parts:
         parts = ["the connections between them were built again"]
-    return f"{len(before)} → {_workers(len(after))}: {', '.join(parts)}"
+    return f"{len(before)} → {num_workers(len(after))}: {', '.join(parts)}"
 
 
 def _was(workers: Sequence[str]) -> str:
@@ -130,12 +130,8 @@ def _was(workers: Sequence[str]) -> str:
 
 def _named(workers: Sequence[str]) -> str:
     if len(workers) > 4:
-        return _workers(len(workers))
+        return num_workers(len(workers))
     return f"worker{'s' if len(workers) > 1 else ''} {', '.join(workers)}"
-
-
-def _workers(number: int) -> str:
-    return f"{number} worker{'' if number == 1 else 's'}"
 
 
 def _duration(seconds: float) -> str:

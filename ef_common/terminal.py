@@ -40,6 +40,11 @@ def say(text: str, *, color: str | None = None) -> None:
         pass
 
 
+def num_workers(number: int) -> str:
+    """In words."""
+    return f"{number} worker{'' if number == 1 else 's'}"
+
+
 def outlive_reader() -> None:
     """Go on without output when its reader is gone, as after Ctrl-C in `elasticflow run … | tee log`.
 

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from ef_common import scaling
 from ef_common.cli import main
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
@@ -163,3 +164,25 @@ def test_scale_tells_what_it_wants(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["scale", *arguments])
     assert result.exit_code == 2
     assert "a number of workers" in result.output
+
+
+def test_scale_of_a_run_that_ends_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    run_directory.write_launcher(tmp_path, launcher)
+    with EventLog(tmp_path, "a") as log:
+        log.write("view", generation=1, members=["a"], rank=0, world_size=1, reason="", pause_s=0.0)
+
+    def ends(seconds: float) -> None:
+        run_directory.write_launcher(tmp_path, replace(launcher, state="ended"))
+
+    monkeypatch.setattr(scaling.time, "sleep", ends)
+    result = CliRunner().invoke(main, ["scale", str(tmp_path), "2"])
+    assert (result.exit_code, result.output) == (1, "the run has ended with 1 worker, before it had 2\n")
+
+
+def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
+    with EventLog(tmp_path, "a") as log:
+        log.write("view", generation=1, members=["a", "b"], rank=0, world_size=2, reason="", pause_s=0.0)
+    result = CliRunner().invoke(main, ["scale", str(tmp_path), "2"])
+    assert (result.exit_code, result.output) == (0, "the run has 2 workers already\n")

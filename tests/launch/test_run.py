@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -137,12 +138,14 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
     run.wait_for_world(2)
     run.wait_for_step(3)
     first, victim = run.workers()
-    assert elasticflow("scale", str(run.directory), "3") == (0, "")
+    status, text = elasticflow("scale", str(run.directory), "3")
+    assert status == 0
+    assert re.fullmatch(r"2 → 3 workers: \S+ joined, after \d+\.\d s\n", text)
     third = run.wait_for_world(3)
     os.kill(victim, signal.SIGKILL)
     after = run.wait_for_world(2, after=third)
     again = run.wait_for_world(3, after=after)  # it was started again, as a newcomer
-    assert elasticflow("scale", str(run.directory), "1") == (0, "")
+    assert elasticflow("scale", "--no-wait", str(run.directory), "1") == (0, "3 → 1 worker ordered\n")
     run.wait_for_world(1, after=again)
     status, text = elasticflow("status", "--once", str(run.directory))
     assert status == 0
@@ -172,7 +175,7 @@ def test_lightning_announces_itself_once_in_a_job(job: Callable[..., Launched]) 
     run = job("--nproc-per-node=2", str(ANNOUNCED), ENOUGH)
     run.wait_for_world(2)
     run.wait_for_step(3)
-    assert elasticflow("scale", str(run.directory), "3") == (0, "")
+    assert elasticflow("scale", str(run.directory), "3")[0] == 0
     run.wait_for_world(3)
     (run.directory / ENOUGH).touch()
     assert run.wait() == 0
@@ -294,7 +297,7 @@ def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Laun
 def test_job_whose_others_fail_has_not_finished_because_one_was_asked_to_leave(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", "--max-restarts=0", *script())
     run.wait_for_world(2)
-    assert elasticflow("scale", str(run.directory), "1") == (0, "")
+    assert elasticflow("scale", str(run.directory), "1")[0] == 0
     run.wait_for_world(1)
     run.wait_until(lambda events: len(run.workers()) == 1, "the end of the other worker")
     (last,) = run.workers()

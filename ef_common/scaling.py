@@ -1,0 +1,64 @@
+"""What `elasticflow scale` does: it orders a number of workers, and watches the run until it has them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ef_common.launch import run_directory
+from ef_common.status import Status, over
+from ef_common.terminal import num_workers
+
+_LOOK_S = 0.1
+
+
+class Scaling:
+    """Orders a number of workers from the launcher of a run.
+
+    Args:
+        run_dir: Directory of the run.
+        num_workers: So many are wanted.
+
+    Raises:
+        UsageError: There is no such launcher, or it cannot have so many.
+    """
+
+    def __init__(self, run_dir: Path, num_workers: int) -> None:
+        self._status = Status(run_dir)
+        self._status.update()
+        self._before = self._status.members
+        self._wanted = num_workers
+        self._began = time.monotonic()
+        run_directory.order(run_dir, num_workers)
+
+    @property
+    def plan(self) -> str:
+        """What was ordered, in words."""
+        return f"{len(self._before)} → {num_workers(self._wanted)} ordered"
+
+    def wait(self) -> tuple[bool, str]:
+        """Wait until the job has so many workers.
+
+        Returns:
+            Whether it has come to that, and what has happened, in words.
+        """
+        status = self._status
+        while True:
+            ended = over(status.run_dir)
+            status.update()
+            if len(status.members) == self._wanted:
+                return True, self._told()
+            if ended:
+                return False, f"the run has ended with {num_workers(len(status.members))}, before it had {self._wanted}"
+            time.sleep(_LOOK_S)
+
+    def _told(self) -> str:
+        before, now = self._before, self._status.members
+        joined = [worker for worker in now if worker not in before]
+        left = [worker for worker in before if worker not in now]
+        if not joined and not left:
+            return f"the run has {num_workers(len(now))} already"
+        what = [f"{', '.join(joined)} joined"] if joined else []
+        what += [f"{', '.join(left)} left"] if left else []
+        after_s = time.monotonic() - self._began
+        return f"{len(before)} → {num_workers(len(now))}: {'; '.join(what)}, after {after_s:.1f} s"
