@@ -43,8 +43,9 @@ def main() -> None:
 def audit(run: Path) -> None:
     """Prove from the event log of RUN that the run kept its promises.
 
-    RUN is the run directory (ELASTICFLOW_RUN_DIR). Prints one line for each property. The exit status is 0 if all
-    properties hold, 1 at the first violation, and 2 if the log cannot be read.
+    RUN is the run directory (ELASTICFLOW_RUN_DIR). Prints one line for each property: ✓ if it holds, ✗ if it does not,
+    – if nothing was recorded that it could be checked by. The exit status is 0 if no property fails, 1 at the first
+    violation, and 2 if the log cannot be read.
     """
     from ef_common.audit import audit as check  # numpy: not for --help and --version
     from ef_common.events import EventLogError
@@ -55,7 +56,7 @@ def audit(run: Path) -> None:
         click.echo(f"elasticflow audit: {error}", err=True)
         sys.exit(2)
     for found in report.properties:
-        click.echo(f"{_mark(found.ok)} {found.name}: {found.detail}")
+        click.echo(f"{_mark(found.ok, checked=found.checked)} {found.name}: {found.detail}")
     sys.exit(0 if report.ok else 1)
 
 
@@ -186,12 +187,12 @@ def doctor() -> None:
     Console().print(table)
 
 
-def _mark(ok: bool) -> str:
-    mark = "✓" if ok else "✗"
+def _mark(ok: bool, *, checked: bool = True) -> str:
+    mark, plain = ("✗", "FAIL") if not ok else ("✓", "ok  ") if checked else ("–", "?   ")
     try:
         mark.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
-        return "ok  " if ok else "FAIL"
+        return plain
     return mark
 
 

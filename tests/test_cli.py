@@ -34,9 +34,9 @@ def test_audit_of_an_honest_run_prints_each_property_and_exits_0(tmp_path: Path)
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == [
         "✓ samples",
         "✓ updates",
-        "✓ weights",
-        "✓ views",
-        "✓ evaluation",
+        "– weights",
+        "– views",
+        "– evaluation",
     ]
 
 

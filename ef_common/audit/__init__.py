@@ -61,4 +61,4 @@ def _of_all(found: list[Property]) -> Property:
             message = f"training {number}: {one.violation.message}"
             return Property.failed(one.name, replace(one.violation, message=message))
     details = (f"training {number}: {one.detail}" for number, one in enumerate(found, start=1))
-    return Property(found[0].name, "; ".join(details))
+    return Property(found[0].name, "; ".join(details), checked=any(one.checked for one in found))

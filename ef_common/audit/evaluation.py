@@ -23,7 +23,7 @@ def check(history: History) -> Property:
         if violation := _check_pass(parts):
             return Property.failed(NAME, violation)
     if not passes:
-        return Property(NAME, "no evaluation recorded")
+        return Property.not_recorded(NAME, "no evaluation recorded")
     exact = sum(parts[0].exact for parts in passes)
     rest = len(passes) - exact
     others = f", at most once in {rest} cut short" if rest else ""

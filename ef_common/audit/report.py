@@ -31,16 +31,23 @@ class Property:
         name: What was checked.
         detail: What it was proved over, or the violation in words.
         violation: Where it first fails, None if it holds.
+        checked: There was something to check: else nothing is known of it.
     """
 
     name: str
     detail: str
     violation: Violation | None = None
+    checked: bool = True
 
     @property
     def ok(self) -> bool:
-        """Whether the property holds."""
+        """Whether it does not fail."""
         return self.violation is None
+
+    @classmethod
+    def not_recorded(cls, name: str, detail: str) -> Property:
+        """Return a property that the log tells nothing of, and why."""
+        return cls(name, detail, checked=False)
 
     @classmethod
     def failed(cls, name: str, violation: Violation) -> Property:
@@ -56,7 +63,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every property holds."""
+        """Whether no property fails."""
         return all(found.ok for found in self.properties)
 
     def __getitem__(self, name: str) -> Property:

@@ -41,7 +41,7 @@ def check(history: History) -> Property:
         if violation := _check_epoch(epoch, ledger):
             return Property.failed(NAME, violation)
     if not ledgers:
-        return Property(NAME, "no epochs recorded")
+        return Property.not_recorded(NAME, "no epochs recorded")
     committed = sum(total(step.committed) for ledger in ledgers.values() for step in ledger.steps)
     exact = sum(ledger.exact for ledger in ledgers.values())
     violation, compared = _check_reads(history)

@@ -25,7 +25,7 @@ def check(history: History) -> Property:
     if violation:
         return Property.failed(NAME, violation)
     if not steps:
-        return Property(NAME, "no steps recorded")
+        return Property.not_recorded(NAME, "no steps recorded")
     workers = {step.worker for records in steps.values() for step in records}
     void = len({(step.step, step.generation) for step in history.steps}) - len(steps)
     undone = f", {void} more undone by rollbacks" if void else ""

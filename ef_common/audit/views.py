@@ -21,7 +21,7 @@ def check(history: History) -> Property:
             return Property.failed(NAME, Violation(message, worker=view.worker))
         last[view.worker] = view.generation
     if not agreed:
-        return Property(NAME, "no views recorded")
+        return Property.not_recorded(NAME, "no views recorded")
     return Property(NAME, f"{len(agreed)} generations, growing on {len(last)} workers, one member list each")
 
 

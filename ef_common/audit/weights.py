@@ -22,5 +22,5 @@ def check(history: History) -> Property:
             message = f"weights {found.hash} differ from {other.hash} on worker {other.worker}"
             return Property.failed(NAME, Violation(message, worker=found.worker, step=found.step))
     if not first:
-        return Property(NAME, "not recorded (set ELASTICFLOW_AUDIT=1 to log a hash after each step)")
+        return Property.not_recorded(NAME, "not recorded (set ELASTICFLOW_AUDIT=1 to log a hash after each step)")
     return Property(NAME, f"equal after each of {len(first)} steps, {compared} comparisons")
