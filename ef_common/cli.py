@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -25,6 +27,10 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
         context.exit()
 
 
+_run = click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
 @click.group()
 @click.option(
     "--version",
@@ -39,24 +45,32 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path))
-def audit(run: Path) -> None:
+@_run
+@_as_json
+def audit(run: Path | None, as_json: bool) -> None:
     """Prove from the event log of RUN that the run kept its promises.
 
-    RUN is the run directory (ELASTICFLOW_RUN_DIR). Prints one line for each property: ✓ if it holds, ✗ if it does not,
-    – if nothing was recorded that it could be checked by. The exit status is 0 if no property fails, 1 at the first
-    violation, and 2 if the log cannot be read.
+    RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs. Prints one
+    line for each property: ✓ if it holds, ✗ if it does not, – if nothing was recorded that it could be checked by. The
+    exit status is 0 if no property fails, 1 at the first violation, and 2 if the log cannot be read.
     """
     from ef_common.audit import audit as check  # numpy: not for --help and --version
-    from ef_common.events import EventLogError
+    from ef_common.errors import UsageError
+    from ef_common.launch import run_directory
 
     try:
-        report = check(run)
-    except (EventLogError, OSError) as error:
+        report = check(run or run_directory.newest())
+    except (UsageError, OSError) as error:
         click.echo(f"elasticflow audit: {error}", err=True)
         sys.exit(2)
-    for found in report.properties:
-        click.echo(f"{_mark(found.ok, checked=found.checked)} {found.name}: {found.detail}")
+    if as_json:
+        properties = {
+            one.name: {"ok": one.ok, "checked": one.checked, "detail": one.detail} for one in report.properties
+        }
+        click.echo(json.dumps({"ok": report.ok, "properties": properties}))
+    else:
+        for found in report.properties:
+            click.echo(f"{_mark(found.ok, checked=found.checked)} {found.name}: {found.detail}")
     sys.exit(0 if report.ok else 1)
 
 
@@ -75,8 +89,47 @@ def run(arguments: tuple[str, ...]) -> None:
     sys.exit(run_job(list(arguments)))
 
 
+@main.command("list")
+@_as_json
+def list_runs(as_json: bool) -> None:
+    """List the runs below ./elasticflow-runs that this machine has started, the newest first."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ef_common.launch import run_directory
+
+    found = run_directory.launchers()
+    if as_json:
+        click.echo(json.dumps([{"run": str(path), **asdict(one), "state": one.seen} for path, one in found]))
+        return
+    table = Table("run", "state", "workers", "started", "command", show_edge=False)
+    for path, one in found:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.began))
+        table.add_row(*map(escape, (str(path), one.seen, str(one.num_workers), began, " ".join(one.command))))
+    Console().print(table)
+
+
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
+@_run
+@click.option("--kill", is_flag=True, help="Kill the workers: they leave without a checkpoint.")
+def stop(run: Path | None, kill: bool) -> None:
+    """Stop RUN, or this machine's node of it: its workers save a checkpoint, if they have a place for it, and leave.
+
+    RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
+    """
+    from ef_common.errors import UsageError
+    from ef_common.launch import run_directory
+
+    try:
+        run_directory.stop(run or run_directory.newest(), kill=kill)
+    except UsageError as error:
+        click.echo(f"elasticflow stop: {error}", err=True)
+        sys.exit(2)
+
+
+@main.command()
+@_run
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 def status(run: Path | None, once: bool) -> None:
     """Show the state of RUN: view, workers, step, samples per second, latest events.

@@ -137,8 +137,7 @@ class Status:
     def _facts(self, launcher: Launcher | None, now: float) -> Iterator[tuple[str, str]]:
         yield "run", str(self.run_dir)
         if launcher is not None:
-            state = launcher.state if launcher.alive or launcher.state == "ended" else "lost"
-            yield "launcher", f"{state} (process {launcher.pid}): {' '.join(launcher.command)}"
+            yield "launcher", f"{launcher.seen} (process {launcher.pid}): {' '.join(launcher.command)}"
             if launcher.local:
                 yield "workers wanted", f"{launcher.num_workers} (at most {launcher.max_workers})"
         yield "view", f"{len(self.members)} workers, generation {self.generation}"

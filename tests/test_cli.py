@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from ef_common.cli import main
 from ef_common.events import EventLog
+from ef_common.launch import run_directory
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +42,24 @@ def test_audit_of_an_honest_run_prints_each_property_and_exits_0(tmp_path: Path)
     ]
 
 
+def test_audit_as_json_and_of_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_directory.create("train.py")
+    run_directory.write_launcher(run, run_directory.this_launcher(["train.py"], max_workers=1, local=True))
+    _run(run)
+    result = _elasticflow("audit", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["ok"] is True
+    assert {name: one["checked"] for name, one in found["properties"].items()} == {
+        "samples": True,
+        "updates": True,
+        "weights": False,
+        "views": False,
+        "evaluation": False,
+    }
+
+
 def test_audit_of_a_violation_names_it_and_exits_1(tmp_path: Path) -> None:
     _run(tmp_path, lost=1)
     result = _elasticflow("audit", tmp_path)
@@ -61,7 +81,7 @@ def test_audit_of_unusable_input_exits_2(tmp_path: Path) -> None:
     assert "a.jsonl:1:" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["audit"], ["unknown"]])
+@pytest.mark.parametrize("arguments", [[], ["audit", "a", "b"], ["unknown"]])
 def test_misuse_exits_2(arguments: list[str]) -> None:
     assert _elasticflow(*arguments).exit_code == 2
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -186,3 +189,51 @@ def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
         log.write("view", generation=1, members=["a", "b"], rank=0, world_size=2, reason="", pause_s=0.0)
     result = CliRunner().invoke(main, ["scale", str(tmp_path), "2"])
     assert (result.exit_code, result.output) == (0, "the run has 2 workers already\n")
+
+
+_LAUNCHER = """
+import os, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+from ef_common.launch import run_directory
+run_dir, patient = Path(sys.argv[1]), sys.argv[2] == "patient"
+launcher = run_directory.this_launcher(["train.py"], max_workers=8, local=True)
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+run_directory.write_launcher(run_dir, replace(launcher, num_workers=2))
+while len(told) < (2 if patient else 1):
+    time.sleep(0.02)
+    if len(told) == 1:
+        run_directory.write_launcher(run_dir, replace(launcher, state="stopping"))
+run_directory.write_launcher(run_dir, replace(launcher, state="ended"))
+"""
+
+
+@pytest.mark.parametrize(("options", "kind"), [((), "quick"), (("--kill",), "patient")])
+def test_stop_waits_for_the_end_and_list_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / run_directory.PLACE / "train-1"
+    run_dir.mkdir(parents=True)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen([sys.executable, "-c", _LAUNCHER, str(run_dir), kind], env=environ) as process:
+        try:
+            while run_directory.read_launcher(run_dir) is None:
+                assert process.poll() is None
+                time.sleep(0.01)
+            assert [one["state"] for one in json.loads(elasticflow("list", "--json"))] == ["running"]
+            assert "train-1" in elasticflow("list")
+            elasticflow("stop", *options)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    (listed,) = json.loads(elasticflow("list", "--json"))
+    assert (listed["run"], listed["state"]) == ("elasticflow-runs/train-1", "ended")
+    assert "at work there" in elasticflow("stop", status=2)
+
+
+def elasticflow(*arguments: str, status: int = 0) -> str:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == status, result.output
+    return result.output

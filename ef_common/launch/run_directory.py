@@ -11,6 +11,7 @@ Files, and no connection: whoever may write there may scale, and nothing listens
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from ef_common.errors import UsageError
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
 _LAUNCHER, _WANTED = "launcher.json", "wanted.json"
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Launcher:
         except psutil.NoSuchProcess:
             return False
         return same and self.state != "ended"
+
+    @property
+    def seen(self) -> str:
+        """The state that can be seen from outside: also ``lost``, if it has ended without a word."""
+        return self.state if self.alive or self.state == "ended" else "lost"
 
 
 def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
@@ -118,6 +125,42 @@ def newest() -> Path:
     return found[-1].parent
 
 
+def launchers() -> list[tuple[Path, Launcher]]:
+    """The runs that were started from this working directory, with their launchers, the newest first."""
+    found = [(path.parent, read_launcher(path.parent)) for path in PLACE.glob(f"*/{_LAUNCHER}")]
+    return sorted(((path, one) for path, one in found if one is not None), key=lambda pair: -pair[1].began)
+
+
+def stop(run_dir: Path, *, kill: bool = False) -> None:
+    """Have the launcher of a run stop its workers, and wait until it has ended.
+
+    Args:
+        run_dir: Directory of the run.
+        kill: At once, without a checkpoint.
+
+    Raises:
+        UsageError: There is no such launcher.
+    """
+    launcher = _at_work(run_dir)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(launcher.pid)
+        process.terminate()
+        if kill:
+            # A second signal kills, but two that come at once are one.
+            while launcher.alive and launcher.state == "running":
+                time.sleep(_LOOK_S)
+                launcher = read_launcher(run_dir) or launcher
+            process.terminate()
+        process.wait()
+
+
+def _at_work(run_dir: Path) -> Launcher:
+    launcher = read_launcher(run_dir)
+    if launcher is None or not launcher.alive:
+        raise UsageError(f"no `elasticflow run` is at work there. Received: {run_dir}")
+    return launcher
+
+
 def read_launcher(run_dir: Path) -> Launcher | None:
     """What its launcher does; None if it had none."""
     try:
@@ -147,9 +190,7 @@ def order(run_dir: Path, num_workers: int) -> Order:
     Raises:
         UsageError: There is no such launcher, or it cannot have so many.
     """
-    launcher = read_launcher(run_dir)
-    if launcher is None or not launcher.alive:
-        raise UsageError(f"no `elasticflow run` is at work there. Received: {run_dir}")
+    launcher = _at_work(run_dir)
     if not launcher.local:
         raise UsageError(
             "this is one node of a larger job: start or end whole nodes instead (`elasticflow run`, Ctrl-C)"
