@@ -101,24 +101,32 @@ _ENTRY_HOOKS = ("on_train_start", "on_train_epoch_start", "on_load_checkpoint", 
 
 
 def has_entry_hooks(trainer: Any) -> bool:
-    """Whether code of the user's runs between the admission and the first batch.
+    """Whether code runs between the admission and the first batch that may change all that has been received.
 
-    It may do anything to the data set, and to all that has been received.
+    The user's may do anything to that, and to the data set. Of Lightning's callbacks, those count that have a hook at
+    the start of an epoch and keep a state: `BackboneFinetuning` goes on from the rate that it keeps.
     """
     owners = [trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
-    return any(_is_users(owner, name) for owner in owners for name in _ENTRY_HOOKS)
+    return any(_may_change_much(owner, name) for owner in owners for name in _ENTRY_HOOKS)
 
 
-def _is_users(owner: Any, name: str) -> bool:
+def _may_change_much(owner: Any, name: str) -> bool:
     if name in getattr(owner, "__dict__", ()):
         return True
     cls = type(owner)
-    definer = next((base for base in cls.__mro__ if name in vars(base)), object)
+    definer = _definer(cls, name)
     if definer is object or definer.__module__.startswith("torch."):
         return False
     if is_of_lightning(definer):  # a callback of its own, or the base class, whose hooks do nothing
-        return not is_of_lightning(cls) and definer.__name__ not in _BASES
+        if definer.__name__ in _BASES:
+            return False
+        keeps_state = _definer(cls, "state_dict").__name__ not in _BASES
+        return not is_of_lightning(cls) or (name == "on_train_epoch_start" and keeps_state)
     return True
+
+
+def _definer(cls: type, name: str) -> type:
+    return next((base for base in cls.__mro__ if name in vars(base)), object)
 
 
 _BASES = ("Callback", "ModelHooks", "CheckpointHooks", "DataHooks", "LightningDataModule")

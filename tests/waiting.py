@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ef_common.core.membership import Membership, Phase
-from ef_common.testing.harness import Job, WorkerProcess
+from ef_common.testing.harness import GUARD_S, Job, WorkerProcess
 
-GUARD_S = 90.0
 STOP = "stop"
 """A file in the run directory that ends a training."""
 

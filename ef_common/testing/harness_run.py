@@ -11,7 +11,7 @@ from ef_common.audit import Report, audit
 from ef_common.events import Follower, Record
 
 T = TypeVar("T")
-GUARD_S = 90.0
+GUARD_S = 200.0
 """How long a test waits for what must happen. Nothing is measured with it: it only ends a test that hangs."""
 _POLL_S = 0.02
 _TAIL_BYTES = 8000

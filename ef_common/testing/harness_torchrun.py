@@ -109,7 +109,7 @@ class TorchrunJob(Run):
         *,
         rdzv_backend: str = "elasticflow",
         endpoint: str | None = None,
-        guard_s: float = 2 * GUARD_S,
+        guard_s: float = GUARD_S,
     ) -> None:
         super().__init__(directory, guard_s=guard_s)
         self._script = script

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+SLOW_DOWN_S = 1.5  # far less than the heartbeat timeout
+
 
 class Nodes:
     """Starts nodes and ends them; leaving the context ends all of them.
@@ -28,6 +30,7 @@ class Nodes:
         self._mark = f"DEMO_NODE={secrets.token_hex(8)}"  # how we know our own processes again
         self._endpoint = f"127.0.0.1:{_free_port()}"
         self._environ = {
+            "ELASTICFLOW_HEARTBEAT_TIMEOUT": "10",  # long, so that a machine with too much to do makes nobody look dead
             **os.environ,
             "ELASTICFLOW_TOKEN": secrets.token_hex(16),
             "ELASTICFLOW_RUN_DIR": str(run_dir),
@@ -76,6 +79,13 @@ class Nodes:
         self._killed.add(number)
         _kill(_processes_with(f"{self._mark}-{number}"))
 
+    def slow_down(self, number: int) -> None:
+        """Have a node stand still for a moment. The others wait for it in their next step."""
+        pids = _processes_with(f"{self._mark}-{number}")
+        _send(pids, signal.SIGSTOP)
+        time.sleep(SLOW_DOWN_S)
+        _send(pids, signal.SIGCONT)
+
     def name_of(self, pid: int) -> str:
         """Name of the node that a process belongs to."""
         for number in range(len(self)):
@@ -121,9 +131,13 @@ def _processes_with(mark: str) -> list[int]:
 
 
 def _kill(pids: list[int]) -> None:
+    _send(pids, signal.SIGKILL)
+    time.sleep(0.05)
+
+
+def _send(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue
-    time.sleep(0.05)

@@ -4,8 +4,17 @@ set -euo pipefail
 run=${1:-build/by-hand}
 digits=examples/01-lightning-digits/train.py
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-workers() { elasticflow status --once "$run" 2>/dev/null | sed -n 's/^ *view *\([0-9]*\) workers.*/\1/p'; }
-until_there_are() { for _ in $(seq 300); do [ "$(workers)" = "$1" ] && return; sleep 0.3; done; exit 1; }
+view() { elasticflow status --once "$run" 2>/dev/null | sed -n 's/^ *view *\([0-9]*\) workers, generation /\1 /p'; }
+generation=0
+# A view of so many workers that is newer than the last one that was waited for: those in between may be short.
+until_there_are() {
+    for _ in $(seq 300); do
+        read -r number newest <<<"$(view)" || true
+        if [ "$number" = "$1" ] && [ "$newest" -gt "$generation" ]; then generation=$newest && return; fi
+        sleep 0.3
+    done
+    exit 1
+}
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 say "Two workers"
@@ -17,8 +26,7 @@ until_there_are 2
 elasticflow status --once "$run"
 
 say "SIGKILL to one of them: the other goes on, and it is started again"
-kill -KILL "$(pgrep -f -n "python.* $digits --epochs=1000")"
-until_there_are 1
+kill -KILL "$(grep -ho '"kind":"start","pid":[0-9]*' "$run"/events/*.jsonl | head -1 | cut -d: -f3)"
 until_there_are 2
 elasticflow status --once "$run"
 
@@ -39,7 +47,7 @@ ls "$run/checkpoints/checkpoints"
 say "The same command goes on from there"
 elasticflow run --nproc-per-node=2 --run-dir="$run" --checkpoint="$run/checkpoints" \
     "$digits" --epochs=1000 --step-seconds=0.1 >>"$run.log" 2>&1 &
-launcher=$!
+launcher=$! generation=0
 until_there_are 2
 elasticflow status --once "$run" | grep -A1 "run 2"
 kill -INT "$launcher"

@@ -24,7 +24,7 @@ def run_experiment(out: Path, option: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=880,
     )
     assert run.returncode == 0, run.stdout
     return run.stdout
@@ -38,7 +38,7 @@ def rows(output: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.thorough
 def test_short_experiment_learns_passes_its_audits_and_prints_its_table(tmp_path: Path) -> None:
     output = run_experiment(tmp_path, "--short")

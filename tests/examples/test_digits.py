@@ -10,6 +10,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "example",
     [
@@ -27,7 +28,7 @@ def test_digits_in_one_process_are_learnt(tmp_path: Path, example: str) -> None:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=290,
     )
     assert run.returncode == 0, run.stderr
     found = re.search(r"^test accuracy: ([\d.]+)$", run.stdout, re.MULTILINE)

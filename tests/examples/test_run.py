@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -16,7 +16,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def shell(*command: str, cwd: Path) -> str:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICFLOW_")}
     environ |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+    environ["ELASTICFLOW_HEARTBEAT_TIMEOUT"] = "10"  # a busy machine makes nobody look dead
+    run = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 

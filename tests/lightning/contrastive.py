@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,6 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
                 gathers=gathers,
                 before=[float(self.encoder[1].running_mean[0]), int(self.encoder[1].num_batches_tracked)],
             )
-            time.sleep(options.get("sleep_s", 0.0))
             striker.begin_forward(self.global_step)
             place = {"step": self.global_step, "index": striker.num_forwards}
             striker.at("before_gather", **place)
@@ -89,7 +87,9 @@ def contrastive(pl: Any, striker: Striker, options: dict[str, Any]) -> Any:
             else:
                 seconds, rank = second, 0
             striker.at("after_gather", **place)
-            striker.at("after_each_gather", step=self.global_step)
+            if session.completed_in.generation == session.view.generation:
+                # Else this worker was given the result after a loss, and has another rank already than in this gather.
+                striker.at("after_each_gather", step=self.global_step)
             loss = loss_of(first, seconds, rank)
             loss.register_hook(lambda gradient: striker.at("before_backward", **place))
             self.log("loss", loss.detach(), on_epoch=True, on_step=False, batch_size=len(indices))
@@ -111,7 +111,9 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
     torch.manual_seed(os.getpid())
     module = contrastive(pl, striker, options)
     strategy = strategy_for(pl.__name__)(backend="gloo", compensation="none")
-    trainer = training.trainer(pl, strategy, **options.get("trainer", {}))
+    least = options.get("expects", 0)  # workers, without which it does not end
+    enough = training.holding(pl, lambda trainer: trainer.world_size < least and trainer.global_step >= 10)
+    trainer = training.trainer(pl, strategy, callbacks=[enough], **options.get("trainer", {}))
     loader = training.loader(options.get("length", LENGTH), num_workers=options.get("num_workers", 0))
     trainer.fit(module, loader)
     return {

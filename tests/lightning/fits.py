@@ -19,7 +19,10 @@ def wait_for(gate: Path) -> None:
 
 
 def gated(pl: Any, gates: Path, *, slow: bool) -> tuple[Any, Any]:
-    """Module and callback. Members wait in the validation and in the second fit, a slow newcomer in the first one."""
+    """Module and callback. Members wait in the validation and in the second fit, a slow newcomer in the first one.
+
+    In the second fit they wait, if there is a gate "expected", until they know of a newcomer, too.
+    """
 
     class Module(training.regression(pl)):  # type: ignore[misc]
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -41,6 +44,8 @@ def gated(pl: Any, gates: Path, *, slow: bool) -> tuple[Any, Any]:
             session = this_worker().session
             if session.training == 2 and batch_idx == 2:
                 wait_for(gates / "second")
+                while (gates / "expected").exists() and session.world_size < 3 and not session.change_pending:
+                    time.sleep(0.01)
 
     return Module, Gate
 

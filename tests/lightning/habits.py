@@ -82,5 +82,5 @@ def run_as_tasks_of_slurm(host: str, saved: str) -> None:
                 os.kill(os.getpid(), SIGNAL)
 
     plugins = [environment(requeue_signal=SIGNAL)]
-    trainer = training.trainer(pl, plugins=plugins, callbacks=[Signal()], default_root_dir=saved, max_epochs=1000)
+    trainer = training.trainer(pl, plugins=plugins, callbacks=[Signal()], default_root_dir=saved, max_epochs=100_000)
     trainer.fit(training.regression(pl)(), training.loader(LENGTH))

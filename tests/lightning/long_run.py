@@ -22,6 +22,13 @@ VAL_LENGTHS = (21, 5)
 EPOCHS = 4
 SLEEP_S = 0.03
 MONITORED = "val_loss/dataloader_idx_0"
+KILLED = "killed"
+"""A file in the run directory, which is there once a worker has been killed."""
+
+
+def lacks_a_newcomer(trainer: Any, epoch: int) -> bool:
+    """Whether this epoch has begun in the view of the start."""
+    return bool(trainer.current_epoch == epoch and trainer.strategy.session.view.generation == 1)
 
 
 def module_of(pl: Any, sleep_s: float = SLEEP_S) -> Any:
@@ -80,6 +87,7 @@ def run(host: str, options: dict[str, Any]) -> dict[str, Any]:
     bar = getattr(callbacks, options.pop("bar", "TQDMProgressBar"))(refresh_rate=1)
     num_workers = options.pop("data_workers", 0)
     best = callbacks.ModelCheckpoint(directory / "best", monitor=MONITORED, save_top_k=2, save_last=True)
+    last, killed = EPOCHS - 1, directory / KILLED
     often = callbacks.ModelCheckpoint(directory / "often", every_n_train_steps=5, save_top_k=-1)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -97,6 +105,10 @@ def run(host: str, options: dict[str, Any]) -> dict[str, Any]:
             callbacks.Timer(),
             callbacks.GradientAccumulationScheduler({0: 1, 2: 2}),
             callbacks.EMAWeightAveraging(decay=0.5),
+            training.holding(pl, lambda trainer: lacks_a_newcomer(trainer, epoch=1)),
+            training.holding(
+                pl, lambda trainer: trainer.current_epoch == last and trainer.world_size == 3 and not killed.exists()
+            ),
         ],
         logger=[loggers.CSVLogger(directory, "csv"), loggers.TensorBoardLogger(directory, "board")],
         **options,
@@ -143,7 +155,10 @@ def run_unusual(host: str) -> dict[str, Any]:
     module = Unusual()
     trainer = training.trainer(
         pl,
-        callbacks=[pl.callbacks.BackboneFinetuning(1, backbone_initial_lr=0.01, verbose=False)],
+        callbacks=[
+            pl.callbacks.BackboneFinetuning(1, backbone_initial_lr=0.01, verbose=False),
+            training.holding(pl, lambda trainer: lacks_a_newcomer(trainer, epoch=2)),
+        ],
         reload_dataloaders_every_n_epochs=1,
         check_val_every_n_epoch=2,
         num_sanity_val_steps=0,
@@ -211,14 +226,18 @@ def run_losing_the_logger(host: str, *, written: bool) -> list[float]:
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             if not written:
-                self._die_after(6)
+                (directory / f"{self.global_step}-{os.getpid()}").touch()
+                self._die_after(6, others=2)
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if written:
                 self._die_after(5)
 
-        def _die_after(self, step: int) -> None:
+        def _die_after(self, step: int, others: int = 0) -> None:
+            """So many others have made this update, too: else they would make it again without this worker."""
             if self.trainer.global_step == step and self.trainer.is_global_zero and not (directory / "died").exists():
+                while len(list(directory.glob(f"{step}-*"))) <= others:
+                    time.sleep(0.01)
                 (directory / "died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -40,6 +40,7 @@ def train(
     gate: str | None = None,
     *,
     expects: bool = False,
+    stays: bool = False,
 ) -> dict[str, Any]:
     """Train a program.
 
@@ -49,6 +50,7 @@ def train(
         store: Where checkpoints are taken after each step.
         gate: A file without which this worker does not begin to train.
         expects: This worker does not end epoch `JOINS` before a newcomer has come, however slow that one is.
+        stays: This worker lets others in, and does not end; it is killed.
     """
     pl = importlib.import_module(HOST)
     parts = PROGRAMS[name](pl)
@@ -60,6 +62,8 @@ def train(
         callbacks.append(pl.callbacks.LambdaCallback(on_fit_start=lambda *args: wait_for(Path(gate))))
     if expects:
         callbacks.append(expect(pl))
+    if stays:
+        callbacks.append(training.holding(pl, lambda trainer: trainer.current_epoch == JOINS + 1))
     strategy = strategy_for(HOST)(checkpoint=None if store is None else Checkpointing(store, every_steps=1))
     trainer = training.trainer(pl, strategy, callbacks=callbacks, **{"max_epochs": 4, **options})
     loaders = parts.get("loaders", [training.loader(LENGTH)])

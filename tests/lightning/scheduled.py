@@ -6,12 +6,14 @@ import importlib
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from ef_common.launch.environment import read_environment
 from ef_lightning import strategy_for
 from tests.lightning import training
 from tests.lightning.training import BATCH_SIZE
@@ -238,6 +240,30 @@ def steps_of_schedulers(trainer: Any) -> list[int]:
 # ---------------------------------------------------------------- in real workers
 
 
+KILLED = "killed"
+"""A file in the run directory, which is there once a worker has been killed."""
+
+
+def waiting(pl: Any, options: dict[str, Any]) -> Any:
+    """A callback that waits for what is to happen to the workers.
+
+    Args:
+        pl: The class tree.
+        options: Of these, `loses_at`: a step, before which `KILLED` must be there; `gains_at`: a step, and the workers
+            that there must be then, or the last of them are awaited; `stays_at`: a step that is not begun.
+    """
+    loses_at, (gains_at, least) = options.pop("loses_at", None), options.pop("gains_at", (0, 0))
+    stays_at = options.pop("stays_at", None)
+
+    def holds(trainer: Any) -> bool:
+        step = trainer.global_step
+        if loses_at is not None and step >= loses_at and not ((read_environment().run_dir or Path()) / KILLED).exists():
+            return True
+        return (step >= gains_at and trainer.world_size < least) or step == stays_at
+
+    return training.holding(pl, holds)
+
+
 def one_cycle(optimizer: Any, num_updates: int) -> Any:
     return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=num_updates)
 
@@ -247,7 +273,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         options: `length`; `sleep_s` of a step; `batch_size`; `compensation`; `ckpt_path`; `save`: a step, after which
-            the training ends, and the path of a checkpoint; the rest is the Trainer's.
+            the training ends, and the path of a checkpoint; those of `waiting`; the rest is the Trainer's.
     """
     pl = importlib.import_module("lightning.pytorch")
     options = dict(options)
@@ -262,7 +288,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
                 trainer.should_stop = True
 
     strategy = strategy_for(pl.__name__)(compensation=options.pop("compensation", "none"))
-    trainer = training.trainer(pl, strategy, callbacks=[Save()], **options)
+    trainer = training.trainer(pl, strategy, callbacks=[Save(), waiting(pl, options)], **options)
     trainer.fit(module, loader, ckpt_path=path)
     return {"rates": module.rates, "num_updates": module.num_updates, "step": trainer.global_step}
 
@@ -271,13 +297,14 @@ def run_adversarial(options: dict[str, Any]) -> dict[str, Any]:
     """Train two networks by hand in a worker of a job.
 
     Args:
-        options: `length`; `num_batches`; `sleep_s` of a step; the rest is the Trainer's.
+        options: `length`; `num_batches`; `sleep_s` of a step; those of `waiting`; the rest is the Trainer's.
     """
     pl = importlib.import_module("lightning.pytorch")
     options = dict(options)
     length = options.pop("length")
     module = adversarial(pl, num_batches=options.pop("num_batches"), sleep_s=options.pop("sleep_s"))
-    trainer = training.trainer(pl, strategy_for(pl.__name__)(compensation="none"), **options)
+    callbacks = [waiting(pl, options)]
+    trainer = training.trainer(pl, strategy_for(pl.__name__)(compensation="none"), callbacks=callbacks, **options)
     trainer.fit(module, training.loader(length))
     rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers]
     return {"rates": rates, "steps": steps_of_schedulers(trainer), "step": trainer.global_step}

@@ -533,7 +533,7 @@ def test_optimizer_without_a_rule_trains_unchanged_and_the_first_change_of_the_w
 def test_optimizer_without_a_rule_trains_unchanged_with_others_and_the_first_resize_is_told_once(
     job: Job, name: str
 ) -> None:
-    options = {"length": 403, "max_epochs": 50, "stop": "enough", "optimizer": name}
+    options = {"length": 403, "max_epochs": 10_000, "stop": "enough", "optimizer": name}
     first, lost = job.start_world(2, compensated.run, options)
     job.wait_for_step(3)
     assert warnings_of(first, lost) == [0, 0]
@@ -541,8 +541,9 @@ def test_optimizer_without_a_rule_trains_unchanged_with_others_and_the_first_res
     job.view(1, after=1)
     newest = max(event["step"] for event in job.events("step"))
     job.wait_for_step(newest + 3)
+    alone = job.generation
     other = job.start(compensated.run, options)
-    job.view(2, after=job.generation)
+    job.view(2, after=alone)
     newest = max(event["step"] for event in job.events("step"))
     job.wait_for_step(newest + 3)
     (job.directory / "enough").touch()
@@ -629,7 +630,7 @@ def trace_of(events: list[dict[str, Any]]) -> tuple[list[int], list[list[int]]]:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_workers_agree_on_the_scale_through_a_join_and_a_loss(job: Job) -> None:
-    options = {"length": 403, "max_epochs": 50, "stop": "enough"}
+    options = {"length": 403, "max_epochs": 10_000, "stop": "enough"}
     founders = job.start_world(2, compensated.run, options)
     job.wait_for_step(3)
     newcomer = job.start(compensated.run, options)

@@ -42,6 +42,7 @@ def parts(pl: Any) -> dict[str, tuple[Any, Any, list[Any], bool]]:
         "the module": (Own(), None, [], True),
         "the data module": (plain(), OwnData(), [], True),
         "a callback": (plain(), None, [*lightnings, OwnCallback()], True),
+        "a callback of Lightning's that goes on": (plain(), None, [pl.callbacks.BackboneFinetuning()], True),
         "a callback that Lightning's calls": (plain(), None, [Unfreezing()], True),
         "a function": (plain(), None, [pl.callbacks.LambdaCallback(on_train_start=print)], True),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_newcomers_hooks_set_what_is_its_own_and_undo_no_step_of_the_others(job:
 
 
 def test_layers_that_are_unfrozen_are_alike_in_newcomers_that_take_over(job: Job) -> None:
-    (founder,) = job.start_world(1, newcomers.train, "finetuning")
+    (founder,) = job.start_world(1, partial(newcomers.train, stays=True), "finetuning")
     job.wait_for("epoch", epoch=JOINS)
     others = [job.start(newcomers.train, "finetuning") for _ in range(2)]
     view = job.view(3)
@@ -103,10 +104,15 @@ def test_newcomers_that_begin_anew_begin_together(tmp_path: Path, name: str, is_
     store, gate = str(tmp_path / "store") if is_saved else None, tmp_path / "gate"
     settings = Settings(start_nodes=2, last_call_s=60.0)
     with Job(tmp_path / "run", preload=warm.TORCH, settings=settings) as job:
-        founders = [job.start(newcomers.train, name, None, store) for _ in range(2)]
+        founders = [job.start(partial(newcomers.train, stays=True), name, None, store) for _ in range(2)]
         job.wait_for("epoch", epoch=1)
         others = [job.start(newcomers.train, name, None, store, str(gate)) for _ in range(2)]
         job.wait_for("epoch", epoch=2)
+        if is_saved:  # in the background
+            saved_in_epoch_1 = newcomers.LENGTH // (2 * training.BATCH_SIZE) + 1
+            job.wait_until(
+                lambda events: [e for e in events if e["kind"] == "checkpoint" and e["step"] >= saved_in_epoch_1]
+            )
         for worker in founders:
             worker.kill()
         gate.touch()
@@ -142,7 +148,7 @@ def test_newcomer_that_cannot_take_in_the_state_ends_alone(job: Job, what: str) 
 
 
 def test_newcomer_without_parameters_that_were_added_ends_alone(job: Job) -> None:
-    workers = job.start_world(2, newcomers.train, "added", {"where": "elsewhere"})
+    workers = job.start_world(2, partial(newcomers.train, expects=True), "added", {"where": "elsewhere"})
     job.wait_for("epoch", epoch=JOINS)
     newcomer = job.start(newcomers.train, "added")
     check_ended_alone(job, workers, newcomer, "cannot find in its model by name", "(none of the model's) in Adam")

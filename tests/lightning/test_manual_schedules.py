@@ -14,6 +14,7 @@ from tests.lightning.compensated import noting
 from tests.lightning.conftest import HOSTS
 from tests.lightning.scheduled import accumulating, adversarial, fit, fit_plain, sharpness_aware, steps_of_schedulers
 from tests.lightning.training import BATCH_SIZE
+from tests.waiting import two_steps
 
 pl = importlib.import_module(HOSTS[0])
 
@@ -140,18 +141,19 @@ def test_two_optimizers_in_a_batch_follow_the_samples_while_workers_come_and_go(
     options = {
         "length": 2 * num_steps * BATCH_SIZE,
         "num_batches": num_epochs * num_steps,
-        "sleep_s": 0.05,
+        "sleep_s": 0.02,
         "max_epochs": -1,
         "max_steps": 2 * num_epochs * num_steps,
+        "loses_at": 20,
+        "gains_at": (60, 2),
     }
     first, lost = job.start_world(2, scheduled.run_adversarial, options)
     job.wait_for_step(8)
     lost.kill()
-    job.view(1, after=1)
-    newest = max(event["step"] for event in job.events("step"))
-    job.wait_for_step(newest + 8)
+    (job.directory / scheduled.KILLED).touch()
+    job.wait_until(two_steps(1), "steps of one")
     other = job.start(scheduled.run_adversarial, options)
-    job.view(2, after=2)
+    job.wait_for("view", 2, world_size=2, generation=3)
     results = [worker.result() for worker in (first, other)]
     job.audit()
     assert all(result["steps"] == [num_epochs * num_steps] * 2 for result in results)

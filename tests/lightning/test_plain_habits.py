@@ -228,7 +228,7 @@ def test_slurm_requeues_two_workers_once(job: Job, tmp_path: Path) -> None:
     resumed.fit(training.regression(pl)(), training.loader(habits.LENGTH), ckpt_path=checkpoint)
     assert resumed.global_step == step + 5
     steps = [event["step"] for event in job.events("step")]
-    assert 2 <= max(steps) < 2000  # they have left
+    assert 2 <= max(steps) < 200_000  # they have left
 
 
 # ---------------------------------------------------------------- two workers

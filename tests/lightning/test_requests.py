@@ -158,7 +158,7 @@ def test_worker_that_raises_a_keyboard_interrupt_interrupts_the_evaluation_of_al
 
 @pytest.mark.processes
 def test_newcomer_has_the_limits_that_the_others_have_agreed_on(job: Job) -> None:
-    options = {"limit_val_batches": 0, "sleep_s": 0.05, "max_epochs": 3}
+    options = {"limit_val_batches": 0, "max_epochs": 3, "expects": 2}
     more = ("more_epochs", "on_train_batch_end", 0, (0,), options)
     workers = job.start_world(2, requested.run, HOSTS[0], *more)
     job.wait_for_step(6)
@@ -171,13 +171,13 @@ def test_newcomer_has_the_limits_that_the_others_have_agreed_on(job: Job) -> Non
 
 @pytest.mark.processes
 def test_newcomer_that_asks_to_stop_before_it_is_admitted_stops_all(job: Job) -> None:
-    options = {"limit_val_batches": 0, "sleep_s": 0.05, "max_epochs": 50}
-    workers = job.start_world(2, requested.run, HOSTS[0], "stop", "on_train_start", None, (), options)
+    options = {"limit_val_batches": 0, "max_epochs": 50, "expects": 2}
+    workers = job.start_world(2, requested.run, HOSTS[0], "stop", "on_fit_start", None, (), options)
     job.wait_for_step(3)
-    newcomer = job.start(requested.run, HOSTS[0], "stop", "on_train_start", None, (1, 2), options, 0)
+    newcomer = job.start(requested.run, HOSTS[0], "stop", "on_fit_start", None, (1, 2), options, 0)
     results = [worker.result() for worker in (*workers, newcomer)]
     assert len({result["step"] for result in results}) == 1
-    assert results[0]["step"] < 50 * 4
+    assert results[0]["step"] < 16
     assert {event["world_size"] for event in job.events("step")} == {2, 3}
     job.audit()
 

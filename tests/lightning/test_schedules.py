@@ -35,6 +35,7 @@ from tests.lightning.scheduled import (
     one_cycle,
 )
 from tests.lightning.training import BATCH_SIZE
+from tests.waiting import two_steps
 
 pl = importlib.import_module(HOSTS[0])
 
@@ -335,12 +336,11 @@ def by_exponent(module: Any) -> Any:
 @pytest.mark.processes
 def test_newcomer_that_comes_when_an_epoch_begins_ends_with_the_others(tmp_path: Path) -> None:
     """Each epoch has one update of two workers, so nobody can come at another time."""
-    options = {"length": 2 * BATCH_SIZE, "sleep_s": 0.02, "max_epochs": -1, "max_steps": 150}
+    options = {"length": 2 * BATCH_SIZE, "sleep_s": 0.0, "max_epochs": -1, "max_steps": 150, "gains_at": (75, 3)}
     with Job(tmp_path, preload=warm.TORCH) as job:
         founders = job.start_world(2, scheduled.run, options)
         job.wait_for_step(3)
         workers = [*founders, job.start(scheduled.run, options)]
-        job.view(3)
         results = [worker.result() for worker in workers]
         job.audit()
     assert len({result["step"] for result in results}) == 1
@@ -366,16 +366,14 @@ def test_start_with_one_worker_of_a_larger_batch_keeps_the_schedule_of_two(tmp_p
 @pytest.mark.processes
 def test_rates_follow_the_samples_while_workers_come_and_go(tmp_path: Path) -> None:
     length, epochs = 30 * BATCH_SIZE, 4
-    options = {"length": length, "sleep_s": 0.05, "max_epochs": epochs}
+    options = {"length": length, "sleep_s": 0.02, "max_epochs": epochs, "loses_at": 10, "gains_at": (40, 3)}
     with Job(tmp_path, preload=warm.TORCH) as job:
         first, lost = job.start_world(2, scheduled.run, options)
         job.wait_for_step(4)
         lost.kill()
-        job.view(1, after=1)
-        steps = max(event["step"] for event in job.events("step"))
-        job.wait_for_step(steps + 3)
+        (job.directory / scheduled.KILLED).touch()
+        job.wait_until(two_steps(1), "steps of one")
         others = [job.start(scheduled.run, options) for _ in range(2)]
-        job.view(3)
         results = [worker.result() for worker in (first, *others)]
         job.audit()
         updates = {event["step"]: event for event in first.events("step")}
@@ -404,8 +402,9 @@ def test_workers_that_begin_again_are_those_that_settings_are_meant_for(tmp_path
     options = {"length": 24 * BATCH_SIZE, "sleep_s": 0.05, "max_epochs": 2, "compensation": "auto"}
     with Job(tmp_path, preload=warm.TORCH, settings=Settings(min_nodes=2, last_call_s=0.0)) as job:
         pair = {"LOCAL_WORLD_SIZE": "2"}
-        lost = [job.start(scheduled.run, options, node="first", environ=pair) for _ in range(2)]
-        lost.append(job.start(scheduled.run, options, node="second"))
+        staying = {**options, "stays_at": 6}
+        lost = [job.start(scheduled.run, staying, node="first", environ=pair) for _ in range(2)]
+        lost.append(job.start(scheduled.run, staying, node="second"))
         job.wait_for_step(3)
         for worker in lost:
             worker.kill(signal.SIGSTOP)

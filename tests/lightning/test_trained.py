@@ -10,7 +10,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def call(folder: str) -> dict[str, Any]:

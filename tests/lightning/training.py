@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,6 +68,20 @@ def trainer(pl: Any, strategy: Any = "elasticflow", **kwargs: Any) -> Any:
         "max_epochs": 2,
     }
     return pl.Trainer(devices=1, strategy=strategy, **{"accelerator": "cpu", **quiet, **kwargs})
+
+
+def holding(pl: Any, holds: Callable[[Any], bool]) -> Any:
+    """A callback that waits before a batch while this is true of the Trainer, unless somebody is about to come.
+
+    So a training does not end before the workers that a test starts or kills have come or gone, however slow it is.
+    """
+
+    class Holding(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            while holds(trainer) and not trainer.strategy.session.change_pending:
+                time.sleep(0.01)
+
+    return Holding()
 
 
 def weights(module: nn.Module) -> list[float]:
