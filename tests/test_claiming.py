@@ -27,7 +27,7 @@ from tests.storage.conftest import require_etcd
 from tests.storage.etcd import EtcdServers
 
 CLAIM = "000000003-" + "0f" * 16
-GUARD_S = 20.0
+GUARD_S = 60.0
 
 
 class Recorder(Session):
