@@ -16,7 +16,7 @@ STOP = "stop"
 
 
 def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
-    """Wait for a state of the coordinator, and until it has told the workers of it: it decides first, and then tells."""
+    """Wait for a state of the coordinator, and until it has told the workers of it, which comes after the decision."""
     deadline = time.monotonic() + GUARD_S
     while not reached(job.coordinator._switchboard.state):
         assert time.monotonic() < deadline, job.tails()
