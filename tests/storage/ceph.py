@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
-import random
 import shutil
 import signal
 import socket
@@ -14,6 +12,8 @@ import time
 import uuid
 from pathlib import Path
 from types import TracebackType
+
+from ef_common.testing.ports import free_ports
 
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
 KEYS = {"key": "efaccess", "secret": "efsecretkey"}
@@ -186,17 +186,6 @@ class Ceph:
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "CEPH_CONF": str(self.folder / "ceph.conf")}
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports on which nobody listens now, and which the system gives to nobody who asks for any."""
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    while len(found) < number:
-        port = random.SystemRandom().randrange(given // 2, given)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found += [] if port in found else [port]
-    return found
 
 
 def _listens(port: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests.storage.ceph import free_ports
+from ef_common.testing.ports import free_ports
 
 PROGRAMS = ("etcd", "setpriv")
 PATIENCE_S = 60.0
