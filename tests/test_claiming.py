@@ -24,10 +24,10 @@ from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store
 from tests.collectives.cluster import Cluster
 from tests.storage.conftest import require_etcd
-from tests.storage.etcd import EtcdServers
+from tests.storage.etcd import PATIENCE_S, EtcdServers
 
 CLAIM = "000000003-" + "0f" * 16
-GUARD_S = 20.0
+GUARD_S = 60.0
 
 
 class Recorder(Session):
@@ -44,12 +44,13 @@ class Recorder(Session):
 
 
 @pytest.fixture(params=["local", "etcd"])
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def at(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of an empty place."""
     if request.param == "local":
         yield str(tmp_path / "place")
         return
     require_etcd()
+    monkeypatch.setattr("ef_common.storage.etcd.TIMEOUT_S", PATIENCE_S)
     with EtcdServers(tmp_path) as running:
         yield running.url("/jobs")
 

@@ -180,13 +180,18 @@ def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path, method: str)
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_threads_and_processes_end_with_it(processes: bool) -> None:
-    before = threading.active_count(), len(psutil.Process().children())
+    before = running()
     reader = reading([], InProcesses() if processes else Entries(), processes=processes)
     reader.expect([0, 1, 2])
     reader.take(0)
     reader.close()
     reader.close()
     deadline = time.monotonic() + GUARD_S
-    while (threading.active_count(), len(psutil.Process().children())) != before:
+    while running() - before:  # threads of other tests may end meanwhile
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def running() -> set[object]:
+    """Threads and children of this process."""
+    return {*threading.enumerate(), *psutil.Process().children()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,15 @@ STOP = "stop"
 
 
 def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
-    """Wait for a state of the coordinator."""
+    """Wait for a state of the coordinator, and until it has told the workers of it, which comes after the decision."""
     deadline = time.monotonic() + GUARD_S
     while not reached(job.coordinator._switchboard.state):
         assert time.monotonic() < deadline, job.tails()
         assert any(worker.alive for worker in job.workers), job.tails()
         time.sleep(0.02)
+    told = threading.Event()
+    job.coordinator._loop.call_soon_threadsafe(told.set)
+    assert told.wait(GUARD_S)
 
 
 def is_ready(training: int, *, world_size: int = 3) -> Callable[[Membership], bool]:

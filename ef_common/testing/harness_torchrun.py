@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import psutil
 
 from ef_common.launch import environment
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.ports import free_ports
 
 __all__ = ["Node", "TorchrunJob"]
 
@@ -116,8 +116,7 @@ class TorchrunJob(Run):
         self._backend = rdzv_backend
         self.nodes: list[Node] = []
         self._ended = False
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._endpoint = endpoint or f"127.0.0.1:{probe.getsockname()[1]}"
+        self._endpoint = endpoint or f"127.0.0.1:{free_ports(1)[0]}"
 
     def __enter__(self) -> TorchrunJob:
         return self

@@ -127,6 +127,7 @@ class Cluster:
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._mail: dict[tuple[int, int, int], list[Tensor]] = {}
         self._suspects: set[str] = set()
+        self._deciding = threading.RLock()  # a member hears of one decision before the next one is made
         self.sessions: list[Session] = []
 
     def meeting(self, view: View, number: int) -> Meeting:
@@ -139,10 +140,13 @@ class Cluster:
 
     def lose(self, worker: str) -> None:
         """The coordinator learns that a member is gone."""
-        self._install(tuple(m for m in self.view.members if m.id != worker))
+        with self._deciding:
+            self._install(tuple(m for m in self.view.members if m.id != worker))
 
     def suspect(self, worker: str, generation: int) -> None:
-        if generation == self.view.generation:
+        with self._deciding:
+            if generation != self.view.generation:
+                return
             self._suspects.add(worker)
             if self._suspects.issuperset(self.view.ids):
                 self._install(self.view.members)

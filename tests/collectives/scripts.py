@@ -15,10 +15,8 @@ import psutil
 from ef_common.errors import GroupBroken
 from ef_common.launch.environment import read_environment
 from ef_common.ports import Group
-from tests.collectives.seats import RealSeat, Seat
+from tests.collectives.seats import SETTLED_S, RealSeat, Seat
 
-SETTLED_S = 0.5
-"""After this time all have built the group, in memory too."""
 BIG = 1 << 25  # elements: 128 MiB of float32, more than any socket buffers
 
 
@@ -90,6 +88,7 @@ def send_around(seat: Seat) -> list[list[float]]:
 def abort_wakes_who_waits(seat: Seat) -> list[bool]:
     """Rank 0 never joins in; the others give up by themselves."""
     group = seat.build()
+    seat.meet("built")
     if seat.rank == 0:
         seat.sleep(2 * SETTLED_S)
         return []
@@ -112,6 +111,7 @@ def use_raises(seat: Seat, group: Group) -> list[bool]:
 
 def abort_wakes_who_receives(seat: Seat) -> bool:
     group = seat.build()
+    seat.meet("built")
     if seat.rank == 0:
         seat.sleep(2 * SETTLED_S)
         return True
@@ -122,6 +122,7 @@ def abort_wakes_who_receives(seat: Seat) -> bool:
 def death_in_a_collective(seat: Seat) -> list[bool]:
     """The last rank dies; the others learn of it at last by the next view, which aborts."""
     group = seat.build()
+    seat.meet("built")
     if seat.rank == seat.world_size - 1:
         seat.sleep(SETTLED_S)
         seat.die()
@@ -134,6 +135,7 @@ def death_in_a_collective(seat: Seat) -> list[bool]:
 
 def abort_wakes_peers(seat: RealSeat) -> bool:
     group = seat.build()
+    seat.meet("built")
     if seat.rank == 0:
         seat.sleep(0.3)
         group.abort()
@@ -174,20 +176,20 @@ def reduce_nothing_and_one_number(seat: RealSeat) -> list[float]:
     return [float(empty.sum()), float(one)]
 
 
-def reduce_without_waiting(seat: RealSeat) -> list[bool]:
-    """Rank 0 comes late; the others have begun several large sums meanwhile, and are not kept by them."""
+def reduce_without_waiting(seat: RealSeat) -> bool:
+    """Rank 0 comes when the others have begun several large sums; if these kept them, all would wait for ever."""
     group = seat.build()
     for is_late in (False, True):  # in the first sums, NCCL connects, and Gloo takes memory for what is on a GPU
         tensors = [seat.of(np.full(1 << 20, 1.0, np.float32)) for _ in range(5)]
         if seat.rank == 0 and is_late:
-            seat.sleep(SETTLED_S)
-        began = time.monotonic()
+            seat.meet("begun")
         meeting = group.meet("several", tensors)
         pending = [group.all_reduce(tensor, "several", meeting) for tensor in tensors]
-        at_once = time.monotonic() - began < SETTLED_S / 2
+        if seat.rank != 0 and is_late:
+            seat.tell("begun")
         for each in pending:
             each.wait()
-    return [at_once, all(bool((tensor == seat.world_size).all()) for tensor in tensors)]
+    return all(bool((tensor == seat.world_size).all()) for tensor in tensors)
 
 
 def frameworks(seat: RealSeat) -> list[str]:
@@ -227,16 +229,21 @@ def killed_in_a_large_reduction(seat: RealSeat) -> list[Any]:
     """Messages are half sent and half received when rank 0 dies; then all go on in the next view."""
     group = seat.build()
     big = seat.of(np.ones(BIG, np.float32))
-    group.all_reduce(seat.tensor([1.0])).wait()
-    if seat.rank == 0:
-        seat.later(0.05, seat.die)
-    first = broken(lambda: [group.all_reduce(big).wait() for _ in range(100)])
-    return [first, *go_on(seat)]
+
+    def add() -> None:
+        group.all_reduce(seat.tensor([1.0])).wait()
+        if seat.rank == 0:  # whoever has not completed the first sum yet is in it
+            seat.later(0.05, seat.die)
+        for _ in range(100):
+            group.all_reduce(big).wait()
+
+    return [broken(add), *go_on(seat)]
 
 
 def stopped_in_a_large_transfer(seat: RealSeat) -> list[Any]:
     """Rank 0 stops with half of a message on its way in either direction, and is killed then."""
     group = seat.build()
+    seat.meet("built")
     if seat.rank == 0:
         seat.later(0.02, lambda: os.kill(os.getpid(), signal.SIGSTOP))
         group.receive([seat.of(np.empty(BIG, np.float32))], 1)
@@ -292,6 +299,7 @@ def addresses_of_connections(seat: RealSeat) -> list[str]:
 def killed_while_gpus_are_connected(seat: RealSeat) -> list[Any]:
     """Rank 0 dies when the others have begun to connect with NCCL."""
     group = seat.build()
+    seat.meet("built")
     if seat.rank == 0:
         seat.later(0.3, seat.die)
     first = broken(lambda: [group.all_reduce(seat.tensor([1.0])).wait() for _ in range(100_000)])

@@ -6,6 +6,7 @@ no framework: a worker has those that its engine needs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -31,6 +32,9 @@ from tests import warm
 from tests.gpu import GPU_MARKS, seem_to_have_a_gpu
 from tests.horovod_built import needs_horovod
 
+SETTLED_S = 0.5
+"""After this time all members in memory have built the group."""
+
 
 class Seat(Protocol):
     """What a script sees of its member."""
@@ -39,6 +43,8 @@ class Seat(Protocol):
     world_size: int
 
     def build(self) -> Group: ...
+
+    def meet(self, what: str) -> None: ...
 
     def tensor(self, values: Sequence[float]) -> Any: ...
 
@@ -67,6 +73,9 @@ class MemorySeat:
     def build(self) -> Any:
         self.factory = Factory(self._network, self.process, lambda place: None)
         return self.factory.build(self._view, rank=self.rank, bootstrap=None)  # type: ignore[arg-type]
+
+    def meet(self, what: str) -> None:
+        self.process.sleep(SETTLED_S)
 
     def tensor(self, values: Sequence[float]) -> list[float]:
         return list(values)
@@ -173,15 +182,21 @@ class RealSeat:
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def tell(self, what: str) -> None:
+        """Tell the others, past the group, that this member has come so far in its view."""
+        self.client.bootstrap(self.view.generation).put(f"{what}/{self.rank}", b"")
+
+    def meet(self, what: str) -> None:
+        """Wait until all members have come so far, or one is gone: then the group is broken, too."""
+        bootstrap = self.client.bootstrap(self.view.generation)
+        with contextlib.suppress(GroupBroken):
+            self.tell(what)
+            for other in range(self.world_size):
+                bootstrap.get(f"{what}/{other}")
+
     def leave_together(self) -> None:
         """Nobody's end may disturb another's last operation."""
-        bootstrap = self.client.bootstrap(self.view.generation)
-        try:
-            bootstrap.put(f"done/{self.rank}", b"")
-            for other in range(self.world_size):
-                bootstrap.get(f"done/{other}")
-        except GroupBroken:
-            return  # somebody is gone already
+        self.meet("done")
 
 
 def _engine(name: str, framework: str = "", marks: Sequence[Any] = ()) -> Any:

@@ -16,7 +16,7 @@ from ef_common.collectives.links import MAX_STRANGERS, Links
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken, ProtocolError
 
-GUARD_S = 20.0
+GUARD_S = 60.0
 LARGE = 1 << 24  # more than what sockets hold
 
 

@@ -20,6 +20,9 @@ from tests import warm
 from tests.collectives import scripts, seats
 from tests.collectives.seats import ENGINES, preload, run_in_processes, sit, view_of
 
+SILENT_S = 8.0
+"""Longer than a busy machine lets a worker wait for a core, as the others must not be taken for silent."""
+
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
@@ -77,7 +80,7 @@ def test_all_reduce_takes_what_is_empty_and_what_has_no_dimension(directory: Pat
 
 
 def test_all_reduce_returns_before_the_others_have_come(directory: Path, engine: str) -> None:
-    assert run_in_processes(scripts.reduce_without_waiting, 3, directory, engine=engine) == [[True, True]] * 3
+    assert run_in_processes(scripts.reduce_without_waiting, 3, directory, engine=engine) == [True] * 3
 
 
 def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -> None:
@@ -143,7 +146,7 @@ def test_killed_peer_with_messages_half_sent_others_go_on(directory: Path, engin
 
 
 def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path, engine: str) -> None:
-    with Job(directory, preload=preload(engine), heartbeat_timeout_s=3.0) as job:
+    with Job(directory, preload=preload(engine), heartbeat_timeout_s=SILENT_S) as job:
         workers = job.start_world(3, sit, scripts.stopped_in_a_large_transfer, engine)
         job.wait_until(lambda events: len(list(job.results.iterdir())) == 2, "the results of two")
         ended = [worker for worker in workers if (job.results / f"{worker.name}.json").exists()]
@@ -154,7 +157,7 @@ def test_stopped_peer_with_a_message_half_sent_others_go_on(directory: Path, eng
 
 def test_stopped_peer_is_not_waited_for_until_gloo_gives_up(directory: Path, engine: str) -> None:
     patient = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "LOCAL_WORLD_SIZE": "3"}
-    with Job(directory, preload=preload(engine), heartbeat_timeout_s=3.0) as job:
+    with Job(directory, preload=preload(engine), heartbeat_timeout_s=SILENT_S) as job:
         seats = [{**patient, "LOCAL_RANK": str(rank)} for rank in range(3)]
         script = scripts.stopped_at_rest
         workers = [job.start(sit, script, engine, node="founders", environ=environ) for environ in seats]

@@ -5,6 +5,7 @@ What is decided without a GPU is tested without one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -105,9 +106,13 @@ def test_sum_that_will_never_end_is_given_up(reason: str) -> None:
 
 
 def test_sum_that_ends_soon_after_a_peer_has_left_is_complete() -> None:
-    pending = FakePending()
-    threading.Timer(0.05, lambda: setattr(pending, "over", True)).start()
-    sums_of_rank_0(is_cut=lambda: True).finish(pending)  # type: ignore[arg-type]
+    pending, looks = FakePending(), itertools.count(1)
+
+    def is_cut() -> bool:
+        pending.over = next(looks) == torch_nccl._PATIENCE
+        return True
+
+    sums_of_rank_0(is_cut=is_cut).finish(pending)  # type: ignore[arg-type]
 
 
 def test_abort_waits_until_no_sum_touches_its_tensor() -> None:

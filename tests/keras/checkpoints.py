@@ -64,6 +64,14 @@ class BreaksOffWhenSaved(keras.callbacks.Callback):
             raise BreaksOffError
 
 
+class WaitsUntilSaved(BreaksOffWhenSaved):
+    """Before each step, so that no newer checkpoint overtakes what workers write together."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        saver = self.elastic._fit._checkpoints.job._saver
+        assert saver is None or saver.flush(60.0)
+
+
 class BreaksOffAtTheEndOfAnEpoch(BreaksOffWhenSaved):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         pass
@@ -176,7 +184,8 @@ def worded() -> Any:
 def together(folder: str, model: str) -> list[Any]:
     """A training of several workers, which write its checkpoints together."""
     settings = Checkpointing(f"{folder}/store", every_steps=2, share_bytes=1 << 10, retention=Retention(keep_last=9))
-    found: list[Any] = start({"wide": wide, "worded": worded}[model], settings, epochs=4, again=False)["weights"]
+    made = {"wide": wide, "worded": worded}[model]
+    found: list[Any] = start(made, settings, WaitsUntilSaved(), epochs=4, again=False)["weights"]
     return found
 
 

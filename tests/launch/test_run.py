@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from ef_common.launch import run_directory
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.ports import free_ports
 from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
 from tests.gpu import GPU_MARKS
@@ -235,8 +235,7 @@ def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Laun
 
 @pytest.mark.thorough
 def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
     first, second = (
         job(endpoint, f"--rdzv-conf=is_host={is_host},last_call_timeout=60", "--nnodes=1:2", *script(), directory=place)
         for is_host, place in ((1, tmp_path / "a"), (0, tmp_path / "b"))

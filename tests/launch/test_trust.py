@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.sockets import LOOPBACK, Address, parse_address
 from ef_common.launch import environment
+from ef_common.testing.ports import free_ports
 from tests.control.conftest import Peer
 from tests.control.lies import Call, calls
 from tests.faults.hosts import ENOUGH
@@ -73,8 +74,7 @@ def test_token_of_a_job_is_in_no_log_event_file_or_command_line(
         run = launch(*arguments, ELASTICFLOW_TOKEN=secret)
     else:
         (tmp_path / "token").write_text(secret)
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         conf = f"--rdzv-conf=is_host=1,token_file={tmp_path / 'token'}"
         run = launch(f"--rdzv-endpoint=127.0.0.1:{port}", conf, "--nnodes=1", *arguments)
     run.wait_for_world(2)

@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 from types import TracebackType
 
+from ef_common.testing.ports import free_ports
+
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
 KEYS = {"key": "efaccess", "secret": "efsecretkey"}
 _DEADLINE_S = 60.0
@@ -184,16 +186,6 @@ class Ceph:
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "CEPH_CONF": str(self.folder / "ceph.conf")}
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports on which nobody listens now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    try:
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _listens(port: int) -> bool:

@@ -17,6 +17,7 @@ from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.claims import Claims, Place, place_for
 from ef_common.storage.etcd import Etcd
 from ef_common.storage.store import Store, Writer
+from tests.storage.etcd import PATIENCE_S
 
 CLAIM = "000000003-" + "0f" * 16
 RUN = "3c"
@@ -30,9 +31,10 @@ def store(make: Callable[[], Store]) -> Store:
 
 
 @pytest.fixture(params=["local", "memory", "etcd"])
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]:
+def at(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
     """Makes places where the same claims are, as other processes have them."""
     if request.param == "etcd":
+        monkeypatch.setattr("ef_common.storage.etcd.TIMEOUT_S", PATIENCE_S)
         url = request.getfixturevalue("etcd").url(f"/claims-{next(_numbers)}/bücher")
     else:
         url = f"{request.param.replace('local', 'file')}://{tmp_path}/claims"

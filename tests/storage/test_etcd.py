@@ -7,7 +7,7 @@ import ipaddress
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ef_common.storage import etcd as module
 from ef_common.storage.claims import Claims
 from ef_common.storage.etcd import Etcd
 from tests.storage.conftest import require_etcd
-from tests.storage.etcd import EtcdServers
+from tests.storage.etcd import PATIENCE_S, EtcdServers
 from tests.storage.test_claims import CLAIM, RUN
 
 A, B = ("a",), ("b",)
@@ -28,11 +28,19 @@ A, B = ("a",), ("b",)
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., EtcdServers]]:
     """Starts servers of one's own."""
     require_etcd()
-    monkeypatch.setattr(module, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "TIMEOUT_S", PATIENCE_S)
     for variable in ("http_proxy", "https_proxy", "REQUESTS_CA_BUNDLE"):  # none of them is for etcd
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
     with ExitStack() as stack:
         yield lambda *args, **kwargs: stack.enter_context(EtcdServers(tmp_path, *args, **kwargs))
+
+
+@contextmanager
+def impatient(seconds: float = 1.0) -> Iterator[None]:
+    """Where no answer is to come, or where one is asked for again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TIMEOUT_S", seconds)
+        yield
 
 
 def claims(url: str) -> Claims:
@@ -41,7 +49,7 @@ def claims(url: str) -> Claims:
 
 def in_the_end(asking: Claims, members: tuple[str, ...]) -> tuple[str, ...]:
     """What is said to one who tries again and again."""
-    for _ in range(30):
+    for _ in range(60):
         try:
             return asking.get(CLAIM, members)
         except StorageFailed:
@@ -59,7 +67,7 @@ def test_claim_outlives_a_kill_and_nobody_is_answered_meanwhile(make: Callable[.
     assert in_the_end(claims(url), B) == A
     assert claims(url).get(CLAIM, A) == A
     server.signal(signal.SIGSTOP)
-    with pytest.raises(StorageFailed, match="did not answer in time"):
+    with impatient(), pytest.raises(StorageFailed, match="did not answer in time"):
         claims(url).get(CLAIM, A)
 
 
@@ -80,13 +88,14 @@ def test_claim_outlives_the_loss_of_a_member_but_not_of_most(make: Callable[...,
     first, last = servers.url(order=(0, 1, 2)), servers.url(order=(2, 1, 0))
     assert claims(first).get(CLAIM, A) == A
     servers.kill(leader_of(servers))
-    assert in_the_end(claims(first), B) == A
-    assert in_the_end(claims(last), A) == A
-    servers.kill(next(iter(servers.running)))
-    with pytest.raises(StorageFailed):
-        claims(first).get(CLAIM, A)
-    with pytest.raises(StorageFailed):
-        claims(last).excludes("b", generation=3)
+    with impatient():
+        assert in_the_end(claims(first), B) == A
+        assert in_the_end(claims(last), A) == A
+        servers.kill(next(iter(servers.running)))
+        with pytest.raises(StorageFailed):
+            claims(first).get(CLAIM, A)
+        with pytest.raises(StorageFailed):
+            claims(last).excludes("b", generation=3)
 
 
 def leader_of(servers: EtcdServers) -> int:
@@ -128,7 +137,8 @@ def test_request_that_creates_goes_to_one_endpoint(make: Callable[..., EtcdServe
     """Of endpoints that are no cluster, two would hold the same marker else, and one claim each."""
     servers = make(2, apart=True)
     servers.signal(signal.SIGSTOP, 0)
-    place = Etcd(servers.url(order=(0, 1)))
+    with impatient(5.0):
+        place = Etcd(servers.url(order=(0, 1)))
     with pytest.raises(StorageFailed):
         place.create("a", b"1")
     with pytest.raises(NotFound):

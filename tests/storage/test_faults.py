@@ -90,14 +90,12 @@ def test_disk_that_is_full_keeps_the_one_before_and_saving_goes_on_when_there_is
 
 @pytest.mark.processes
 def test_store_that_stalls_holds_up_nobody_and_saving_goes_on_when_it_answers(ceph: Ceph) -> None:
-    options = {
-        **KEYS,
-        "endpoint_url": ceph.endpoint,
-        "config_kwargs": {"read_timeout": 1, "retries": {"max_attempts": 0}},
-    }
+    patient = {**KEYS, "endpoint_url": ceph.endpoint}
+    options = {**patient, "config_kwargs": {"read_timeout": 1, "retries": {"max_attempts": 0}}}
     url = f"s3://{BUCKET}/stalled"
+    run = Checkpoints(Store(url, patient)).claim(parent=None)
     checkpoints = Checkpoints(Store(url, options))
-    run = checkpoints.claim(parent=None)
+    checkpoints.join(run)
     with Saver(checkpoints, retries=RETRIES) as saver, Heard("did not answer in time") as stalled:
         saver.submit(snapshot(run, 1))
         assert saver.flush(ENOUGH_S)
@@ -112,7 +110,7 @@ def test_store_that_stalls_holds_up_nobody_and_saving_goes_on_when_it_answers(ce
         finally:
             ceph.go_on()
         saver.close(ENOUGH_S)
-    assert Checkpoints(Store(url, options)).newest_valid().id.step == 49
+    assert Checkpoints(Store(url, patient)).newest_valid().id.step == 49
 
 
 def test_store_that_is_out_of_reach_makes_the_end_fail(moto: dict[str, Any]) -> None:

@@ -329,7 +329,7 @@ def test_store_outlives_a_directory_that_another_removes(make: Callable[[], Stor
 # ---------------------------------------------------------------- errors
 
 
-FAST = {"config_kwargs": {"retries": {"max_attempts": 0}, "read_timeout": 5, "connect_timeout": 2}}
+FAST = {"config_kwargs": {"retries": {"max_attempts": 0}, "read_timeout": 60, "connect_timeout": 60}}
 
 
 def refused(error: type[Exception], url: str, options: dict[str, Any]) -> str:

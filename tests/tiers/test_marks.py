@@ -12,6 +12,8 @@ from tests.collectives.seats import ENGINES
 from tests.faults.hosts import CPU_HOSTS, is_there
 from tests.tiers.places import ROOT
 
+pytestmark = pytest.mark.timeout(300)  # another pytest imports the frameworks
+
 THERE = [e.values[0] for e in ENGINES if not any(mark.name == "skipif" and mark.args[0] for mark in e.marks)]
 """Engines that can run here."""
 
