@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import os
 import secrets
@@ -222,7 +223,9 @@ class _Agents:
         if notes is None:
             notes = self._directory / str(len(self._processes))
             notes.mkdir()
-        process = multiprocessing.get_context("fork").Process(target=_run_agent, args=(self._args, device, notes))
+        process = multiprocessing.get_context("fork").Process(
+            target=_run_agent, args=(self._args, device, notes, self._options.local)
+        )
         sys.stdout.flush()
         sys.stderr.flush()
         process.start()
@@ -297,6 +300,11 @@ class _Agents:
         without = self._asked | self._replaced
         return [process.exitcode for number, process in enumerate(self._processes) if number not in without]
 
+    @property
+    def failure(self) -> str:
+        """Why the job has failed, as far as they know; "" if they know of nothing."""
+        return next(filter(None, map(read_failure, self._notes)), "")
+
     def drain(self, number: int) -> None:
         """Have its workers leave at the next boundary. To be repeated while it runs: they may be starting."""
         self._asked.add(number)
@@ -333,8 +341,11 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
         return []
 
 
-def _run_agent(args: argparse.Namespace, device: int | None, notes: Path) -> None:
+def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local: bool) -> None:
     """Body of an agent's process."""
+    if local:  # the launcher tells of what its agents have seen, once
+        for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[environment.NOTES] = str(notes)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -351,7 +362,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path) -> Non
             sys.exit(KILLED - failure.exitcode)
         if Restarts(notes).count.excused and not read_failure(notes):
             sys.exit(EXCUSED)
-        if failure.exitcode >= 0:
+        if failure.exitcode >= 0 and not read_failure(notes):
             say(f"a worker ended with exit status {failure.exitcode}", color="red")
         sys.exit(1)
     except SignalException as error:
@@ -448,6 +459,8 @@ class _Supervisor:
         run_directory.write_launcher(self._run_dir, self._launcher)
 
     def _status(self) -> int:
+        if self._options.local and (why := self._agents.failure):
+            say(f"the job has failed: {why}", color="red")
         if len(self._signals) > 1 or signal.SIGINT in self._signals:
             return INTERRUPTED
         if self._signals:
