@@ -225,8 +225,29 @@ class Job(Run):
         pid = self.wait_for("start", worker=worker)[0]["pid"]
         return next(process for process in self.workers if process.pid == pid)
 
+    def founders(self, world_size: int) -> list[WorkerProcess]:
+        """Wait until all members of the first view of this size have arrived in it, even if it is over by now.
+
+        Returns:
+            Its members in rank order.
+        """
+
+        def complete(events: Sequence[Record]) -> list[str]:
+            arrived: dict[int, set[str]] = {}
+            for view in (event for event in events if event["kind"] == "view"):
+                members: list[str] = view["members"]
+                arrived.setdefault(view["generation"], set()).add(view["worker"])
+                if len(members) == world_size and arrived[view["generation"]].issuperset(members):
+                    return members
+            return []
+
+        members = self.wait_until(complete, f"the first view of {world_size}")
+        return [self.by_id(member) for member in members]
+
     def view(self, world_size: int, *, after: int = 0) -> list[WorkerProcess]:
-        """Wait for a view of this size, newer than a generation, in which all have arrived.
+        """Wait for a view of this size, newer than a generation, in which all have arrived and still are.
+
+        If something may end that view by itself, it may be missed: see `founders`.
 
         Returns:
             Its members in rank order.

@@ -161,7 +161,7 @@ def test_all_but_one_are_killed_in_one_step(job: TrainingJob, finish: Finish, un
         )
         for rank in range(4)
     ]
-    job.view(4)
+    job.founders(4)
     assert_same(finish(workers[:1]), undisturbed(OPTIONS))
     for worker in workers[1:]:
         worker.wait()

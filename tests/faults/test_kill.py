@@ -34,7 +34,7 @@ def start_with_fault(
         )
         for rank in range(world_size)
     ]
-    job.view(world_size)
+    job.founders(world_size)
     return workers[0], workers[1:]
 
 
@@ -111,7 +111,7 @@ def test_result_that_one_lacks_is_handed_on(make_job: Callable[..., TrainingJob]
 def test_kill_of_rank_0_survivors_go_on(job: TrainingJob, finish: Finish) -> None:
     fault = {"where": "forward", "step": 3, "rank": 0, "generation": 1}
     job.start_world(3, job.train, {"checkpoints": True}, fault)
-    first, *others = job.view(3)
+    first, *others = job.founders(3)
     assert first.wait() == -signal.SIGKILL
     finish(others)
     assert struck(job, "forward")["rank"] == 0

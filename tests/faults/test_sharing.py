@@ -237,7 +237,7 @@ def test_worker_that_is_killed_while_all_agree_costs_that_checkpoint_at_most(
     fault = {"where": "plan", "rank": rank, "moment": moment, "generation": 1}
     options = {**SHARED, "checkpoint": str(tmp_path / "store")}
     job.start_world(3, job.train, options, fault)
-    workers = job.view(3)
+    workers = job.founders(3)
     assert workers[rank].wait() == -signal.SIGKILL
     check_run(job, [worker for worker in workers if worker is not workers[rank]])
     struck(job, "plan")
