@@ -47,7 +47,7 @@ def view_sizes(job: TrainingJob) -> list[int]:
 @everywhere
 @pytest.mark.parametrize(("world_size", "num_killed"), [(2, 1), (3, 1), (4, 2)])
 def test_kill_in_mid_epoch_survivors_go_on(job: TrainingJob, finish: Finish, world_size: int, num_killed: int) -> None:
-    workers = job.start_world(world_size, job.train, {})
+    workers = job.start_world(world_size, job.train, job.patient)
     job.wait_for_step(3)
     for worker in workers[:num_killed]:
         worker.kill(signal.SIGSTOP)  # so that they end at once
@@ -160,7 +160,7 @@ def test_two_losses_in_one_collective_survivors_go_on(job: TrainingJob, finish: 
 
 @everywhere
 def test_kill_of_all_but_one_the_last_goes_on_alone(job: TrainingJob, finish: Finish) -> None:
-    workers = job.start_world(3, job.train, {})
+    workers = job.start_world(3, job.train, job.patient)
     job.wait_for_step(2)
     for worker in workers[1:]:
         worker.kill()

@@ -117,7 +117,7 @@ def test_kill_of_a_data_worker_training_process_survives(job: TrainingJob, finis
 
 def test_kill_of_a_worker_with_data_workers_is_noticed_and_leaves_none(job: TrainingJob, finish: Finish) -> None:
     """Its data workers live on for a moment; they must not keep its connections open."""
-    workers = job.start_world(2, job.train, {"num_workers": 2, "epochs": 1})
+    workers = job.start_world(2, job.train, {"num_workers": 2, **job.patient})
     job.wait_for_step(3)
     victim, other = workers
     victim.kill()
