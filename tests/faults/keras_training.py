@@ -22,6 +22,7 @@ from ef_common.launch.process import this_worker
 from ef_keras import evaluation_data
 from ef_keras.backends import engine
 from tests.faults.faults import Fault, Striker, use_faulty_ports
+from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
 
 
@@ -38,6 +39,7 @@ class Options:
     wide: bool = False  # a larger model, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
     hurry: str = ""  # another one: steps do not sleep any more
+    holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
     data: str = "arrays"  # or "mapped": one by one; or "stream": a tf.data set that is shuffled anew in each epoch
@@ -138,6 +140,8 @@ class Places(keras.callbacks.Callback):
         striker = self._striker
         striker.begin_forward(int(self.model.optimizer.iterations))
         striker.at("forward", step=striker.step, index=striker.num_forwards)
+        if striker.num_forwards == 0:
+            hold(self._options.holds, striker.step)
         self._linger()
         striker.begin_backward()
 

@@ -29,6 +29,7 @@ from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_lightning import ElasticFlowStrategy, hooks, module
 from tests.faults.faults import Fault, Striker, use_faulty_ports
+from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
 
 
@@ -41,6 +42,7 @@ class Options:
     epochs: int = 2
     step_sleep_s: float = 0.01
     hurry: str = ""  # a file in the run directory; once it is there, steps do not sleep any more
+    holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     num_workers: int = 0
     accumulate: int = 1
     val_length: int = 0
@@ -144,6 +146,8 @@ class Net(LightningModule):
         striker = self._striker
         striker.begin_forward(self.trainer.global_step)
         striker.at("forward", step=striker.step, index=striker.num_forwards)
+        if striker.num_forwards == 0:
+            hold(self._options.holds, striker.step)
         linger(self._options)
         hidden = self.features(images).flatten(1)
         hidden.register_hook(self._in_backward)  # the head's gradients are complete, those of the rest are not
