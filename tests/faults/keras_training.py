@@ -38,7 +38,6 @@ class Options:
     checkpoints: bool = False
     wide: bool = False  # a larger model, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
-    hurry: str = ""  # another one: steps do not sleep any more
     holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
@@ -142,13 +141,8 @@ class Places(keras.callbacks.Callback):
         striker.at("forward", step=striker.step, index=striker.num_forwards)
         if striker.num_forwards == 0:
             hold(self._options.holds, striker.step)
-        self._linger()
+        time.sleep(self._options.step_sleep_s)
         striker.begin_backward()
-
-    def _linger(self) -> None:
-        until = time.monotonic() + self._options.step_sleep_s
-        while (left := until - time.monotonic()) > 0 and not self._is_there(self._options.hurry):
-            time.sleep(min(left, 0.1))
 
     def _is_there(self, name: str) -> bool:
         return bool(name) and ((read_environment().run_dir or Path()) / name).exists()
