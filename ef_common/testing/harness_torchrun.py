@@ -16,7 +16,7 @@ import psutil
 from ef_common.launch import environment
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
 
-__all__ = ["Node", "TorchrunJob"]
+__all__ = ["Node", "TorchrunJob", "reserve_port"]
 
 
 class Node:
@@ -91,6 +91,17 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+def reserve_port() -> socket.socket:
+    """A socket of the loopback interface whose port the system gives to nobody else while it is open.
+
+    A server may listen on that port all the same: this socket does not, and both have SO_REUSEADDR.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
 class TorchrunJob(Run):
     """A job of torchrun nodes on this machine. Whatever happens in its block, no process outlives it.
 
@@ -116,8 +127,8 @@ class TorchrunJob(Run):
         self._backend = rdzv_backend
         self.nodes: list[Node] = []
         self._ended = False
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._endpoint = endpoint or f"127.0.0.1:{probe.getsockname()[1]}"
+        self._reserved = reserve_port()
+        self._endpoint = endpoint or f"127.0.0.1:{self._reserved.getsockname()[1]}"
 
     def __enter__(self) -> TorchrunJob:
         return self
@@ -127,6 +138,7 @@ class TorchrunJob(Run):
     ) -> None:
         for node in self.nodes:
             node.kill()
+        self._reserved.close()
         if kind is not None and not issubclass(kind, HarnessError):
             print(self.tails(), file=sys.stderr)
 

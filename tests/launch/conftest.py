@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ef_common.testing.harness_torchrun import reserve_port
 
 GUARD_S = 60.0
 WORKER = Path(__file__).with_name("worker.py")
@@ -30,8 +31,8 @@ class Job:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.agents: list[subprocess.Popen[bytes]] = []
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            self.endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
+        self.reserved = reserve_port()
+        self.endpoint = f"127.0.0.1:{self.reserved.getsockname()[1]}"
 
     def agent(self, *arguments: str, flags: bool = True, **variables: str) -> subprocess.Popen[bytes]:
         """Start one agent, which is a node."""
@@ -110,6 +111,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     finally:
         for agent in job.agents:
             job.kill(agent)
+        job.reserved.close()
 
 
 @pytest.fixture(scope="session")
