@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from ef_common.launch import run_directory
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.harness_torchrun import reserve_port
 from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
 from tests.gpu import GPU_MARKS
@@ -211,8 +211,8 @@ def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Laun
 
 @pytest.mark.thorough
 def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+    reserved = reserve_port()
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{reserved.getsockname()[1]}"
     first, second = (
         job(endpoint, f"--rdzv-conf=is_host={is_host},last_call_timeout=60", "--nnodes=1:2", *script(), directory=place)
         for is_host, place in ((1, tmp_path / "a"), (0, tmp_path / "b"))
@@ -225,6 +225,7 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
     first.wait_until(lambda _: first.events("view", world_size=1), "the other node's leave")
     (first.directory / ENOUGH).touch()
     assert first.wait() == 0
+    reserved.close()
 
 
 @pytest.mark.thorough
