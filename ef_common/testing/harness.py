@@ -39,12 +39,10 @@ from ef_common.control.sockets import format_address
 from ef_common.core.membership import Settings
 from ef_common.events import Record
 from ef_common.launch import environment
-from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 
 __all__ = ["GUARD_S", "HarnessError", "Job", "WorkerProcess"]
 
-HEARTBEAT_TIMEOUT_S = 10.0
-"""Of the job's coordinator: long, so that a machine with too much to do makes nobody look dead."""
 _PR_SET_PDEATHSIG = 1
 _DUMP_S = 0.5
 _CONTEXT = multiprocessing.get_context("forkserver")

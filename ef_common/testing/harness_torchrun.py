@@ -14,7 +14,7 @@ from types import TracebackType
 import psutil
 
 from ef_common.launch import environment
-from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 
 __all__ = ["Node", "TorchrunJob", "reserve_port"]
 
@@ -164,6 +164,7 @@ class TorchrunJob(Run):
             environment.RUN_DIR: str(self.directory),
             environment.AUDIT: "1",
             "OMP_NUM_THREADS": "1",
+            environment.HEARTBEAT_TIMEOUT: str(HEARTBEAT_TIMEOUT_S),
             "PYTHONWARNINGS": "ignore",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **(environ or {}),

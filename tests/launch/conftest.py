@@ -44,6 +44,7 @@ class Job:
             "EF_TEST_DIR": str(self.directory),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            "ELASTICFLOW_HEARTBEAT_TIMEOUT": "10",  # a machine with too much to do makes nobody look dead
             **variables,
         }
         # Whatever kills pytest kills the agents, and whatever kills an agent kills its workers.

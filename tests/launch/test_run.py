@@ -22,7 +22,7 @@ from ef_common.launch import run as launcher
 from ef_common.launch import run_directory
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
-from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 from ef_common.testing.harness_torchrun import reserve_port
 from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
@@ -39,7 +39,12 @@ class Launched(Run):
 
     def start(self, *arguments: str, name: str = "launcher", run_dir: Path | None = None, **environ: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_"))}
-        variables = {"ELASTICFLOW_AUDIT": "1", "PYTHONWARNINGS": "ignore", **environ}
+        variables = {
+            "ELASTICFLOW_AUDIT": "1",
+            "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
+            "PYTHONWARNINGS": "ignore",
+            **environ,
+        }
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         place = f"--run-dir={run_dir or self.directory}"
         self.output = self.outputs / f"{name}.txt"
@@ -230,7 +235,7 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
 
 @pytest.mark.thorough
 def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[..., Launched]) -> None:
-    run = job("--nproc-per-node=2", *script())
+    run = job("--nproc-per-node=2", "--rdzv-conf=heartbeat_timeout=2", *script())
     generation = run.wait_for_world(2)
     run.wait_for_step(3)  # by then they have agreed that there is no store, so half of them may go on
     stopped = run.workers()[1]
