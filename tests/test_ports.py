@@ -4,7 +4,7 @@ import random
 import socket
 from pathlib import Path
 
-from ef_common.testing.ports import free_ports
+from ef_common.testing.ports import free_ports, reserve_port
 
 
 def test_ports_are_free_and_none_that_the_system_gives_to_others() -> None:
@@ -20,3 +20,10 @@ def test_ports_of_processes_with_equal_seeds_differ() -> None:
     first = free_ports(5)
     random.seed(0)
     assert free_ports(5) != first
+
+
+def test_server_can_listen_on_a_port_that_is_reserved() -> None:
+    with reserve_port() as reserved:
+        address = reserved.getsockname()
+        with socket.create_server(address) as server, socket.create_connection(address):
+            server.accept()[0].close()

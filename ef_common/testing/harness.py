@@ -39,12 +39,10 @@ from ef_common.control.sockets import format_address
 from ef_common.core.membership import Settings
 from ef_common.events import Record
 from ef_common.launch import environment
-from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
+from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 
 __all__ = ["GUARD_S", "HarnessError", "Job", "WorkerProcess"]
 
-HEARTBEAT_TIMEOUT_S = 10.0
-"""Of the job's coordinator: long, so that a machine with too much to do makes nobody look dead."""
 _PR_SET_PDEATHSIG = 1
 _DUMP_S = 0.5
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -225,8 +223,29 @@ class Job(Run):
         pid = self.wait_for("start", worker=worker)[0]["pid"]
         return next(process for process in self.workers if process.pid == pid)
 
+    def founders(self, world_size: int) -> list[WorkerProcess]:
+        """Wait until all members of the first view of this size have arrived in it, even if it is over by now.
+
+        Returns:
+            Its members in rank order.
+        """
+
+        def complete(events: Sequence[Record]) -> list[str]:
+            arrived: dict[int, set[str]] = {}
+            for view in (event for event in events if event["kind"] == "view"):
+                members: list[str] = view["members"]
+                arrived.setdefault(view["generation"], set()).add(view["worker"])
+                if len(members) == world_size and arrived[view["generation"]].issuperset(members):
+                    return members
+            return []
+
+        members = self.wait_until(complete, f"the first view of {world_size}")
+        return [self.by_id(member) for member in members]
+
     def view(self, world_size: int, *, after: int = 0) -> list[WorkerProcess]:
-        """Wait for a view of this size, newer than a generation, in which all have arrived.
+        """Wait for a view of this size, newer than a generation, in which all have arrived and still are.
+
+        If something may end that view by itself, it may be missed: see `founders`.
 
         Returns:
             Its members in rank order.

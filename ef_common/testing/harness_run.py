@@ -13,6 +13,8 @@ from ef_common.events import Follower, Record
 T = TypeVar("T")
 GUARD_S = 200.0
 """How long a test waits for what must happen. Nothing is measured with it: it only ends a test that hangs."""
+HEARTBEAT_TIMEOUT_S = 10.0
+"""Of a job's coordinator: long, so that a machine with too much to do makes nobody look dead."""
 _POLL_S = 0.02
 _TAIL_BYTES = 8000
 

@@ -13,8 +13,8 @@ from types import TracebackType
 import psutil
 
 from ef_common.launch import environment
-from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
-from ef_common.testing.ports import free_ports
+from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
+from ef_common.testing.ports import reserve_port
 
 __all__ = ["Node", "TorchrunJob"]
 
@@ -116,7 +116,8 @@ class TorchrunJob(Run):
         self._backend = rdzv_backend
         self.nodes: list[Node] = []
         self._ended = False
-        self._endpoint = endpoint or f"127.0.0.1:{free_ports(1)[0]}"
+        self._reserved = reserve_port()
+        self._endpoint = endpoint or f"127.0.0.1:{self._reserved.getsockname()[1]}"
 
     def __enter__(self) -> TorchrunJob:
         return self
@@ -126,6 +127,7 @@ class TorchrunJob(Run):
     ) -> None:
         for node in self.nodes:
             node.kill()
+        self._reserved.close()
         if kind is not None and not issubclass(kind, HarnessError):
             print(self.tails(), file=sys.stderr)
 
@@ -151,6 +153,7 @@ class TorchrunJob(Run):
             environment.RUN_DIR: str(self.directory),
             environment.AUDIT: "1",
             "OMP_NUM_THREADS": "1",
+            environment.HEARTBEAT_TIMEOUT: str(HEARTBEAT_TIMEOUT_S),
             "PYTHONWARNINGS": "ignore",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **(environ or {}),

@@ -108,7 +108,7 @@ class _Trial:
         if early:
             self._victim = self._workers[rank]
         else:
-            members = job.view(number)
+            members = job.founders(number)
             self._victim = members[rank]
             if cell.moment == "recovery":
                 job.wait_for_step(cells.STEP)

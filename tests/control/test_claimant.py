@@ -13,7 +13,7 @@ from ef_common.core.quorum import Bid
 from ef_common.errors import StorageFailed
 
 BID = Bid("000000003-" + "0f" * 16, ("a",))
-GUARD_S = 20.0
+GUARD_S = 60.0
 
 
 class Store:

@@ -19,6 +19,7 @@ from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
 from ef_common.session import ControlChannel
+from ef_common.testing.ports import reserve_port
 from tests.control.test_failover import wait_until
 
 MEMBER = Member("w", "n", "")
@@ -56,12 +57,13 @@ def test_client_is_a_control_channel():
 
 
 def test_client_waits_for_a_coordinator_that_starts_later(serve, join):
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        address = sock.getsockname()
+    reserved = reserve_port()
+    address = reserved.getsockname()
     worker = join(address, "w")
     time.sleep(0.1)
     coordinator = Coordinator(address)
     coordinator.start()
+    reserved.close()
     try:
         assert worker.started().warm_up is False
     finally:
@@ -69,10 +71,10 @@ def test_client_waits_for_a_coordinator_that_starts_later(serve, join):
 
 
 def test_client_without_coordinator_names_the_address_and_what_to_check(join):
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        address = sock.getsockname()
-    with pytest.raises(CoordinatorLost, match=rf"127\.0\.0\.1:{address[1]} .*refused.*ELASTICFLOW_TOKEN"):
-        join(address, "w", connect_timeout_s=0.2).started()
+    with reserve_port() as reserved:
+        address = reserved.getsockname()
+        with pytest.raises(CoordinatorLost, match=rf"127\.0\.0\.1:{address[1]} .*refused.*ELASTICFLOW_TOKEN"):
+            join(address, "w", connect_timeout_s=0.2).started()
 
 
 def test_client_of_a_silent_server_gives_up_in_time(listener, join):

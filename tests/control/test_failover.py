@@ -21,7 +21,7 @@ from ef_common.errors import Evicted
 from ef_common.note import Note
 from ef_common.pace import Pace
 
-GUARD_S = 20.0
+GUARD_S = 60.0
 
 
 def wait_until(condition: Callable[[], object]) -> None:

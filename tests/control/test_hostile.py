@@ -22,7 +22,7 @@ from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
 from tests.control.lies import ABSURD, calls
 
-GUARD_S = 5.0
+GUARD_S = 30.0
 
 TOKEN = Token("hunter2")
 HONEST = ("w0", "w1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -64,7 +64,6 @@ class Host:
         num_messages: All-reduces of a step of the wide net.
         patient: Options of a training that goes on until the test has seen what it waits for: newcomers may take long
             to start.
-        lingering: Options of a training of some steps in which newcomers have time to join.
     """
 
     name: str
@@ -72,32 +71,28 @@ class Host:
     preload: tuple[str, ...]
     num_messages: int
     patient: dict[str, Any]
-    lingering: dict[str, Any] = field(default_factory=lambda: {"step_sleep_s": 0.05})
 
 
 ENOUGH = "enough"
 _UNTIL_TOLD = {"epochs": 1000, "stop": ENOUGH}
-_SLOW = {"step_sleep_s": 0.3}
-_LINGERING = {"step_sleep_s": 4.0, "hurry": ENOUGH}
 HOSTS = {
     host.name: host
     for host in (
         # Float buffers, integer buffers, two buckets of gradients, and a confirmation, as their memory is lent.
         Host("lightning", train_lightning, warm.TORCH, 5, _UNTIL_TOLD),
         Host("lightning-horovod", train_lightning_horovod, warm.TORCH, 5, _UNTIL_TOLD),
-        Host("lightning-cuda", train_lightning_cuda, warm.TORCH, 5, _UNTIL_TOLD, _SLOW),
-        Host("lightning-nccl", train_lightning_nccl, warm.TORCH, 5, _UNTIL_TOLD, _SLOW),
+        Host("lightning-cuda", train_lightning_cuda, warm.TORCH, 5, _UNTIL_TOLD),
+        Host("lightning-nccl", train_lightning_nccl, warm.TORCH, 5, _UNTIL_TOLD),
         # Two buckets, with BatchNorm's statistics in the last one.
-        Host("keras-tensorflow", train_keras_tensorflow, warm.KERAS["tensorflow"], 2, _UNTIL_TOLD, _LINGERING),
+        Host("keras-tensorflow", train_keras_tensorflow, warm.KERAS["tensorflow"], 2, _UNTIL_TOLD),
         # The statistics, two buckets of gradients, and a confirmation.
-        Host("keras-torch", train_keras_torch, warm.KERAS["torch"], 4, _UNTIL_TOLD, _LINGERING),
+        Host("keras-torch", train_keras_torch, warm.KERAS["torch"], 4, _UNTIL_TOLD),
         Host(
             "keras-torch-cuda",
             train_keras_torch_cuda,
             ("tests.faults.keras_torch_cuda", "tensorflow"),
             4,
             _UNTIL_TOLD,
-            _LINGERING,
         ),
     )
 }

@@ -22,6 +22,7 @@ from ef_common.launch.process import this_worker
 from ef_keras import evaluation_data
 from ef_keras.backends import engine
 from tests.faults.faults import Fault, Striker, use_faulty_ports
+from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
 
 
@@ -37,7 +38,7 @@ class Options:
     checkpoints: bool = False
     wide: bool = False  # a larger model, with two buckets of gradients
     stop: str = ""  # a file in the run directory: the training ends when it is there
-    hurry: str = ""  # another one: steps do not sleep any more
+    holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
     data: str = "arrays"  # or "mapped": one by one; or "stream": a tf.data set that is shuffled anew in each epoch
@@ -138,13 +139,10 @@ class Places(keras.callbacks.Callback):
         striker = self._striker
         striker.begin_forward(int(self.model.optimizer.iterations))
         striker.at("forward", step=striker.step, index=striker.num_forwards)
-        self._linger()
+        if striker.num_forwards == 0:
+            hold(self._options.holds, striker.step)
+        time.sleep(self._options.step_sleep_s)
         striker.begin_backward()
-
-    def _linger(self) -> None:
-        until = time.monotonic() + self._options.step_sleep_s
-        while (left := until - time.monotonic()) > 0 and not self._is_there(self._options.hurry):
-            time.sleep(min(left, 0.1))
 
     def _is_there(self, name: str) -> bool:
         return bool(name) and ((read_environment().run_dir or Path()) / name).exists()

@@ -15,6 +15,7 @@ from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.holding import NEVER
 from tests.faults.hosts import hosted
 from tests.storage.conftest import BUCKET, gcs, moto  # noqa: F401  # fixtures
 
@@ -48,10 +49,12 @@ def manifests(folder: Path) -> list[str]:
 def test_next_rank_0_goes_on_saving_and_cleans_up(
     job: TrainingJob, tmp_path: Path, host: Any, options: dict[str, Any]
 ) -> None:
-    job.start_world(3, stores.TRAIN[host.name], {**options, "claims": str(tmp_path / "claims")})
+    options = {**options, "claims": str(tmp_path / "claims"), "holds": {4: "go on"}}
+    job.start_world(3, stores.TRAIN[host.name], options)
     first, *others = job.view(3)
     saved(job)
     (tmp_path / stores.KILL).touch()
+    (job.directory / "go on").touch()
     assert first.wait() == -signal.SIGKILL
     torn = (tmp_path / stores.KILLED).read_text()
     check_run(job, others)
@@ -84,11 +87,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_store_holds_up_nobody_and_makes_the_end_fail(
     job: TrainingJob, small_disk: Path, options: dict[str, Any]
 ) -> None:
-    workers = job.start_world(2, stores.train_lightning, {**options, "checkpoint": str(small_disk / "store")}, 1.0)
+    options = {**options, "checkpoint": str(small_disk / "store"), "holds": {4: "go on"}}
+    workers = job.start_world(2, stores.train_lightning, options, 1.0)
     saved(job)
     filler = small_disk / "filler"
     with pytest.raises(OSError, match="No space left"):
         filler.write_bytes(bytes(1 << 20))
+    (job.directory / "go on").touch()
     job.wait_for("checkpoint_failed")
     assert {worker.wait() for worker in workers} == {1}
     assert max(event["step"] for event in job.events("step")) == 22
@@ -106,9 +111,10 @@ def test_full_store_holds_up_nobody_and_makes_the_end_fail(
 def test_store_that_hangs_holds_up_nobody_and_costs_one_copy(
     job: TrainingJob, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    workers = job.start_world(2, stores.train_lightning, options)
+    workers = job.start_world(2, stores.train_lightning, {**options, "holds": {4: "go on"}})
     (begun,) = saved(job)[-1:]
     (tmp_path / stores.HANG).touch()
+    (job.directory / "go on").touch()
     wait_for_file(job, tmp_path / stores.HANGING)
     job.wait_for_step(begun["step"] + 12)  # six checkpoints would have been due
     num = len(job.events("checkpoint"))
@@ -126,13 +132,15 @@ def test_worker_that_was_cut_off_publishes_nothing_over_the_others(
     make_job: Callable[..., TrainingJob], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     job = make_job(heartbeat_timeout_s=2.0)
-    job.start_world(3, stores.linger_when_evicted, options)
+    job.start_world(3, stores.linger_when_evicted, {**options, "holds": {4: "hang", 8: "stopped"}})
     first, *others = job.view(3)
     saved(job)
     (tmp_path / stores.HANG).touch()
+    (job.directory / "hang").touch()
     wait_for_file(job, tmp_path / stores.HANGING)
     first.kill(signal.SIGSTOP)
     (tmp_path / stores.HANG).unlink()
+    (job.directory / "stopped").touch()
     job.view(2, after=1)
     saved(job, worker=others[0].id)
     before = manifests(tmp_path / "store")
@@ -158,7 +166,7 @@ def test_job_is_started_again_from_an_object_store_by_more_workers(
     server = request.getfixturevalue("moto" if kind == "s3" else "gcs")
     options = {**OPTIONS, "checkpoint": f"{kind}://{BUCKET}/{tmp_path.name}", "checkpoint_options": server}
     job = make_job()
-    workers = job.start_world(2, job.train, options)
+    workers = job.start_world(2, job.train, {**options, "holds": {6: NEVER}})
     saved(job, 4)
     for worker in workers:
         worker.kill(signal.SIGSTOP)

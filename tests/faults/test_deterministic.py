@@ -10,8 +10,9 @@ import pytest
 
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import Host, hosted, in_each_framework, marks_of
+from tests.faults.hosts import hosted, in_each_framework, marks_of
 from tests.faults.test_kill import start_with_fault, view_sizes
+from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -109,16 +110,15 @@ def test_same_bits_when_a_worker_is_killed_within_the_exchange(
 
 
 @in_each_framework
-def test_same_bits_when_workers_join(
-    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], host: Host
-) -> None:
-    options = {**OPTIONS, **host.lingering}
+def test_same_bits_when_workers_join(job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]) -> None:
+    options = {**OPTIONS, "holds": {2: "second", 6: "third"}}
     workers = job.start_world(1, job.train, options)
     job.wait_for_step(1)
-    workers.append(job.start(job.train, options, node="second"))
-    job.view(2)
-    workers.append(job.start(job.train, options, node="third"))
-    job.view(3)
+    for node, size in (("second", 2), ("third", 3)):
+        workers.append(job.start(job.train, options, node=node))
+        wait_until(job, is_ready(1, world_size=size))
+        (job.directory / node).touch()
+        job.view(size)
     assert_same(finish(workers), undisturbed(OPTIONS))
 
 
@@ -134,15 +134,17 @@ def test_same_bits_with_data_workers_and_a_kill(
 @hosted("keras-tensorflow", "keras-torch")
 @pytest.mark.thorough
 def test_same_bits_of_a_stream_with_a_kill_and_a_join(
-    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], host: Host
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]
 ) -> None:
     """A stream is walked by all, in the same order; samples of its batches are what is shared."""
     stream = {**OPTIONS, "data": "stream", "batch_size": 10}
-    options = {**stream, **host.lingering}
+    options = {**stream, "holds": {4: "second"}}
     victim, others = start_with_fault(job, options, {"where": "backward", "step": 2}, world_size=2)
-    job.wait_for_step(2)
+    job.view(1, after=1)
     others.append(job.start(job.train, options, node="second"))
-    job.view(2)
+    wait_until(job, is_ready(1, world_size=2))
+    (job.directory / "second").touch()
+    job.view(2, after=2)
     assert_same(finish(others), undisturbed(stream))
     victim.wait()
     struck(job, "backward")
@@ -161,7 +163,7 @@ def test_all_but_one_are_killed_in_one_step(job: TrainingJob, finish: Finish, un
         )
         for rank in range(4)
     ]
-    job.view(4)
+    job.founders(4)
     assert_same(finish(workers[:1]), undisturbed(OPTIONS))
     for worker in workers[1:]:
         worker.wait()

@@ -49,7 +49,7 @@ def test_worker_and_then_a_node_leave_and_nobody_is_restarted(job: TorchrunJob, 
     leaving.signal(signal.SIGTERM)
     leaving.wait()
     job.wait_for("view", world_size=1)
-    assert hosting.worker_pids() == [survivor]
+    job.wait_until(lambda _: hosting.worker_pids() == [survivor], "the end of the one that has left")
     (job.directory / ENOUGH).touch()
     assert hosting.wait() == 0
     assert len(job.events("start")) == 3

@@ -134,10 +134,10 @@ def test_exception_that_is_caught_around_a_fit_in_keras_ends_the_job_elsewhere(s
     (pid,) = (event["pid"] for event in job.events("start", worker=fault["worker"]))
     (own, other) = sorted(job.nodes, key=lambda node: pid not in node.worker_pids())
     job.wait_until(lambda _: "the job has failed: " in outputs(job)[other.name], "the end of the other one")
+    job.wait_until(lambda _: "it has something else to do" in outputs(job)[own.name], "the end of its fit")
     texts = outputs(job)
     assert BUG in texts[other.name].split("the job has failed: ")[1]
     assert "restarting it" not in texts[other.name]
-    assert "it has something else to do" in texts[own.name]
     assert pid in own.worker_pids()
 
 

@@ -36,7 +36,7 @@ def job(tmp_path: Path) -> Iterator[TorchrunJob]:
 def start(job: TorchrunJob, *, fault: dict[str, object] | None = None, max_restarts: int = 1) -> None:
     """Three nodes, and a fault for the second one's first worker."""
     for index in range(3):
-        conf = f"--rdzv-conf=is_host={int(not index)},last_call_timeout=60"
+        conf = f"--rdzv-conf=is_host={int(not index)},last_call_timeout=60,heartbeat_timeout=2"
         given = (OPTIONS, json.dumps(fault)) if index == 1 and fault else (OPTIONS,)
         job.start("--nnodes=1:3", f"--max-restarts={max_restarts}", conf, "--local-addr=127.0.0.1", script_args=given)
     job.wait_for("view", 3, world_size=3)

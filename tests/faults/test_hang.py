@@ -18,7 +18,7 @@ from tests.faults.test_kill import start_with_fault, view_sizes
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).with_name("torchrun_worker.py")
-HANG_TIMEOUT_S = 3.0
+HANG_TIMEOUT_S = 5.0
 STEP = 6
 """The first steps of a worker have no such limit."""
 

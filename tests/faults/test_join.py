@@ -83,7 +83,7 @@ def test_kill_of_the_sender_joiner_gets_the_state_from_another(job: TrainingJob,
     fault = {"where": "transfer", "index": index, "rank": 0, "generation": 2}
     workers = job.start_world(3, job.train, long(job), fault)
     job.wait_for_step(2)
-    sender, *_ = job.view(3)
+    sender, *_ = job.founders(3)
     joiner = job.start(job.train, long(job))
     assert sender.wait() == -signal.SIGKILL
     survivors = [worker for worker in (*workers, joiner) if worker is not sender]

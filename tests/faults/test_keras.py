@@ -28,7 +28,7 @@ def test_next_rank_0_goes_on_writing(job: TrainingJob, finish: Finish) -> None:
     options = {"length": 53, "epochs": 4, "val_length": 20, "csv": True, "checkpoints": True, "best": "max"}
     fault = {"where": "validation", "epoch": 1, "rank": 0, "generation": 1}
     job.start_world(3, job.train, options, fault)
-    first, *others = job.view(3)
+    first, *others = job.founders(3)
     assert first.wait() == -signal.SIGKILL
     results = finish(others)
     assert struck(job, "validation")["rank"] == 0
@@ -105,7 +105,7 @@ def test_newcomer_walks_a_stream_while_the_others_train_and_keeps_what_was_retur
     options = {"length": 8 * 1200, "epochs": 1, "data": "stream", "read_s": 0.003, "step_sleep_s": 0.02}
     fault = {"where": "forward", "step": 40, "rank": 1, "generation": 1}
     job.start_world(3, job.train, options, fault)
-    first, victim, third = job.view(3)
+    first, victim, third = job.founders(3)
     assert victim.wait() == -signal.SIGKILL
     job.wait_for_step(240)
     so_far = max(stop for step in job.events("step") for _, stop in step["committed"])

@@ -34,7 +34,7 @@ def start_with_fault(
         )
         for rank in range(world_size)
     ]
-    job.view(world_size)
+    job.founders(world_size)
     return workers[0], workers[1:]
 
 
@@ -47,7 +47,7 @@ def view_sizes(job: TrainingJob) -> list[int]:
 @everywhere
 @pytest.mark.parametrize(("world_size", "num_killed"), [(2, 1), (3, 1), (4, 2)])
 def test_kill_in_mid_epoch_survivors_go_on(job: TrainingJob, finish: Finish, world_size: int, num_killed: int) -> None:
-    workers = job.start_world(world_size, job.train, {})
+    workers = job.start_world(world_size, job.train, job.patient)
     job.wait_for_step(3)
     for worker in workers[:num_killed]:
         worker.kill(signal.SIGSTOP)  # so that they end at once
@@ -111,7 +111,7 @@ def test_result_that_one_lacks_is_handed_on(make_job: Callable[..., TrainingJob]
 def test_kill_of_rank_0_survivors_go_on(job: TrainingJob, finish: Finish) -> None:
     fault = {"where": "forward", "step": 3, "rank": 0, "generation": 1}
     job.start_world(3, job.train, {"checkpoints": True}, fault)
-    first, *others = job.view(3)
+    first, *others = job.founders(3)
     assert first.wait() == -signal.SIGKILL
     finish(others)
     assert struck(job, "forward")["rank"] == 0
@@ -161,7 +161,7 @@ def test_two_losses_in_one_collective_survivors_go_on(job: TrainingJob, finish: 
 
 @everywhere
 def test_kill_of_all_but_one_the_last_goes_on_alone(job: TrainingJob, finish: Finish) -> None:
-    workers = job.start_world(3, job.train, {})
+    workers = job.start_world(3, job.train, job.patient)
     job.wait_for_step(2)
     for worker in workers[1:]:
         worker.kill()

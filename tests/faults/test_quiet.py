@@ -13,24 +13,34 @@ from tests.faults.hosts import in_each_framework
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
+NUM_BEFORE = 20
+"""Collectives, some of which are those of the start."""
+
 
 @in_each_framework
 def test_normal_steps_send_the_coordinator_heartbeats_and_nothing_else(
     make_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[type] = []
+    training: set[str] = set()
     hear = Switchboard._hear
 
     def listen(self: Switchboard, connection: Connection, worker: str, message: wire.FromWorker) -> None:
         heard.append(type(message))
+        if (
+            isinstance(message, wire.Heartbeat)
+            and message.progress is not None
+            and message.progress.number > NUM_BEFORE
+        ):
+            training.add(worker)
         hear(self, connection, worker, message)
 
     monkeypatch.setattr(Switchboard, "_hear", listen)
     job = make_job()
     workers = job.start_world(2, job.train, {"length": 16000, **job.patient})  # no epoch ends
-    job.wait_for_step(10)
+    job.wait_until(lambda _: len(training) == 2, "heartbeats from steps: what came before them has been heard, too")
     before = list(heard)
-    job.wait_for_step(50)
+    job.wait_for_step(max(event["step"] for event in job.events("step")) + 40)
     in_40_steps = heard[len(before) :]
     check_run(job, workers)
     assert set(in_40_steps) <= {wire.Heartbeat}

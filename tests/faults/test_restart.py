@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from ef_common.core.membership import Settings
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, check_run
+from tests.faults.holding import NEVER
 from tests.faults.hosts import Host, in_each_framework
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -47,7 +49,7 @@ def test_job_that_is_started_again_ends_with_the_bits_of_an_undisturbed_one(
 ) -> None:
     options: dict[str, Any] = {**OPTIONS, "checkpoint": str(tmp_path / "store")}
     job = make_job()
-    workers = job.start_world(before, job.train, {**options, "step_sleep_s": 0.1})
+    workers = job.start_world(before, job.train, {**options, "holds": {step + 1: NEVER}})
     job.wait_until(lambda events: saved(job, step), "a checkpoint")
     kill_all(workers)
     again = make_job()
@@ -60,14 +62,15 @@ def test_job_that_is_started_again_ends_with_the_bits_of_an_undisturbed_one(
 
 @in_each_framework
 def test_workers_that_come_when_all_are_lost_go_on_from_the_checkpoint(
-    job: TrainingJob, tmp_path: Path, undisturbed: str
+    make_job: Callable[..., TrainingJob], tmp_path: Path, undisturbed: str
 ) -> None:
     """The coordinator has lived on, so they are newcomers, and nobody can send them a state."""
+    job = make_job(settings=Settings(max_nodes=2, last_call_s=60.0))  # so the new ones begin together, too
     options: dict[str, Any] = {**OPTIONS, "checkpoint": str(tmp_path / "store")}
-    workers = job.start_world(2, job.train, {**options, "step_sleep_s": 0.1})
+    workers = [job.start(job.train, {**options, "holds": {5: NEVER}}) for _ in range(2)]
     job.wait_until(lambda events: saved(job, 4), "a checkpoint")
     kill_all(workers)
-    results = check_run(job, [job.start(job.train, options, node=node) for node in ("second", "third")])
+    results = check_run(job, [job.start(job.train, options) for _ in range(2)])
     assert {result["weights"] for result in results} == {undisturbed}
     assert job.events("run", run=2)
     assert [event["step"] >= 4 for event in job.events("rollback")] == [True]
@@ -80,10 +83,12 @@ def test_job_that_is_told_to_go_loses_no_step(
     """Checkpoints are rare; the last worker to leave takes one more."""
     options: dict[str, Any] = {**OPTIONS, "checkpoint": str(tmp_path / "store"), "checkpoint_steps": 1000}
     job = make_job()
-    workers = job.start_world(3, job.train, {**options, "step_sleep_s": 0.2})
+    workers = job.start_world(3, job.train, {**options, "holds": {6: "told"}})
     job.wait_for_step(4)
     for worker in workers:
         worker.kill(signal.SIGTERM)
+    job.wait_for("notice", 3)
+    (job.directory / "told").touch()
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     newest = max(event["step"] for event in job.events("step"))
     assert newest < NUM_STEPS

@@ -20,6 +20,7 @@ from ef_common.testing.harness import WorkerProcess
 from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import Striker
+from tests.faults.holding import NEVER
 from tests.faults.hosts import Host, everywhere, hosted, in_each_framework
 from tests.faults.test_checkpoints import OPTIONS, manifests
 from tests.faults.training import Net, Options, _loader
@@ -78,6 +79,30 @@ def shared(job: TrainingJob, *, step: int = 2, generation: int = 0) -> list[Any]
     return job.wait_until(found, f"a shared checkpoint of step {step}")
 
 
+def start_slowly(
+    job: TrainingJob, world_size: int, options: dict[str, Any], *, last: int, together: bool = True
+) -> list[WorkerProcess]:
+    """Start workers that do not go on before each checkpoint has been written, up to that of the last step.
+
+    On a slow machine, one would else be taken later than it is due, or by rank 0 alone, as the others are busy; or be
+    given up, as the end has come.
+    """
+    every = options.get("checkpoint_steps", 2)
+    steps = range(every, last + 1, every)
+    holds = {step + 1: f"saved {step}" for step in steps}
+    workers = job.start_world(world_size, job.train, {**options, "holds": holds})
+    for step in steps:
+        job.wait_until(lambda _, step=step: is_written(job, step, (world_size - 1) * together), f"step {step}")
+        (job.directory / holds[step + 1]).touch()
+    return workers
+
+
+def is_written(job: TrainingJob, step: int, num_shares: int) -> bool:
+    """A checkpoint of this step or a later one is there, and who has written a share has noted it."""
+    ids = {event["id"] for event in job.events("checkpoint") if event["step"] >= step}
+    return any(len(job.events("share", id=id)) >= num_shares for id in ids)
+
+
 def assert_equal(first: Any, second: Any, path: str = "") -> None:
     if isinstance(first, torch.Tensor):
         assert torch.equal(first, second), path
@@ -96,9 +121,9 @@ def assert_equal(first: Any, second: Any, path: str = "") -> None:
 @in_each_framework
 def test_shared_checkpoint_is_the_one_that_rank_0_writes_alone(tmp_path: Path, host: Host) -> None:
     for name, share_bytes in (("shared", 1 << 20), ("alone", 1 << 40)):
-        options = {**BITWISE, "checkpoint": str(tmp_path / name), "share_bytes": share_bytes, "step_sleep_s": 0.05}
+        options = {**BITWISE, "checkpoint": str(tmp_path / name), "share_bytes": share_bytes}
         with TrainingJob(tmp_path / f"run-{name}", host) as job:
-            check_run(job, job.start_world(3, job.train, options))
+            check_run(job, start_slowly(job, 3, options, last=20, together=name == "shared"))
             sharing = {event["worker"] for event in job.events("share")}
             assert len(sharing) == (2 if name == "shared" else 0)
             assert not job.events("checkpoint_failed")
@@ -147,7 +172,7 @@ def test_job_that_shared_is_started_again_by_fewer_with_the_same_bits(
         (expected,) = check_run(undisturbed, undisturbed.start_world(1, undisturbed.train, plain))
     options = {**BITWISE, "checkpoint": str(tmp_path / "store")}
     job = make_job()
-    workers = job.start_world(3, job.train, options)
+    workers = job.start_world(3, job.train, {**options, "holds": {8: NEVER}})
     shared(job, step=6)
     for worker in workers:
         worker.kill(signal.SIGSTOP)
@@ -186,8 +211,10 @@ def test_shares_are_joined_in_an_object_store(
 
 def check_shared(job: TrainingJob, store: Path, host: Host, **more: Any) -> None:
     """Workers write all checkpoints of a training together, but for the last one, and each is of its step."""
-    options = {**SHARED, "length": 203, "global_batch": None, **more, "checkpoint": str(store)}
-    results = check_run(job, job.start_world(2, host.train, options))
+    # Of 13 steps.
+    training = {"length": 203, "epochs": 1, "global_batch": None, "checkpoint_steps": 5}
+    options = {**SHARED, **training, **more, "checkpoint": str(store)}
+    results = check_run(job, start_slowly(job, 2, options, last=10))
     together = published(store, num_pieces=2)
     assert len(together) >= 2
     for step, path in together.items():
@@ -214,12 +241,18 @@ def test_shared_checkpoints_of_an_accumulating_and_validating_training_are_valid
 # ---------------------------------------------------------------- faults
 
 
+HANG, STRUCK, HEALED = "hang", "struck", "healed"
+HOLDS = {4: HANG, 8: STRUCK, 12: HEALED}
+"""The store hangs, something happens to workers, and the store hangs no more."""
+
+
 def hang_in_shares(job: TrainingJob, tmp_path: Path, workers: list[WorkerProcess]) -> CheckpointId:
     """Have all workers wait while they write their shares; which checkpoint that is."""
     before = {path.name for path in (tmp_path / "store" / "checkpoints").iterdir()}
     for path in tmp_path.glob(f"{stores.HANGING}*"):
         path.unlink()
     (tmp_path / stores.HANG).touch()
+    (job.directory / HANG).touch()
     paths = [tmp_path / f"{stores.HANGING}-{worker.pid}" for worker in workers]
     job.wait_until(lambda _: all(path.exists() for path in paths), "all hang")
     names = {path.parent.name for path in (tmp_path / "store" / "checkpoints").glob("*/*.shared")} - before
@@ -237,7 +270,7 @@ def test_worker_that_is_killed_while_all_agree_costs_that_checkpoint_at_most(
     fault = {"where": "plan", "rank": rank, "moment": moment, "generation": 1}
     options = {**SHARED, "checkpoint": str(tmp_path / "store")}
     job.start_world(3, job.train, options, fault)
-    workers = job.view(3)
+    workers = job.founders(3)
     assert workers[rank].wait() == -signal.SIGKILL
     check_run(job, [worker for worker in workers if worker is not workers[rank]])
     struck(job, "plan")
@@ -255,14 +288,16 @@ def test_worker_that_is_killed_while_all_agree_costs_that_checkpoint_at_most(
 def test_worker_that_is_killed_while_shares_are_written_costs_that_checkpoint_alone(
     job: TrainingJob, host: Host, tmp_path: Path, options: dict[str, Any], rank: int
 ) -> None:
-    job.start_world(3, stores.TRAIN[host.name], {**options, "epochs": 4})
+    job.start_world(3, stores.TRAIN[host.name], {**options, "epochs": 4, "holds": HOLDS})
     workers = job.view(3)
     shared(job)
     torn = hang_in_shares(job, tmp_path, workers)
     workers[rank].kill()
+    (job.directory / STRUCK).touch()
     others = [worker for worker in workers if worker is not workers[rank]]
     job.view(2, after=1)
     (tmp_path / stores.HANG).unlink()
+    (job.directory / HEALED).touch()
     newer = shared(job, generation=torn.generation + 1)
     assert all(event["id"] != torn.name for event in job.events("checkpoint"))
     check_run(job, others)
@@ -287,14 +322,16 @@ def test_worker_that_was_cut_off_while_it_wrote_its_share_spoils_nothing(
     make_job: Callable[..., TrainingJob], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     job = make_job(heartbeat_timeout_s=2.0)
-    job.start_world(3, stores.linger_when_evicted, {**options, "epochs": 4})
+    job.start_world(3, stores.linger_when_evicted, {**options, "epochs": 4, "holds": HOLDS})
     workers = job.view(3)
     shared(job)
     torn = hang_in_shares(job, tmp_path, workers)
     *others, last = workers
     last.kill(signal.SIGSTOP)
+    (job.directory / STRUCK).touch()
     (tmp_path / stores.HANG).unlink()
     job.view(2, after=1)
+    (job.directory / HEALED).touch()
     shared(job, generation=torn.generation + 1)
     last.kill(signal.SIGCONT)
     job.wait_until(
@@ -319,7 +356,7 @@ def test_worker_that_was_cut_off_while_it_wrote_its_share_spoils_nothing(
 def test_all_are_told_to_go_while_shares_are_written_and_the_last_state_is_saved(
     job: TrainingJob, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    job.start_world(3, stores.train_lightning, {**options, "epochs": 4})
+    job.start_world(3, stores.train_lightning, {**options, "epochs": 4, "holds": {4: HANG, 8: STRUCK}})
     workers = job.view(3)
     shared(job)
     hang_in_shares(job, tmp_path, workers)
@@ -327,6 +364,7 @@ def test_all_are_told_to_go_while_shares_are_written_and_the_last_state_is_saved
         worker.kill(signal.SIGTERM)
     job.wait_until(lambda _: len(job.events("notice")) >= 3, "all are told")
     (tmp_path / stores.HANG).unlink()
+    (job.directory / STRUCK).touch()
     assert {worker.wait() for worker in workers} == {0}
     found = Checkpoints(Store(tmp_path / "store")).newest_valid(keep=True)
     assert found is not None

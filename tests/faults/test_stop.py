@@ -23,7 +23,7 @@ def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
 @everywhere
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_stopped_worker_is_evicted_and_ends_with_an_error(job: TrainingJob, world_size: int) -> None:
-    victim, *others = job.start_world(world_size, job.train, {"length": 803})
+    victim, *others = job.start_world(world_size, job.train, job.patient)
     job.wait_for_step(3)
     victim.kill(signal.SIGSTOP)
     job.view(world_size - 1)
@@ -36,8 +36,9 @@ def test_stopped_worker_is_evicted_and_ends_with_an_error(job: TrainingJob, worl
 
 
 @in_each_framework
-def test_short_stop_is_waited_for(job: TrainingJob) -> None:
-    workers = job.start_world(2, job.train, {"length": 403})
+def test_short_stop_is_waited_for(make_job: Callable[..., TrainingJob]) -> None:
+    job = make_job()
+    workers = job.start_world(2, job.train, job.patient)
     job.wait_for_step(3)
     workers[0].kill(signal.SIGSTOP)
     steps = len(job.events("step"))

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import ENOUGH, everywhere, in_each_framework, in_keras, in_lightning
+from tests.faults.hosts import everywhere, in_each_framework, in_keras, in_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
+from tests.waiting import is_ready, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -97,10 +98,19 @@ def test_join_during_validation_waits_for_the_next_step(job: TrainingJob, finish
 
 def test_join_before_the_first_validation_sets_it_up_with_the_others(job: TrainingJob, finish: Finish) -> None:
     limits = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
-    options = {"epochs": 2, "length": 403, "val_length": 53, "step_sleep_s": 1.0, "hurry": ENOUGH, "limits": limits}
+    options = {
+        "epochs": 2,
+        "length": 403,
+        "val_length": 53,
+        "step_sleep_s": 0.05,
+        "holds": {2: "ready"},
+        "limits": limits,
+    }
     workers = job.start_world(2, job.train, options)
     job.wait_for("step")
     joiner = job.start(job.train, options)
+    wait_until(job, is_ready(1))
+    (job.directory / "ready").touch()
     job.view(3)
     results = finish([*workers, joiner])
     assert [event["epoch"] for event in job.events("admitted")] == [0]
@@ -117,7 +127,7 @@ def test_kill_of_a_data_worker_training_process_survives(job: TrainingJob, finis
 
 def test_kill_of_a_worker_with_data_workers_is_noticed_and_leaves_none(job: TrainingJob, finish: Finish) -> None:
     """Its data workers live on for a moment; they must not keep its connections open."""
-    workers = job.start_world(2, job.train, {"num_workers": 2, "epochs": 1})
+    workers = job.start_world(2, job.train, {"num_workers": 2, **job.patient})
     job.wait_for_step(3)
     victim, other = workers
     victim.kill()

@@ -29,6 +29,7 @@ from ef_common.launch.environment import read_environment
 from ef_common.launch.process import this_worker
 from ef_lightning import ElasticFlowStrategy, hooks, module
 from tests.faults.faults import Fault, Striker, use_faulty_ports
+from tests.faults.holding import hold
 from tests.faults.saving import save_on_last_leave
 
 
@@ -40,7 +41,7 @@ class Options:
     batch_size: int = 8
     epochs: int = 2
     step_sleep_s: float = 0.01
-    hurry: str = ""  # a file in the run directory; once it is there, steps do not sleep any more
+    holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     num_workers: int = 0
     accumulate: int = 1
     val_length: int = 0
@@ -66,12 +67,6 @@ class Options:
     evict_stragglers: bool = False
     evaluates: bool = False  # after the training: `validate`, `test` and `predict`
     second_length: int = 0  # of a second loader, which is read beside the first one
-
-
-def linger(options: Options) -> None:
-    """A step takes its time."""
-    if not (options.hurry and ((read_environment().run_dir or Path()) / options.hurry).exists()):
-        time.sleep(options.step_sleep_s)
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -144,7 +139,9 @@ class Net(LightningModule):
         striker = self._striker
         striker.begin_forward(self.trainer.global_step)
         striker.at("forward", step=striker.step, index=striker.num_forwards)
-        linger(self._options)
+        if striker.num_forwards == 0:
+            hold(self._options.holds, striker.step)
+        time.sleep(self._options.step_sleep_s)
         hidden = self.features(images).flatten(1)
         hidden.register_hook(self._in_backward)  # the head's gradients are complete, those of the rest are not
         loss = F.cross_entropy(self.head(hidden), labels)
@@ -168,7 +165,7 @@ class Net(LightningModule):
             self._striker.at("validation", step=batch_idx, epoch=self.current_epoch)
         else:
             self._striker.at(self.trainer.state.fn.value, step=batch_idx)
-        linger(self._options)
+        time.sleep(self._options.step_sleep_s)
         outputs = self(images)
         self.log("val_loss", F.cross_entropy(outputs, labels), sync_dist=True)
         self.log("val_accuracy", (outputs.argmax(1) == labels).float().mean(), sync_dist=True)
@@ -193,7 +190,7 @@ def program(options: Options) -> LightningModule:
     """The same net and optimizer, but for the strikes, as a model and a `forward`."""
 
     def forward(images: Tensor, labels: Tensor, params: Any, training: bool) -> Any:
-        linger(options)
+        time.sleep(options.step_sleep_s)
         outputs = params["head"](params["features"](images).flatten(1)) + params["bias"]
         accuracy = (outputs.argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(outputs, labels), "accuracy": accuracy}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.testing.ports import free_ports
+from ef_common.testing.ports import reserve_port
 
 GUARD_S = 60.0
 WORKER = Path(__file__).with_name("worker.py")
@@ -31,7 +31,8 @@ class Job:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.agents: list[subprocess.Popen[bytes]] = []
-        self.endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+        self.reserved = reserve_port()
+        self.endpoint = f"127.0.0.1:{self.reserved.getsockname()[1]}"
 
     def agent(self, *arguments: str, flags: bool = True, **variables: str) -> subprocess.Popen[bytes]:
         """Start one agent, which is a node."""
@@ -43,6 +44,7 @@ class Job:
             "EF_TEST_DIR": str(self.directory),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            "ELASTICFLOW_HEARTBEAT_TIMEOUT": "10",  # a machine with too much to do makes nobody look dead
             **variables,
         }
         # Whatever kills pytest kills the agents, and whatever kills an agent kills its workers.
@@ -110,6 +112,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     finally:
         for agent in job.agents:
             job.kill(agent)
+        job.reserved.close()
 
 
 @pytest.fixture(scope="session")

@@ -139,6 +139,7 @@ def test_second_sigterm_within_a_moment_is_the_same_notice(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(module, "_end_by", ended.append)
+    monkeypatch.setattr(module, "SAME_NOTICE_S", 1000.0)
     make().start()
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)

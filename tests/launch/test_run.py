@@ -23,8 +23,8 @@ from ef_common.launch import run as launcher
 from ef_common.launch import run_directory
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
-from ef_common.testing.harness_run import GUARD_S, HarnessError, Run
-from ef_common.testing.ports import free_ports
+from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
+from ef_common.testing.ports import reserve_port
 from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
 from tests.gpu import GPU_MARKS
@@ -44,7 +44,12 @@ class Launched(Run):
         self, *arguments: str, name: str = "launcher", run_dir: Path | None = None, tee: bool = False, **environ: str
     ) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTICFLOW_"))}
-        variables = {"ELASTICFLOW_AUDIT": "1", "PYTHONWARNINGS": "ignore", **environ}
+        variables = {
+            "ELASTICFLOW_AUDIT": "1",
+            "ELASTICFLOW_HEARTBEAT_TIMEOUT": str(HEARTBEAT_TIMEOUT_S),
+            "PYTHONWARNINGS": "ignore",
+            **environ,
+        }
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         place = f"--run-dir={run_dir or self.directory}"
         self.output = self.outputs / f"{name}.txt"
@@ -235,7 +240,8 @@ def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Laun
 
 @pytest.mark.thorough
 def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched], tmp_path: Path) -> None:
-    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
+    reserved = reserve_port()
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{reserved.getsockname()[1]}"
     first, second = (
         job(endpoint, f"--rdzv-conf=is_host={is_host},last_call_timeout=60", "--nnodes=1:2", *script(), directory=place)
         for is_host, place in ((1, tmp_path / "a"), (0, tmp_path / "b"))
@@ -248,12 +254,13 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
     first.wait_until(lambda _: first.events("view", world_size=1), "the other node's leave")
     (first.directory / ENOUGH).touch()
     assert first.wait() == 0
+    reserved.close()
 
 
 @pytest.mark.thorough
 def test_worker_that_stood_still_for_so_long_that_it_was_lost_is_replaced(job: Callable[..., Launched]) -> None:
     """It comes back by itself, hears that the others have gone on without it, and ends with status 1."""
-    run = job("--nproc-per-node=2", *script())
+    run = job("--nproc-per-node=2", "--rdzv-conf=heartbeat_timeout=2", *script())
     generation = run.wait_for_world(2)
     run.wait_for_step(3)
     stopped = run.workers()[1]
@@ -270,7 +277,7 @@ def test_worker_that_stood_still_for_so_long_that_it_was_lost_is_replaced(job: C
 
 @pytest.mark.thorough
 def test_worker_that_is_stopped_for_good_is_ended_and_replaced(job: Callable[..., Launched]) -> None:
-    run = job("--nproc-per-node=2", *script())
+    run = job("--nproc-per-node=2", "--rdzv-conf=heartbeat_timeout=2", *script())
     generation = run.wait_for_world(2)
     run.wait_for_step(3)  # by then they have agreed that there is no store, so half of them may go on
     stopped = run.workers()[1]
