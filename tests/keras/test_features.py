@@ -49,7 +49,6 @@ OF_JAX = [
     [
         "mixed_precision",
         "gradient_accumulation",
-        "adam_with_clipping_and_averages",
         "learning_rate_schedule",
         "early_stopping",
         "stop_of_one_worker_in_mid_epoch",
