@@ -16,6 +16,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 LOGGERS := .venv/.installed-loggers
 PEERS_TEST := .venv/.installed-peers
+JAX := .venv/.installed-jax
 DOCS := .venv/.installed-docs
 
 .DEFAULT_GOAL := help
@@ -52,7 +53,7 @@ demo-keras: $(HOROVOD)
 test: $(HOROVOD)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(HOROVOD) $(LOGGERS)
+test-all: $(HOROVOD) $(LOGGERS) $(JAX)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # Keras's are in its wheel. PEERS names some of them: PEERS=tests_pytorch/callbacks (relative to the folder `tests` of
@@ -161,6 +162,11 @@ $(DOCS): $(TEST)
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
 $(LOGGERS): $(TEST)
 	$(call install,loggers)
+	@touch $@
+
+# 350 MB: without it, the cases of Keras on JAX are skipped.
+$(JAX): $(TEST)
+	$(call install,jax)
 	@touch $@
 
 $(PEERS_TEST): $(TEST)

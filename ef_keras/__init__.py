@@ -10,11 +10,11 @@ try:
     from ef_keras.callbacks import callbacks
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
-    if missing not in ("tensorflow", "torch"):
+    if missing not in ("tensorflow", "torch", "jax"):
         raise
     raise ModuleNotFoundError(
         f"Keras's backend is {missing}, which is not installed. Install it (pip install {missing}), or choose "
-        "another backend in the environment, before Keras is imported: KERAS_BACKEND=torch or KERAS_BACKEND=tensorflow",
+        "another backend in the environment, before Keras is imported: KERAS_BACKEND=torch, tensorflow or jax",
         name=missing,
     ) from error
 from ef_keras.dataset import dataset

@@ -15,6 +15,7 @@ from ef_common.core.compensation import Rule
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
+from ef_keras import hooks
 from ef_keras.reducer import Reducer
 from ef_keras.scaled_optimizer import ScaledNumbers, ScaledOptimizer
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ef_keras.global_batch import Passes
 
 BACKENDS = ("gloo", "nccl", "horovod")
+_DEFAULTS = {"tensorflow": "horovod", "torch": "nccl", "jax": "gloo"}
 
 
 def check_backend() -> str:
@@ -31,10 +33,10 @@ def check_backend() -> str:
         UnsupportedError: It is none that can be elastic.
     """
     name = str(keras.config.backend())
-    if name not in ("tensorflow", "torch"):
+    if name not in ("tensorflow", "torch", "jax"):
         raise UnsupportedError(
-            "elastic training works with Keras's tensorflow and torch backends. Set KERAS_BACKEND=tensorflow or "
-            f"KERAS_BACKEND=torch. Received: {name}"
+            "elastic training works with Keras's tensorflow, torch and jax backends. Set KERAS_BACKEND to one of them. "
+            f"Received: {name}"
         )
     return name
 
@@ -54,7 +56,7 @@ def engine(backend: str | None) -> str:
     if backend not in (None, *BACKENDS):
         raise UsageError(f"unknown backend. Expected one of {BACKENDS}. Received: backend={backend!r}")
     if backend is None:
-        backend = "nccl" if framework == "torch" else "horovod" if _has("horovod.tensorflow") else "gloo"
+        backend = _DEFAULTS[framework] if framework != "tensorflow" or _has("horovod.tensorflow") else "gloo"
     if backend == "nccl":
         if framework != "torch":
             raise UsageError(
@@ -83,6 +85,10 @@ def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence
         from ef_keras.gradients_torch import TorchReducer
 
         return TorchReducer(session, model, weights)
+    if check_backend() == "jax":
+        from ef_keras.gradients_jax import JaxReducer
+
+        return JaxReducer(session, model, weights)
     from ef_keras.gradients_tensorflow import TensorFlowReducer
 
     return TensorFlowReducer(session, model, weights)
@@ -92,6 +98,10 @@ def scaled_for(optimizer: Any, rule: Rule) -> ScaledOptimizer:
     """What compensates an optimizer under the backend in use."""
     if check_backend() == "torch":
         return ScaledNumbers(optimizer, rule)
+    if check_backend() == "jax":
+        from ef_keras.scaled_jax import ScaledInStages
+
+        return ScaledInStages(optimizer, rule)
     from ef_keras.scaled_tensorflow import ScaledTensors
 
     return ScaledTensors(optimizer, rule)
@@ -103,13 +113,40 @@ def passes_for(model: Any) -> Passes:
         from ef_keras.gradients_torch import TorchPasses
 
         return TorchPasses()
+    if check_backend() == "jax":
+        from ef_keras.gradients_jax import JaxPasses
+
+        return JaxPasses(model)
     from ef_keras.gradients_tensorflow import TensorFlowPasses
 
     return TensorFlowPasses(model)
 
 
+def step_of(model: Any, reducer: Reducer, *, xla: bool) -> Callable[[Any], Any]:
+    """A train function of a model that has not been traced: takes the batches of an execution, and returns logs."""
+    if check_backend() == "jax":
+        from ef_keras.gradients_jax import JaxReducer, JaxStep
+
+        return JaxStep(model, reducer if isinstance(reducer, JaxReducer) else None)
+    return hooks.new_train_function(model, xla=xla)
+
+
+def entry_of(model: Any, step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What Keras can call as the train function of a model, of one that takes batches and returns logs."""
+    if check_backend() == "jax":
+        from ef_keras import gradients_jax
+
+        return gradients_jax.entry(model, step)
+    return step
+
+
 def train_step_of() -> Callable[..., dict[str, Any]]:
     """What makes an update of a program under the backend in use: `train` of :mod:`ef_keras.steps_tensorflow`."""
+    if check_backend() == "jax":
+        raise UnsupportedError(
+            "ef_keras.model and elasticflow.train work with Keras's tensorflow and torch backends. Compile a model of "
+            "Keras's own, or set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch. Received: jax"
+        )
     if check_backend() == "torch":
         from ef_keras import steps_torch
 
@@ -128,6 +165,10 @@ def memory_of(value: Any) -> np.ndarray:
         from ef_keras import gradients_torch
 
         return gradients_torch.memory_of(held)
+    if check_backend() == "jax":
+        from ef_keras import gradients_jax
+
+        return gradients_jax.memory_of(held)
     from ef_keras import gradients_tensorflow
 
     return gradients_tensorflow.memory_of(held)
@@ -159,6 +200,10 @@ def drawn_from_key(key: Sequence[int]) -> AbstractContextManager[None]:
         from ef_keras import gradients_torch
 
         return gradients_torch.drawn_from_key(key)
+    if check_backend() == "jax":
+        from ef_keras import gradients_jax
+
+        return gradients_jax.drawn_from_key(key)
     from ef_keras import gradients_tensorflow
 
     return gradients_tensorflow.drawn_from_key(key)
@@ -168,8 +213,14 @@ def prepare_determinism() -> None:
     """Before any data are read: refuse a process that cannot compute the same bits as another, and let it do so.
 
     Raises:
+        UnsupportedError: The backend in use cannot.
         UsageError: Naming what to set.
     """
+    if check_backend() == "jax":
+        raise UnsupportedError(
+            "deterministic training works with Keras's tensorflow and torch backends: nobody has shown yet that XLA "
+            "gives the same bits in every process. Set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch. Received: jax"
+        )
     if check_backend() == "tensorflow":
         from ef_keras.gradients_tensorflow import prepare_determinism as prepare
 

@@ -17,6 +17,15 @@ def check_replicas(model: Any) -> None:
     Raises:
         UnsupportedError: Naming what to do instead.
     """
+    if hooks.is_distributed():
+        raise UnsupportedError(
+            "keras.distribution shares the model among several devices of one process, and ElasticFlow has a worker "
+            "for each device. Leave out keras.distribution.set_distribution(…), and start a worker for each device"
+        )
+    if hooks.uses_nnx():
+        raise UnsupportedError(
+            'Keras is in NNX mode, whose steps ElasticFlow does not know. Set "nnx_enabled": false in keras.json'
+        )
     num = hooks.num_replicas(model)
     if num > 1:
         raise UnsupportedError(

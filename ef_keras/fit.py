@@ -22,7 +22,7 @@ from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker
 from ef_common.session import Barrier
 from ef_keras import hooks, metrics
-from ef_keras.backends import passes_for, prepare_determinism, reducer_for
+from ef_keras.backends import entry_of, passes_for, prepare_determinism, reducer_for, step_of
 from ef_keras.checkpoints import FitCheckpoints
 from ef_keras.checks import check_replicas, global_batch_for
 from ef_keras.compensation import FitCompensation
@@ -138,6 +138,11 @@ class Fit:
                 "the training steps of this fit are not compiled by XLA, because compiled steps cannot wait for other "
                 "workers; evaluate, validation and predict still are"
             )
+        if keras.config.backend() == "jax" and (model.run_eagerly or not model.jit_compile):
+            logger.warning(
+                "the training steps of this fit are traced and compiled, because steps of JAX's can wait for other "
+                "workers only where they are cut; evaluate, validation and predict still run as the model was compiled"
+            )
         batch, self._first_batch = self._first_batch, None
         hooks.build(model, batch)
         self._undo.callback(hooks.renew_train_function, model)
@@ -152,9 +157,8 @@ class Fit:
             self.data.on_no_update = self._reducer.reduce_nothing
         self._undo.callback(self._reducer.detach)
         self._reducer.attach()
-        hooks.renew_train_function(model, xla=self._xla)
-        self._step = model.train_function
-        model.train_function = self._run_step
+        self._step = step_of(model, self._reducer, xla=self._xla)
+        model.train_function = entry_of(model, self._run_step)
         self._state = FitState(
             model,
             lambda: self._callbacks.callbacks,
@@ -244,7 +248,7 @@ class Fit:
         return reducer
 
     def _new_step(self) -> Callable[[Any], Any]:
-        step = hooks.new_train_function(self._model, xla=self._xla)
+        step = step_of(self._model, self._reducer, xla=self._xla)
         return lambda batch: step(self._batches_for_step(batch))
 
     def end(self) -> None:

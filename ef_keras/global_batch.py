@@ -162,7 +162,7 @@ class GlobalReducer(Reducer):
         gradients = [(array, variable) for array, variable, n in zip(sums, self._variables, used, strict=False) if n]
         if gradients:
             optimizer = self._attached[0]
-            self._passes.apply(optimizer.apply.original, *map(list, zip(*gradients, strict=True)))
+            self._passes.apply(self.original_of(optimizer), *map(list, zip(*gradients, strict=True)))
         changes = sums[len(self._variables) :]
         for variable, start, change in zip(self._statistics, self._starts, changes, strict=True):
             variable.assign(start + change)
@@ -259,7 +259,7 @@ class GlobalReducer(Reducer):
                 "Leave out global_batch_size"
             )
         (views, share), self._target = self._target, None
-        self._pass_loss = loss
+        self._pass_loss = self.take_loss() if loss is None else loss
         for place, array in zip(places, arrays, strict=True):
             np.multiply(array, views[place].dtype.type(share), out=views[place])
             self._used[place] = 1

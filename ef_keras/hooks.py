@@ -160,6 +160,8 @@ def build(model: Any, batch: Any) -> None:
 
 def metric_variables(model: Any) -> list[Any]:
     """Variables of the loss and of all metrics."""
+    if _backend() == "jax":
+        model.jax_state_sync()  # an evaluation has the state of the model elsewhere
     return list(model.metrics_variables)
 
 
@@ -224,6 +226,16 @@ def num_replicas(model: Any) -> int:
     """Copies of the model that one process trains: several with a strategy of `tf.distribute` for several devices."""
     strategy = getattr(model, "distribute_strategy", None)
     return 1 if strategy is None else int(strategy.num_replicas_in_sync)
+
+
+def is_distributed() -> bool:
+    """Whether a model on the JAX backend is on several devices of one process."""
+    return _backend() == "jax" and keras.distribution.distribution() is not None
+
+
+def uses_nnx() -> bool:
+    """Whether Keras's variables on the JAX backend are those of Flax."""
+    return _backend() == "jax" and bool(keras.config.is_nnx_enabled())
 
 
 def optimizers(model: Any) -> list[Any]:
@@ -349,7 +361,7 @@ def store_that_makes(entry: Callable[[str, Any], Any]) -> Any:
     return store
 
 
-_RATE, _SHIFT = "_get_current_learning_rate", "_elasticflow_shift"
+_RATE, _SHIFT, _SHOWN = "_get_current_learning_rate", "_elasticflow_shift", "_elasticflow_shown_shift"
 
 
 def schedule_of(optimizer: Any) -> Any:
@@ -371,12 +383,19 @@ def shift_schedule(optimizer: Any, num: Any) -> None:
         schedule = schedule_of(optimizer)
         return plain() if schedule is None else schedule(optimizer._iterations + num)
 
-    vars(optimizer)[_RATE] = shifted
+    vars(optimizer).update({_RATE: shifted, _SHOWN: num})
 
 
 def unshift_schedule(optimizer: Any) -> None:
     """Undo it."""
-    vars(optimizer).pop(_RATE, None)
+    for name in (_RATE, _SHOWN):
+        vars(optimizer).pop(name, None)
+
+
+def shifts_of(model: Any) -> list[Any]:
+    """The variables that the schedules of a model's optimizers are shifted by."""
+    parts = [part for optimizer in optimizers(model) for part in parts_of(optimizer)]
+    return [vars(part)[_SHOWN] for part in parts if _SHOWN in vars(part)]
 
 
 def remember_shift(optimizer: Any, num: int) -> None:
@@ -460,6 +479,22 @@ def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: i
             callback.target = num_steps
             if callback.progbar is not None:
                 callback.progbar.target = num_steps
+
+
+def variables_of_steps(model: Any) -> list[list[Any]]:
+    """The variables whose values are the state of a training step on the JAX backend, as that has them."""
+    others = model.optimizer.variables, model.metrics_variables
+    return [list(group) for group in (model.trainable_variables, model.non_trainable_variables, *others)]
+
+
+def set_value(variable: Any, value: Any) -> None:
+    """Let a variable have a value that is known to fit."""
+    variable._direct_assign(value)
+
+
+def are_synced(model: Any) -> None:
+    """On the JAX backend, the variables hold the state: to Keras, a callback has seen to it."""
+    vars(model)["_jax_state_synced"] = True  # past what Keras tracks
 
 
 class Arrays:

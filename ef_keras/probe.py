@@ -19,6 +19,22 @@ RELEASES = {"keras": ("3.13", "3.15.1")}
 
 _SAVING = "keras.src.saving.saving_lib"
 
+OF_JAX: tuple[Part, ...] = tuple(
+    chain(
+        listed("model", "train_step(state, data)", "JaxStep"),
+        listed("model", "jax_state_sync()", "metric_variables"),
+        listed("model.fit", "_jax_state_synced", "are_synced"),
+        listed("keras.Variable", "_direct_assign(value)", "set_value"),
+        listed(
+            "optimizer",
+            "stateless_apply(optimizer_variables, grads, trainable_variables)",
+            "Reducer",
+            replaced=True,
+        ),
+    )
+)
+"""What is touched under the JAX backend only."""
+
 KERAS: tuple[Part, ...] = tuple(
     chain(
         # ------------------------------------------------------------ fit and evaluate
@@ -34,6 +50,7 @@ KERAS: tuple[Part, ...] = tuple(
         listed("model", "distribute_strategy", "num_replicas") if keras.config.backend() == "tensorflow" else (),
         listed("callbacks", "callbacks", "callback_list"),
         listed("progress_bar", "target progbar", "set_num_steps"),
+        OF_JAX if keras.config.backend() == "jax" else (),
         # ------------------------------------------------------------ data
         listed("iterator", "data_adapter num_batches steps_per_execution", "num_batches arrays_of"),
         listed("iterator", "_enumerate_iterator()", "replace_batches", replaced=True),

@@ -58,17 +58,27 @@ class Reducer(ABC):
 
     def attach(self) -> None:
         """Stand between the model and its optimizers."""
+        is_stateless = keras.config.backend() == "jax"
         for optimizer in hooks.optimizers(self.model):
-            optimizer.apply = _Apply(self, optimizer, optimizer.apply)
-            optimizer.scale_loss = _ScaleLoss(self, optimizer.scale_loss)
+            if is_stateless:
+                optimizer.stateless_apply = _StatelessApply(self, optimizer, optimizer.stateless_apply)
+            else:
+                optimizer.apply = _Apply(self, optimizer, optimizer.apply)
+            optimizer.scale_loss = _ScaleLoss(self, optimizer.scale_loss, is_stateless=is_stateless)
             self._attached.append(optimizer)
 
     def detach(self) -> None:
         """Step aside."""
         for optimizer in self._attached:
-            for name in ("apply", "scale_loss"):
+            for name in ("apply", "stateless_apply", "scale_loss"):
                 vars(optimizer).pop(name, None)
         self._attached = []
+
+    def original_of(self, optimizer: Any) -> Callable[..., Any]:
+        """What makes an optimizer's update."""
+        own = vars(optimizer)
+        found: Callable[..., Any] = (own.get("apply") or own["stateless_apply"]).original
+        return found
 
     def see_loss(self, loss: Any) -> None:
         """The loss of this step, before the backward pass."""
@@ -140,13 +150,39 @@ class _Apply:
         return self.original(grads, trainable_variables)
 
 
+class _StatelessApply:
+    """`optimizer.stateless_apply`, which Keras's JAX backend calls in place of `apply`."""
+
+    def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
+        self._reducer = reducer
+        self._optimizer = optimizer
+        self.original = original
+
+    def __call__(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
+        grads = list(grads)
+        if any(gradient is not None for gradient in grads):
+            variables = hooks.trained_variables(self._optimizer)
+            reduced = self._reducer.reduce(self._optimizer, grads, variables)
+            if reduced is None:
+                return trainable_variables, optimizer_variables
+            with self._reducer.applied(self._optimizer, reduced):
+                return self.original(optimizer_variables, reduced, trainable_variables)
+        return self.original(optimizer_variables, grads, trainable_variables)
+
+
 class _ScaleLoss:
     """`optimizer.scale_loss`, which Keras calls with the loss right before the backward pass."""
 
-    def __init__(self, reducer: Reducer, original: Callable[[Any], Any]) -> None:
+    def __init__(self, reducer: Reducer, original: Callable[[Any], Any], *, is_stateless: bool) -> None:
         self._reducer = reducer
         self._original = original
+        self._is_stateless = is_stateless
 
     def __call__(self, loss: Any) -> Any:
-        self._reducer.see_loss(loss)
+        if self._is_stateless:
+            from ef_keras import gradients_jax
+
+            gradients_jax.see(loss, self._reducer.see_loss)
+        else:
+            self._reducer.see_loss(loss)
         return self._original(loss)

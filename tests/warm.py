@@ -17,5 +17,6 @@ TORCH = ("torchmetrics", "tests.faults.training", "ef_common.collectives.torch_g
 KERAS = {
     "tensorflow": ("tests.faults.keras_tensorflow", "tests.keras.on_tensorflow", *_COMMON),
     # Keras imports TensorFlow on any backend, if it is installed, to seed it.
+    "jax": ("tests.faults.keras_jax", "tests.keras.on_jax", "ef_common.collectives.torch_group", *_COMMON),
     "torch": ("tests.faults.keras_torch", "tests.keras.on_torch", "tensorflow", *_COMMON),
 }

@@ -11,6 +11,7 @@ import pytest
 from tests import warm
 from tests.gpu import GPU_MARKS, HAS_GPU, seem_to_have_a_gpu
 from tests.horovod_built import is_built, needs_horovod
+from tests.jax_installed import HAS_JAX, needs_jax
 
 Train = Callable[..., dict[str, Any]]
 """What a worker does: takes options (of the training) and a fault, and tells how it ended."""
@@ -43,6 +44,12 @@ def train_keras_tensorflow(options: dict[str, Any], fault: dict[str, Any] | None
 
 def train_keras_torch(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
     from tests.faults.keras_torch import train
+
+    return train(options, fault)
+
+
+def train_keras_jax(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[str, Any]:
+    from tests.faults.keras_jax import train
 
     return train(options, fault)
 
@@ -87,6 +94,8 @@ HOSTS = {
         Host("keras-tensorflow", train_keras_tensorflow, warm.KERAS["tensorflow"], 2, _UNTIL_TOLD),
         # The statistics, two buckets of gradients, and a confirmation.
         Host("keras-torch", train_keras_torch, warm.KERAS["torch"], 4, _UNTIL_TOLD),
+        # Two buckets, as under TensorFlow, and a confirmation.
+        Host("keras-jax", train_keras_jax, warm.KERAS["jax"], 2, _UNTIL_TOLD),
         Host(
             "keras-torch-cuda",
             train_keras_torch_cuda,
@@ -100,12 +109,15 @@ _NEEDS = {"lightning-horovod": "torch", "keras-tensorflow": "tensorflow"}
 
 
 GPU_HOSTS = tuple(name for name in HOSTS if name.endswith(("-cuda", "-nccl")))
-CPU_HOSTS = tuple(name for name in HOSTS if name not in GPU_HOSTS)
+CPU_HOSTS = tuple(name for name in HOSTS if name not in (*GPU_HOSTS, "keras-jax"))
+"""Those that `make test` has."""
 
 
 def is_there(name: str) -> bool:
     """Whether there is what this host needs: a GPU, or a Horovod."""
     framework = _NEEDS.get(name)
+    if name == "keras-jax":
+        return HAS_JAX
     return HAS_GPU if name in GPU_HOSTS else framework is None or is_built(framework)
 
 
@@ -113,6 +125,8 @@ def marks_of(name: str) -> Any:
     """Of a test with this host."""
     if name in GPU_HOSTS:
         return GPU_MARKS
+    if name == "keras-jax":
+        return needs_jax
     return needs_horovod(_NEEDS[name]) if name in _NEEDS else ()
 
 
@@ -124,12 +138,13 @@ def hosted(*names: str) -> Any:
 
 
 everywhere = hosted(*HOSTS)
-in_each_framework = hosted(
-    "lightning", "lightning-cuda", "lightning-nccl", "keras-tensorflow", "keras-torch", "keras-torch-cuda"
-)
+_FRAMEWORKS = ("lightning", "lightning-cuda", "lightning-nccl", "keras-tensorflow", "keras-torch", "keras-torch-cuda")
+in_each_framework = hosted(*_FRAMEWORKS, "keras-jax")
+in_each_framework_but_jax = hosted(*_FRAMEWORKS)
+"""What is refused on JAX."""
 
 in_lightning = hosted("lightning", "lightning-horovod", "lightning-cuda", "lightning-nccl")
-in_keras = hosted("keras-torch", "keras-tensorflow", "keras-torch-cuda")
+in_keras = hosted("keras-torch", "keras-tensorflow", "keras-torch-cuda", "keras-jax")
 
 
 def each_message(*, more: int = 0) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ class StrikingSGD(keras.optimizers.SGD):
 
             with tf.control_dependencies([tf.py_function(self._strike, [], tf.int32)]):
                 gradient = tf.identity(gradient)
+        elif keras.config.backend() == "jax":
+            gradient = _struck(self._strike, gradient)
         else:
             self._strike()
         super().update_step(gradient, variable, learning_rate)
@@ -78,6 +81,14 @@ class StrikingSGD(keras.optimizers.SGD):
     def _strike(self) -> int:
         self.striker.at("optimizer", step=self.striker.step)
         return 0
+
+
+def _struck(strike: Callable[[], int], value: Any) -> Any:
+    """In a step of JAX's: this value, once `strike` has been called."""
+    import jax
+
+    zero = jax.pure_callback(lambda _: np.int32(strike()), jax.ShapeDtypeStruct((), np.int32), value.ravel()[0])
+    return value + zero.astype(value.dtype)
 
 
 class Struck(keras.layers.Layer):
@@ -96,6 +107,12 @@ class Struck(keras.layers.Layer):
                     return tf.identity(gradient)
 
             return tf.custom_gradient(lambda value: (tf.identity(value), backward))(x)
+        if keras.config.backend() == "jax":
+            import jax
+
+            same = jax.custom_vjp(lambda value: value)
+            same.defvjp(lambda value: (value, None), lambda _, gradient: (_struck(self._strike, gradient),))
+            return same(x)
         if getattr(x, "requires_grad", False):
             x.register_hook(lambda gradient: self._strike() or gradient)
         return x
@@ -116,7 +133,7 @@ class Count(keras.metrics.Metric):
         self.count.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
 
     def result(self) -> Any:
-        return self.count
+        return keras.ops.convert_to_tensor(self.count)
 
 
 class Places(keras.callbacks.Callback):

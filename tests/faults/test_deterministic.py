@@ -10,7 +10,7 @@ import pytest
 
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import hosted, in_each_framework, marks_of
+from tests.faults.hosts import hosted, in_each_framework_but_jax, marks_of
 from tests.faults.test_kill import start_with_fault, view_sizes
 from tests.waiting import is_ready, wait_until
 
@@ -69,7 +69,7 @@ def test_same_bits_for_every_world_size(
     assert_same(finish(job.start_world(world_size, job.train, OPTIONS)), undisturbed(OPTIONS))
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_other_random_numbers_give_other_bits(undisturbed: Callable[..., str]) -> None:
     """Else the tests around this one would prove nothing."""
     assert undisturbed(OPTIONS) != undisturbed({**OPTIONS, "random": False})
@@ -109,7 +109,7 @@ def test_same_bits_when_a_worker_is_killed_within_the_exchange(
     assert view_sizes(job) == [3, 2]
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_same_bits_when_workers_join(job: TrainingJob, finish: Finish, undisturbed: Callable[..., str]) -> None:
     options = {**OPTIONS, "holds": {2: "second", 6: "third"}}
     workers = job.start_world(1, job.train, options)

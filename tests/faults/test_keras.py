@@ -12,8 +12,9 @@ import pytest
 
 from ef_common.collectives.horovod_library import built_for
 from tests.faults.conftest import TrainingJob, check_run, struck
-from tests.faults.hosts import hosted
+from tests.faults.hosts import ENOUGH, hosted
 from tests.faults.test_kill import start_with_fault, view_sizes
+from tests.faults.test_restart import kill_all, saved
 from tests.horovod_built import needs_horovod
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -79,6 +80,26 @@ def test_newcomer_with_another_model_ends_alone(job: TrainingJob, finish: Finish
     assert "cannot go on from the state of the others" in joiner.output.read_text()
     finish(workers)
     assert not job.events("admitted")
+
+
+@hosted("keras-jax")
+@pytest.mark.thorough
+def test_training_on_jax_goes_on_from_a_checkpoint_of_the_middle_of_an_epoch(
+    make_job: Callable[..., TrainingJob], tmp_path: Path
+) -> None:
+    job = make_job()
+    options = {"length": 103, "step_sleep_s": 0.1, "checkpoint": str(tmp_path / "store"), **job.patient}
+    workers = job.start_world(2, job.train, options)
+    job.wait_until(lambda events: saved(job, 4), "a checkpoint")
+    kill_all(workers)
+    again = make_job()
+    workers = again.start_world(3, again.train, options)
+    again.wait_for("step", worker=workers[0].id)
+    (again.directory / ENOUGH).touch()
+    check_run(again, workers)
+    (resumed,) = {event["resumed"] for event in again.events("run", run=2)}
+    first = min(event["step"] for worker in workers for event in worker.events("step"))
+    assert first == int(resumed.rpartition("-")[2]) + 1 >= 5
 
 
 @hosted("keras-tensorflow")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import TrainingJob
-from tests.faults.hosts import in_each_framework
+from tests.faults.hosts import in_each_framework_but_jax
 from tests.faults.test_kill import view_sizes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_program_survives_a_kill_and_a_join_with_equal_weights(
     job: TrainingJob, finish: Callable[..., list[dict[str, Any]]]
 ) -> None:

@@ -13,7 +13,7 @@ from ef_common.core.membership import Settings
 from ef_common.testing.harness import WorkerProcess
 from tests.faults.conftest import TrainingJob, check_run
 from tests.faults.holding import NEVER
-from tests.faults.hosts import Host, in_each_framework
+from tests.faults.hosts import Host, in_each_framework_but_jax
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -42,7 +42,7 @@ def saved(job: TrainingJob, step: int) -> bool:
     return any(event["step"] >= step for event in job.events("checkpoint"))
 
 
-@in_each_framework
+@in_each_framework_but_jax
 @pytest.mark.parametrize(("before", "after", "step"), [(3, 2, 2), (1, 3, 8)])
 def test_job_that_is_started_again_ends_with_the_bits_of_an_undisturbed_one(
     make_job: Callable[..., TrainingJob], tmp_path: Path, undisturbed: str, before: int, after: int, step: int
@@ -60,7 +60,7 @@ def test_job_that_is_started_again_ends_with_the_bits_of_an_undisturbed_one(
     assert int(resumed.rpartition("-")[2]) >= step
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_workers_that_come_when_all_are_lost_go_on_from_the_checkpoint(
     make_job: Callable[..., TrainingJob], tmp_path: Path, undisturbed: str
 ) -> None:
@@ -76,7 +76,7 @@ def test_workers_that_come_when_all_are_lost_go_on_from_the_checkpoint(
     assert [event["step"] >= 4 for event in job.events("rollback")] == [True]
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_job_that_is_told_to_go_loses_no_step(
     make_job: Callable[..., TrainingJob], tmp_path: Path, undisturbed: str
 ) -> None:
@@ -98,7 +98,7 @@ def test_job_that_is_told_to_go_loses_no_step(
     assert {event["step"] for event in job.events("rollback")} == {newest}
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_job_that_has_ended_is_not_trained_again(make_job: Callable[..., TrainingJob], tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 1, "checkpoint": str(tmp_path / "store")}
     job = make_job()

@@ -63,6 +63,10 @@ def weights_of(model: Any) -> np.ndarray:
 
 
 def set_precision(dtype: str) -> None:
+    if keras.config.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", dtype == "float64")
     keras.config.set_floatx(dtype)
     keras.config.set_dtype_policy(dtype)
 

@@ -25,6 +25,9 @@ from ef_keras.backends import engine
 BATCH_SIZE = 8
 NUM_SAMPLES = 200
 IS_TENSORFLOW = keras.config.backend() == "tensorflow"
+IS_JAX = keras.config.backend() == "jax"
+SEVERAL_STEPS = IS_TENSORFLOW or IS_JAX
+"""Whether plain Keras can make several steps at a time."""
 
 
 @dataclass
@@ -280,8 +283,10 @@ class CustomStep(keras.Model):
     def call(self, x: Any, training: bool = False) -> Any:
         return self.inner(x)
 
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
+    def train_step(self, *args: Any) -> Any:
+        x, y = args[-1]
+        if IS_JAX:
+            return self._train_step_of_jax(args[0], x, y)
         if IS_TENSORFLOW:
             import tensorflow as tf
 
@@ -300,6 +305,19 @@ class CustomStep(keras.Model):
                 variables = list(self.trainable_variables)
                 self.optimizer.apply([v.value.grad for v in variables], variables)
         return {"my_loss": loss}
+
+    def _train_step_of_jax(self, state: Any, x: Any, y: Any) -> Any:
+        import jax
+
+        weights, others, settings, metrics = state
+
+        def cost(weights: Any) -> tuple[Any, Any]:
+            y_pred, others_then = self.stateless_call(weights, others, x, training=True)
+            return self.compute_loss(y=y, y_pred=y_pred), others_then
+
+        (loss, others), gradients = jax.value_and_grad(cost, has_aux=True)(weights)
+        weights, settings = self.optimizer.stateless_apply(settings, gradients, weights)
+        return {"my_loss": loss}, (weights, others, settings, metrics)
 
 
 @feature
@@ -337,7 +355,7 @@ def several_outputs(run: Run) -> Any:
 
 @feature
 def steps_per_execution(run: Run) -> Any:
-    if not IS_TENSORFLOW:  # plain Keras refuses it, too
+    if not SEVERAL_STEPS:
         return net(), {}
     model = compiled(net(), steps_per_execution=3)
     return model, run.fit(model, *data())
@@ -402,7 +420,7 @@ def no_trainable_weights_at_all_and_adam(run: Run) -> Any:
 
 @feature
 def no_trainable_weights_and_several_steps_at_a_time(run: Run) -> Any:
-    if not IS_TENSORFLOW:
+    if not SEVERAL_STEPS:
         return net(), {}
     model = untrained(steps_per_execution=3)
     return model, run.fit(model, *data())
@@ -422,7 +440,7 @@ def no_trainable_weights_and_a_global_batch(run: Run) -> Any:
 
 @feature
 def evaluation_of_several_steps_at_a_time(run: Run) -> Any:
-    model = compiled(net(), **({"steps_per_execution": 3} if IS_TENSORFLOW else {}))
+    model = compiled(net(), **({"steps_per_execution": 3} if SEVERAL_STEPS else {}))
     begun: list[int] = []
     noting = keras.callbacks.LambdaCallback(on_test_batch_begin=lambda batch, logs=None: begun.append(batch))
     history = run.fit(model, *data(), validation_data=data(77), callbacks=[noting])

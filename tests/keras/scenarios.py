@@ -344,7 +344,7 @@ def look_at_hooks() -> dict[str, Any]:
         "seed": [hooks.random_seed(), keras.utils.set_random_seed(5), hooks.random_seed()],
         "step": hooks.new_train_function(model) is not model.train_function,
         "moved": [*found["moved"], *probe.package().problems()],
-        "parts": sorted({part.name for part in probe.KERAS}),
+        "parts": sorted({part.name for part in (*probe.KERAS, *probe.OF_JAX)}),
         "users": sorted(sources.unknown_users(probe.KERAS, Path(hooks.__file__).parent)),
         "releases": list(probe.RELEASES["keras"]),
         "unseen": [root for root, value in probe.package().roots.items() if value is None],

@@ -15,6 +15,7 @@ import pytest
 from ef_common.events import expand
 from ef_common.testing.harness import Job
 from tests import closed_forms, warm
+from tests.jax_installed import ON_JAX
 from tests.keras.launch import call_all, call_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -38,7 +39,7 @@ SCENARIOS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.thorough), ON_JAX])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenarios have found."""
     directory = tmp_path_factory.mktemp(request.param)
@@ -133,7 +134,7 @@ def test_bad_settings_are_refused_before_training_starts(found: dict[str, Any]) 
 # ---------------------------------------------------------------- real workers
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, ON_JAX])
 def test_workers_agree_on_the_scale_through_a_join_and_a_loss(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         founders = job.start_world(2, call_in, "compensated", backend, "run", LENGTH)

@@ -9,6 +9,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.jax_installed import needs_jax
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -28,6 +29,34 @@ def train_torch(names: list[str] | None) -> dict[str, Any]:
     return train_all(names)
 
 
+def train_jax(names: list[str] | None) -> dict[str, Any]:
+    from tests.keras.on_jax import train_all
+
+    return train_all(names)
+
+
+OF_JAX = [
+    [
+        "arrays_with_validation",
+        "custom_train_step",
+        "run_eagerly",
+        "steps_per_execution",
+        "no_trainable_weights",
+        "no_trainable_weights_at_all_and_adam",
+        "no_trainable_weights_and_several_steps_at_a_time",
+        "evaluation_of_several_steps_at_a_time",
+    ],
+    [
+        "mixed_precision",
+        "gradient_accumulation",
+        "learning_rate_schedule",
+        "early_stopping",
+        "stop_of_one_worker_in_mid_epoch",
+        "global_batch_of_a_py_dataset",
+        "global_batch_with_a_scaled_loss",
+    ],
+]
+"""What goes through a step that is cut, in two parts of about the same time."""
 SOME = {
     "tensorflow": [
         "xla",
@@ -71,13 +100,20 @@ def test_features_of_fit_give_what_plain_keras_gives(tmp_path: Path, backend: st
     check_features(tmp_path, backend, None)
 
 
+@needs_jax
+@pytest.mark.parametrize("names", OF_JAX, ids=["steps", "updates"])
+@pytest.mark.thorough
+def test_features_that_jax_has_its_own_way_for_give_what_plain_keras_gives(tmp_path: Path, names: list[str]) -> None:
+    check_features(tmp_path, "jax", names)
+
+
 def test_data_of_unknown_length_give_what_plain_keras_gives(tmp_path: Path) -> None:
     check_features(tmp_path, "torch", ["stream_of_unknown_length", "generators_without_an_end"])
 
 
 def check_features(tmp_path: Path, backend: str, names: list[str] | None) -> list[str]:
     """Train with these features, or with all. Returns what the workers have printed."""
-    target = {"tensorflow": train_tensorflow, "torch": train_torch}[backend]
+    target = {"tensorflow": train_tensorflow, "torch": train_torch, "jax": train_jax}[backend]
     with Job(tmp_path / "run", preload=warm.KERAS[backend], guard_s=270.0) as job:
         workers = job.start_world(2, target, names)
         first, second = (worker.result() for worker in workers)

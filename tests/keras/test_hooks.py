@@ -9,12 +9,13 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import sources, warm
+from tests.jax_installed import ON_JAX
 from tests.keras.launch import call
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_private_places_of_keras_are_where_they_were(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "look_at_hooks", False).result()
@@ -54,14 +55,14 @@ def assert_all_are_listed(parts: set[str]) -> None:
     assert [path.name for path in files if re.search(r"(from|import) keras\.src", path.read_text())] == ["hooks.py"]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_keras_that_has_moved_or_changed_a_part_is_refused_in_one_sentence(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         assert job.start(call, backend, "move_parts", False).result() == []
 
 
 @pytest.mark.parametrize("coordinator", [True, False])
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_nothing_is_trained_with_a_keras_that_has_moved_a_part(tmp_path: Path, backend: str, coordinator: bool) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         fit, evaluate, same = job.start(call, backend, "refuse_keras", coordinator).result()
@@ -73,14 +74,14 @@ def test_nothing_is_trained_with_a_keras_that_has_moved_a_part(tmp_path: Path, b
     assert same
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_worker_that_becomes_rank_0_knows_which_model_was_the_best(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         wrote = job.start(call, backend, "become_rank_zero").result()
     assert wrote == {"another is rank 0": False, "worse": False, "better": True}
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_progress_is_shown_by_rank_0_alone(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         shown = {
@@ -104,7 +105,7 @@ def test_exception_that_leaves_a_fit_is_told_once(tmp_path: Path, backend: str) 
     assert len(told) == len(found)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.thorough), "torch"])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.thorough), "torch", ON_JAX])
 def test_threads_that_read_ahead_end_with_a_fit_that_raises(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "raise_while_data_are_read_ahead").result()
@@ -112,7 +113,7 @@ def test_threads_that_read_ahead_end_with_a_fit_that_raises(tmp_path: Path, back
     assert found == {"Fails": expected, "FailsInEvaluation": expected}
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         job_dir = job.directory
@@ -136,7 +137,7 @@ def test_xla_is_switched_off_for_training_steps_only_and_as_long_as_the_fit(tmp_
         assert made["model"] is True
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         found = job.start(call, backend, "train_alone_with_a_log", False).result()
@@ -145,7 +146,7 @@ def test_world_of_one_with_a_log_passes_its_audit(tmp_path: Path, backend: str) 
         job.audit()
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", ON_JAX])
 def test_global_batch_without_a_job_gives_what_plain_keras_gives(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         worker = job.start(call, backend, "train_global_alone", False, environ={"ELASTICFLOW_RUN_DIR": ""})

@@ -111,9 +111,28 @@ def test_backend_that_cannot_be_elastic_is_refused_naming_those_that_can(monkeyp
     from ef_common.errors import UnsupportedError
     from ef_keras import backends
 
-    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    with pytest.raises(UnsupportedError, match=r"KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch.* Received: jax"):
+    monkeypatch.setattr(keras.config, "backend", lambda: "openvino")
+    with pytest.raises(UnsupportedError, match=r"tensorflow, torch and jax backends.* Received: openvino"):
         backends.engine(None)
+
+
+def test_gloo_is_what_fits_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    keras = pytest.importorskip("keras")
+    from ef_keras import backends
+
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    assert [backends.engine(backend) for backend in (None, "gloo")] == ["gloo", "gloo"]
+
+
+def test_what_jax_cannot_do_is_refused_naming_the_backends_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    keras = pytest.importorskip("keras")
+    from ef_common.errors import UnsupportedError
+    from ef_keras import backends, callbacks
+
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    for refused in (lambda: callbacks(deterministic=True), backends.train_step_of):
+        with pytest.raises(UnsupportedError, match=r"KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch.* Received: jax"):
+            refused()
 
 
 def test_nccl_is_what_fits_torch(monkeypatch: pytest.MonkeyPatch) -> None:

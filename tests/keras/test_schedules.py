@@ -11,6 +11,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.jax_installed import ON_JAX
 from tests.keras.launch import call_all, call_in
 from tests.waiting import is_ready, wait_until
 
@@ -87,7 +88,7 @@ def size(ranges: Any) -> int:
     return sum(stop - start for start, stop in ranges)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, ON_JAX])
 def test_rates_follow_the_samples_while_workers_come_and_go(tmp_path: Path, backend: str) -> None:
     length, epochs = 60 * BATCH_SIZE, 3
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:

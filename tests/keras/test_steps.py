@@ -10,6 +10,7 @@ import pytest
 
 from ef_common.testing.harness import Job
 from tests import warm
+from tests.jax_installed import ON_JAX
 
 pytestmark = [
     pytest.mark.processes,
@@ -22,7 +23,7 @@ def call(backend: str) -> Any:
     return importlib.import_module("tests.keras.steps").compare_steps()
 
 
-@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.thorough), "torch"])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.thorough), "torch", ON_JAX])
 def test_steps_of_each_epoch_are_those_of_keras(tmp_path: Path, backend: str) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS[backend]) as job:
         problems = job.start(call, backend).result()
