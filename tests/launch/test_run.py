@@ -76,7 +76,7 @@ class Launched(Run):
     def interrupt(self) -> None:
         """As Ctrl-C does: all processes of the terminal's foreground are signalled."""
         if self.reader is not None:
-            self.reader.send_signal(signal.SIGINT)
+            self.reader.kill()  # by another signal: a shell may have it ignore SIGINT
             self.reader.wait(GUARD_S)
         os.killpg(self.process.pid, signal.SIGINT)
 
