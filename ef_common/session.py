@@ -123,6 +123,7 @@ class Session:
         entering: It has been admitted, and prepares its first step by itself: nobody else answers its collectives, and
             what it raises costs the others nothing.
         leaving: It wants to leave.
+        may_change: A boundary may change the view, or end this worker. In a process alone only a wish to leave does.
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         note: Where the steps are noted down for the launcher.
         training: Number of the training that this worker's program has come to, from 1 on.
@@ -150,7 +151,7 @@ class Session:
         self.state: State | None = None
         self.newcomer = False
         self.entering = False
-        self.leaving = False
+        self.leaving, self.may_change = False, channel is not None
         self.wish = False
         self.note = Note()
         self.training = 1
@@ -198,11 +199,6 @@ class Session:
     def is_alone(self) -> bool:
         """This process is no worker of a job: nobody can come, and nobody reads what it notes down."""
         return self._channel is None and len(self.completed_in.members) == 1 and not self.note.is_read
-
-    @property
-    def may_change(self) -> bool:
-        """A boundary may change the view, or end this worker. In a process alone that only a wish to leave does."""
-        return self._channel is not None or self.leaving
 
     @property
     def change_pending(self) -> bool:
@@ -268,7 +264,7 @@ class Session:
         Before it is admitted, :meth:`start` and :meth:`join` raise it. May be called from any thread, and again: the
         wish is not heard before there is a line to the coordinator.
         """
-        self.leaving = True
+        self.leaving = self.may_change = True
         if self._channel is not None:
             self._channel.send("leave")
 

@@ -243,8 +243,11 @@ class ElasticLoader(WrappedLoader):
         self._plan_of = None
 
     def _deal(self) -> Any:
-        dealer, members = self.dealer, self._session.completed_in.ids
-        before = dealer.progress
+        dealer = self.dealer
+        if dealer.is_alone and self._plan_of is not None and dealer.deal_alone():
+            self.padding = self._is_filled = False
+            return self._planned.next()
+        members, before = self._session.completed_in.ids, dealer.progress
         if before.remaining == 0:
             raise StopIteration
         plan_of = (members, len(before.returned))

@@ -32,6 +32,7 @@ class Dealer:
     Attributes:
         progress: How far the epoch is.
         num_updates: Updates of the model that have been made.
+        is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
     """
@@ -51,14 +52,14 @@ class Dealer:
         self._pieces: Pieces | None = None
         self._num_samples: int | None = None
         self.progress = EpochProgress(epoch=-1, length=0)
-        self.num_updates = 0
+        self.num_updates = self._hashed = 0
         self.is_open = False
         self.on_returned: Callable[[], None] = lambda: None
         self._session = session
         self._log = log
         self._newest: tuple[Window, ...] = ()
         self._logged_epoch = -1
-        self._is_alone = session.is_alone and not log.enabled and global_batch is None
+        self.is_alone = session.is_alone and not log.enabled and global_batch is None
         self._least = min(min_share, batch_size)
 
     # ------------------------------------------------------------ the epoch
@@ -91,8 +92,8 @@ class Dealer:
         Raises:
             ValueError: The epoch is over.
         """
-        if self._is_alone and (alone := self._deal_alone()):
-            return alone
+        if self.is_alone and self.deal_alone():
+            return self.progress.uncommitted[-1]
         before = self.progress
         self.progress, window = self.next_window(before, self._session.completed_in.ids)
         if before.epoch != self._logged_epoch:
@@ -108,18 +109,19 @@ class Dealer:
         self._session.begin_step(stop - start if whole else 0)
         return window
 
-    def _deal_alone(self) -> Window | None:
+    def deal_alone(self) -> bool:
         """The same in a process alone, where nobody notes it down, and a step of a small model takes less than 1 ms.
 
-        None near the end of an epoch, where a window may be cut.
+        Returns:
+            False near the end of an epoch, where a window may be cut: then nothing has been dealt.
         """
         epoch, length, cursor, returned, uncommitted, steps = self.progress
         stop = cursor + self.batch_size
         if stop + self.min_share > length:
-            return None
+            return False
         window = Window(cursor, stop, self._session.completed_in.ids, self._least)
         self.progress = EpochProgress(epoch, length, stop, returned, (*uncommitted, window), steps + 1)
-        return window
+        return True
 
     def _note(self) -> None:
         """Note down what this worker is about to work on; of a global batch, that is any of it."""
@@ -195,7 +197,7 @@ class Dealer:
     def commit(self, contributors: View, loss: float | None = None) -> None:
         """A gradient reduction with these contributors has completed."""
         before = self.progress
-        if self._is_alone:
+        if self.is_alone:
             epoch, length, cursor, returned, _, steps = before
             self.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
             self.num_updates += 1
@@ -280,10 +282,12 @@ class Dealer:
     def log_weights(self, parts: Iterable[Any]) -> None:
         """Note down a hash of the weights, given as bytes in parts, once the newest update is sure to be everybody's.
 
-        There is none before the first update, and none while an accumulation goes on: buffers may differ then.
+        There is none before the first update, and none while an accumulation goes on: buffers may differ then. There is
+        one for each update, however often this is called: what hooks change afterwards is in the next one.
         """
-        if not self.num_updates or self.progress.uncommitted:
+        if self.num_updates in (0, self._hashed) or self.progress.uncommitted:
             return
+        self._hashed = self.num_updates
         digest = hashlib.blake2b(digest_size=16)
         for part in parts:
             digest.update(part)
