@@ -6,24 +6,18 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
+from ef_common import __version__
+
 __all__ = ["main"]
-
-
-def _version() -> str:
-    try:
-        return version("elasticflow-training")
-    except PackageNotFoundError:  # run from a checkout
-        return "unknown"
 
 
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
-        click.echo(f"elasticflow {_version()}")
+        click.echo(f"elasticflow {__version__}")
         context.exit()
 
 
@@ -97,9 +91,14 @@ def list_runs(as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from ef_common.errors import UsageError
     from ef_common.launch import run_directory
 
-    found = run_directory.launchers()
+    try:
+        found = run_directory.launchers()
+    except UsageError as error:
+        click.echo(f"elasticflow list: {error}", err=True)
+        sys.exit(2)
     if as_json:
         click.echo(json.dumps([{"run": str(path), **asdict(one), "state": one.seen} for path, one in found]))
         return

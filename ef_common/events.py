@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from ef_common.errors import UsageError
@@ -78,6 +78,20 @@ def expand(spans: Iterable[Sequence[int]]) -> list[int]:
     return [position for start, stop in spans for position in range(start, stop)]
 
 
+class Listener(Protocol):
+    """Hears of the events of this process as they are written.
+
+    Attributes:
+        waits: It also needs those that callers prepare for a log alone, such as that of each step.
+    """
+
+    @property
+    def waits(self) -> bool: ...
+
+    def take(self, record: Record) -> None:
+        """One has been written."""
+
+
 class EventLog:
     """Append-only log of one worker.
 
@@ -87,28 +101,28 @@ class EventLog:
     Args:
         run_dir: Directory of the run, or None for a log that keeps nothing.
         worker: Id of this worker, unique in the run directory while it is alive.
-        on_event: Called with each event, also if none is kept.
+        listener: Hears of each event, also if none is kept.
 
     Example:
         >>> with EventLog(None, "a") as log:
         ...     log.write("end", reason="done")
     """
 
-    def __init__(self, run_dir: Path | None, worker: str, *, on_event: Callable[[Record], None] | None = None) -> None:
+    def __init__(self, run_dir: Path | None, worker: str, *, listener: Listener | None = None) -> None:
         if not worker:
             raise EventLogError(f"A worker id is a non-empty string. Received: worker={worker!r}")
         self.worker = worker
         self.path = None if run_dir is None else _path_of(Path(run_dir), worker)
         self._fd: int | None = None
         self._dropping = run_dir is None
-        self._on_event = on_event
+        self._listener = listener
         self._oversized = False
         self._lock = threading.Lock()
 
     @property
     def enabled(self) -> bool:
         """Whether somebody is to hear of events: lets a caller skip preparing them."""
-        return not self._dropping or self._on_event is not None
+        return not self._dropping or (self._listener is not None and self._listener.waits)
 
     def write(self, kind: str, /, **fields: Any) -> None:
         """Append one event; its time and worker are added.
@@ -119,15 +133,15 @@ class EventLog:
             EventLogError: If a field has a name of the envelope (v, time, worker, kind).
             TypeError: If a field is not JSON.
         """
-        if not self.enabled:
+        if self._dropping and self._listener is None:
             return
         if not _ENVELOPE.isdisjoint(fields):
             raise EventLogError(f"The log itself sets {sorted(_ENVELOPE)}. Received: {sorted(fields)}")
         record = {"v": VERSION, "time": time.time(), "worker": self.worker, "kind": kind, **fields}
-        if self._on_event is not None:
-            self._on_event(record)
-        if self._dropping:
-            return
+        if self._listener is not None:
+            self._listener.take(record)
+            if self._dropping:
+                return
         try:
             line = _encode(record)
         except ValueError:

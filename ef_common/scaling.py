@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ef_common.launch import run_directory
 from ef_common.status import Status, over
+from ef_common.story import in_words
 from ef_common.terminal import num_workers
 
 _LOOK_S = 0.1
@@ -54,11 +55,6 @@ class Scaling:
 
     def _told(self) -> str:
         before, now = self._before, self._status.members
-        joined = [worker for worker in now if worker not in before]
-        left = [worker for worker in before if worker not in now]
-        if not joined and not left:
+        if set(before) == set(now):
             return f"the run has {num_workers(len(now))} already"
-        what = [f"{', '.join(joined)} joined"] if joined else []
-        what += [f"{', '.join(left)} left"] if left else []
-        after_s = time.monotonic() - self._began
-        return f"{len(before)} → {num_workers(len(now))}: {'; '.join(what)}, after {after_s:.1f} s"
+        return f"{in_words(before, now)} after {time.monotonic() - self._began:.1f} s"

@@ -24,6 +24,7 @@ class _Change:
     after: tuple[str, ...]
     reason: str
     pause_s: float
+    batch: str = ""
 
 
 class Story:
@@ -40,6 +41,11 @@ class Story:
         self._batch: int | None = None
         self._change: _Change | None = None
         self._checkpoint_at = -_CHECKPOINTS_S
+
+    @property
+    def waits(self) -> bool:
+        """For the update that ends a change."""
+        return self._change is not None
 
     def take(self, record: dict[str, Any]) -> None:
         """Something has happened."""
@@ -89,7 +95,7 @@ class Story:
         before, self._batch = self._batch, size
         change = self._change
         if change is not None and before not in (None, size):
-            change.reason += f"; global batch {before} → {size} samples"
+            change.batch = f"global batch {before} → {size} samples"
 
     def _end_change(self, step: dict[str, Any] | None = None) -> None:
         change, self._change = self._change, None
@@ -97,10 +103,10 @@ class Story:
             return
         returned = 0 if step is None else sum(stop - start for start, stop in step["returned"])
         unit = "batches" if step is not None and "samples" in step else "samples"
-        reason, _, batch = change.reason.partition("; ")
-        parts = [_what(change.before, change.after, reason), f"resumed after {_duration(change.pause_s)}"]
+        what = in_words(change.before, change.after, change.reason)
+        parts = [what, f"resumed after {_duration(change.pause_s)}"]
         parts += [f"{returned} {unit} are dealt again"] if returned else []
-        parts += [batch] if batch else []
+        parts += [change.batch] if change.batch else []
         self._say("; ".join(parts), "green" if set(change.before) <= set(change.after) else "yellow")
 
     def _take_straggler(self, record: dict[str, Any]) -> None:
@@ -111,12 +117,17 @@ class Story:
             self._tell(f"worker {record['worker']} is as fast as the others again", color="green")
 
 
-def _what(before: Sequence[str], after: Sequence[str], reason: str) -> str:
+PLANNED = "planned"
+"""So the reason begins of a view without those that have left as asked."""
+
+
+def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED) -> str:
+    """What has become of the workers of one view in another one, which has been made for this reason."""
     lost = [worker for worker in before if worker not in after]
     come = [worker for worker in after if worker not in before]
     parts = [f"{_named(come)} joined"] if come else []
     if lost:
-        left = reason.startswith("planned")
+        left = reason.startswith(PLANNED)
         why = "" if left or "(" not in reason else f" ({reason.partition('(')[2].rpartition(')')[0]})"
         parts.append(f"{_named(lost)} left" if left else f"{_named(lost)} {_was(lost)} lost{why}")
     if not parts:

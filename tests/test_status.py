@@ -183,6 +183,13 @@ def test_scale_of_a_run_that_ends_meanwhile_fails(tmp_path: Path, monkeypatch: p
     assert (result.exit_code, result.output) == (1, "the run has ended with 1 worker, before it had 2\n")
 
 
+def test_list_with_a_run_of_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / run_directory.PLACE / "old").mkdir(parents=True)
+    (tmp_path / run_directory.PLACE / "old" / "launcher.json").write_text('{"unknown": 1}')
+    assert "is not one of this version" in elasticflow("list", status=2)
+
+
 def test_scale_to_what_there_is_says_so(tmp_path: Path) -> None:
     run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=True))
     with EventLog(tmp_path, "a") as log:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ef_common import terminal
+from ef_common.events import EventLog
 from ef_common.story import Story
 
 
@@ -138,6 +139,23 @@ def test_slow_worker(told: Told) -> None:
         "worker a is slow: it has 50% of the others' throughput, and they wait for it 40% of the time"
     ]
     assert told.take("straggler", slow=False, ratio=1.0, waiting=0.0) == ["worker a is as fast as the others again"]
+
+
+def test_steps_are_told_to_the_story_alone_only_when_it_waits_for_one(told: Told) -> None:
+    """Without a run directory, nothing is prepared for a log in an ordinary step."""
+    step = {"step": 3, "returned": [[8, 16]], "loss": None}
+    view = {"rank": 0, "pause_s": 0.041}
+    with EventLog(None, "a", listener=told.story) as log:
+        log.write("view", generation=1, members=["a", "b"], world_size=2, reason="2 workers start", **view)
+        assert not log.enabled
+        log.write("view", generation=2, members=["a"], world_size=1, reason="b gone (its connection ended)", **view)
+        assert log.enabled
+        log.write("step", **step)
+        assert not log.enabled
+    assert told.lines == [
+        "training with 2 workers",
+        "2 → 1 worker: worker b was lost (its connection ended); resumed after 41 ms; 8 samples are dealt again",
+    ]
 
 
 # ---------------------------------------------------------------- the terminal

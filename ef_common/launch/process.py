@@ -164,7 +164,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         )
     pace = Pace(time.monotonic)
     note = _open_note(environment, member.id)
-    log = EventLog(environment.run_dir, member.id, on_event=Story().take)
+    log = EventLog(environment.run_dir, member.id, listener=Story())
     outlive_reader()
 
     def on_pace(slow: bool, ratio: float, waiting: float) -> None:

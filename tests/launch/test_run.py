@@ -145,7 +145,7 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
     first, victim = run.workers()
     status, text = elasticflow("scale", str(run.directory), "3")
     assert status == 0
-    assert re.fullmatch(r"2 → 3 workers: \S+ joined, after \d+\.\d s\n", text)
+    assert re.fullmatch(r"2 → 3 workers: worker \S+ joined after \d+\.\d s\n", text)
     third = run.wait_for_world(3)
     os.kill(victim, signal.SIGKILL)
     after = run.wait_for_world(2, after=third)
