@@ -6,18 +6,16 @@ import contextlib
 import importlib
 import os
 import random
-import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.keras import gated
+
 NUM, SIZE, NUM_VAL = 234, 4, 50
-
-
-class BreaksOffError(Exception):
-    """What ends a training here."""
 
 
 class Reads:
@@ -45,17 +43,9 @@ class Reads:
 
 
 def started_again(backend: str, folder: str, kind: str, steps: int | None) -> list[Any]:
-    """What `program` returns that breaks off, and then the same one, started again. No job is needed."""
-    os.environ.pop("ELASTICFLOW_COORDINATOR")
-    process = importlib.import_module("ef_common.launch.process")
-    checkpointing = importlib.import_module("ef_common.data.checkpointer").Checkpointing
-    Path(folder, "go").touch()
-    found = []
-    for breaks_off in (True, False):
-        process._this = None
-        checkpoint = checkpointing(f"{folder}/saved", every_steps=1)
-        found.append(program(backend, folder, kind, steps, checkpoint=checkpoint, breaks_off=breaks_off)["trained"])
-    return found
+    """What two trainings of this kind have trained on, of which the first one breaks off."""
+    found = gated.started_again(partial(program, backend, folder, kind, steps), folder)
+    return [one["trained"] for one in found]
 
 
 def program(
@@ -129,22 +119,10 @@ def program(
         workers = {"num_workers": 2, "multiprocessing_context": "fork"} if kind == "data workers" else {}
         return data.DataLoader(dataset, SIZE, shuffle=True, **workers)
 
-    class Model(keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = keras.layers.Dense(1)
+    def note(epoch: int, numbers: list[int]) -> None:
+        trained.setdefault(str(epoch), []).extend(numbers)
 
-        def call(self, x: Any) -> Any:
-            return self.inner(x)[:, 0]
-
-        def train_step(self, batch: Any) -> Any:
-            dealt = elastic[0]._fit.data
-            if not elastic[0]._worker.session.newcomer and not dealt.padding:
-                numbers = [int(number) for number in keras.ops.convert_to_numpy(batch[1])]
-                trained.setdefault(str(dealt.epoch), []).extend(numbers)
-            return super().train_step(batch)
-
-    class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class Gate(gated.gate(elastic, gates, breaks_off=breaks_off)):  # type: ignore[misc]
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             reads.note(f"epoch {epoch}")
 
@@ -155,26 +133,16 @@ def program(
             means.append(float(logs["mean"]))
             reads.note("after it")
 
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            epoch = elastic[0]._fit.data.epoch
-            while epoch == 1 and batch == 2 and not (Path(gates) / "go").exists():
-                time.sleep(0.01)
-            if breaks_off and epoch == 1:
-                # While one is written, none is taken; so this lets each step have one.
-                assert elastic[0]._fit._checkpoints.job._saver.flush(60.0)
-                if batch == 7:
-                    raise BreaksOffError
-
     class Mean(keras.metrics.Mean):  # type: ignore[misc, name-defined]
         """Of the numbers of the samples."""
 
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             super().update_state(y_true)
 
-    model = Model()
+    model = gated.model_that_notes(elastic, note)
     model.compile("sgd", "mse", metrics=[Mean(name="mean")], run_eagerly=True)
     validation = data.DataLoader(Numbered(NUM_VAL, "v"), SIZE)
-    with contextlib.suppress(BreaksOffError):
+    with contextlib.suppress(gated.BreaksOffError):
         model.fit(
             loader(),
             epochs=4,

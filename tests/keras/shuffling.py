@@ -8,30 +8,20 @@ import os
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.keras import gated
+
 NUM, SIZE = 240, 4
 
 
-class BreaksOffError(Exception):
-    """What ends a training here."""
-
-
 def started_again(backend: str, folder: str, kind: str) -> list[Any]:
-    """What `program` returns that breaks off, and then the same one, started again. No job is needed."""
-    os.environ.pop("ELASTICFLOW_COORDINATOR")
-    process = importlib.import_module("ef_common.launch.process")
-    checkpointing = importlib.import_module("ef_common.data.checkpointer").Checkpointing
-    Path(folder, "go").touch()
-    found = []
-    for breaks_off in (True, False):
-        process._this = None
-        checkpoint = checkpointing(f"{folder}/saved", every_steps=1)
-        found.append(program(backend, folder, kind, checkpoint=checkpoint, breaks_off=breaks_off))
-    return found
+    """What two trainings of this kind have trained on, of which the first one breaks off."""
+    return gated.started_again(partial(program, backend, folder, kind), folder)
 
 
 def program(
@@ -104,40 +94,16 @@ def program(
         spec = (tf.TensorSpec((SIZE, 3), tf.float32), tf.TensorSpec((SIZE,), tf.float32))
         return tf.data.Dataset.from_generator(one_pass, output_signature=spec)
 
-    class Model(keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = keras.layers.Dense(1)
+    def note(epoch: int, numbers: list[int]) -> None:
+        found.setdefault(epoch, []).extend(numbers)
 
-        def call(self, x: Any) -> Any:
-            return self.inner(x)[:, 0]
-
-        def train_step(self, batch: Any) -> Any:
-            data = elastic[0]._fit.data
-            if not self.warms_up and not data.padding:
-                found.setdefault(data.epoch, []).extend(int(number) for number in keras.ops.convert_to_numpy(batch[1]))
-            return super().train_step(batch)
-
-        @property
-        def warms_up(self) -> bool:
-            return bool(elastic[0]._worker.session.newcomer)
-
-    class Gate(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            while elastic[0]._fit.data.epoch == 1 and batch == 2 and not (Path(gates) / "go").exists():
-                time.sleep(0.01)
-            if breaks_off and elastic[0]._fit.data.epoch == 1:
-                # While one is written, none is taken; so this lets each step have one.
-                assert elastic[0]._fit._checkpoints.job._saver.flush(60.0)
-                if batch == 7:
-                    raise BreaksOffError
-
-    model = Model()
+    model = gated.model_that_notes(elastic, note)
     model.compile("sgd", "mse", run_eagerly=True)
+    pauses = gated.gate(elastic, gates, breaks_off=breaks_off)()
     made = {"endless generator": endless_generator, "unknown length": of_unknown_length}.get(kind, Numbered)
     try:
-        model.fit(made(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[Gate(), *elastic])
-    except BreaksOffError:
+        model.fit(made(), epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[pauses, *elastic])
+    except gated.BreaksOffError:
         pass
     except Exception as error:
         return f"{type(error).__name__}: {error}"
