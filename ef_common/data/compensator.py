@@ -84,7 +84,7 @@ class Compensator:
         before, self._ramp = self._ramp, self._advanced(contributors, batch_size)
         if self._ramp.goal != 1.0:
             self._warn_of_unknown(self._ramp.goal)
-        if before is None or before.goal != self._ramp.goal:
+        if self._log.enabled and (before is None or before.goal != self._ramp.goal):
             record = {
                 "step": step,
                 "rule": self.settings.rule_name,
