@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,11 @@ def asking(
             seen.append(True)
             act(trainer)
 
+    def on_exception(trainer: Any, module: Any, error: BaseException) -> None:
+        sys.stderr.write(f"ended after {trainer.global_step} updates\n")
+
     setattr(callback, hook, ask)
+    callback.on_exception = on_exception
     return callback
 
 
