@@ -127,6 +127,8 @@ class Session:
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         note: Where the steps are noted down for the launcher.
         training: Number of the training that this worker's program has come to, from 1 on.
+        num_samples_trained: Samples that all members together have trained on, since this worker is one of them.
+        paused_s: So long training has paused in that time, because workers came or went.
         has_skipped: It has passed over a training, as the others had ended it already.
         lacks_results: It has, and has not even a checkpoint of what came of it.
         first_claiming: Of the first training of this process (`ef_common.data.claiming`), which counts for all.
@@ -155,6 +157,7 @@ class Session:
         self.wish = False
         self.note = Note()
         self.training = 1
+        self.num_samples_trained = self.paused_s = 0.0
         self.has_skipped = False
         self.lacks_results = False
         self.first_claiming: Any = None
@@ -592,6 +595,7 @@ class Session:
             self._channel.send("settled", view.generation)
         pause = None if self._troubled_since is None else self._clock() - self._troubled_since
         self._troubled_since = None
+        self.paused_s += pause or 0.0
         self._on_event(
             "view",
             generation=view.generation,

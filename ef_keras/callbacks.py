@@ -45,7 +45,7 @@ def callbacks(
     checkpoint: Checkpointing | str | Path | None = None,
     claims: str | Path | None = None,
     evict_stragglers: bool = False,
-    log_compensation: bool = True,
+    log_workers: bool = True,
 ) -> list[keras.callbacks.Callback]:
     """Callbacks that make a `fit` (or `evaluate`) elastic.
 
@@ -77,9 +77,9 @@ def callbacks(
         claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
             the checkpoints.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
-        log_compensation: The logs of each epoch, and with them `History`, `CSVLogger` and `TensorBoard`, have the
-            columns `lr_scale` and `global_batch_size` while the learning rate follows the workers. False leaves the
-            logs as they are in Keras, for code that expects its columns and no others.
+        log_workers: The logs of each epoch, and with them `History`, `CSVLogger` and `TensorBoard`, have the columns
+            `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and `global_batch_size` in a job. False leaves the logs
+            as they are in Keras, for code that expects its columns and no others.
 
     Raises:
         UnsupportedError: Keras runs on a backend that cannot be elastic.
@@ -94,10 +94,11 @@ def callbacks(
         checkpoint=checkpoint,
         claims=claims,
         evict_stragglers=evict_stragglers,
+        log_workers=log_workers,
     )
     if deterministic:
         prepare_determinism()
-    return [Elastic(engine(backend), settings, logs_compensation=log_compensation)]
+    return [Elastic(engine(backend), settings)]
 
 
 class Elastic(keras.callbacks.Callback):
@@ -108,12 +109,10 @@ class Elastic(keras.callbacks.Callback):
     Args:
         engine: Of the data plane; see `ef_common.collectives.engines`.
         settings: See :func:`callbacks`.
-        logs_compensation: See there, too.
     """
 
-    def __init__(self, engine: str, settings: ElasticSettings, *, logs_compensation: bool = True) -> None:
+    def __init__(self, engine: str, settings: ElasticSettings) -> None:
         super().__init__()
-        self._logs_compensation = logs_compensation
         self._engine = engine
         self._settings = settings
         self._worker: Worker | None = None
@@ -208,7 +207,6 @@ class Elastic(keras.callbacks.Callback):
                 others,
                 iterator,
                 settings=settings,
-                logs_compensation=self._logs_compensation,
             )
             self._tell_cost(self._fit.data.source)
             self._fit.begin()

@@ -15,6 +15,7 @@ import numpy as np
 from ef_common.collectives import operations
 from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
+from ef_common.data.meter import Meter
 from ef_common.data.settings import ElasticSettings
 from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import TrainingOver, UsageError
@@ -48,7 +49,6 @@ class Fit:
         callbacks: Keras's list of callbacks.
         iterator: Keras's iterator over epochs.
         settings: The user's, with the size of the global batch that the data may have brought.
-        logs_compensation: The logs of an epoch have columns that tell how the learning rate is compensated.
 
     Raises:
         JobFinished: The job is over.
@@ -63,7 +63,6 @@ class Fit:
         iterator: Any,
         *,
         settings: ElasticSettings,
-        logs_compensation: bool = True,
     ) -> None:
         check_replicas(model)
         self._settings, deterministic = settings, settings.deterministic
@@ -123,7 +122,7 @@ class Fit:
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
-        self._logs_compensation = logs_compensation
+        self._meter = Meter(worker.session) if worker.elastic and settings.log_workers else None
         self.schedules: FitSchedules | None = None
         self._workers = WorkersWatch(worker.session)
         self._global: GlobalReducer | None = None
@@ -432,15 +431,26 @@ class Fit:
     def agree_on(self, logs: dict[str, Any]) -> None:
         """Results that differ (a `train_step` of the user's returned them) are averaged; callbacks decide by them."""
         mine = {name: float(value) for name, value in logs.items() if _is_number(value)}
-        everybody, _ = operations.gather(self._session, mine, what="logs")
+        row = {} if self._meter is None else self._meter.row()
+        everybody, _ = operations.gather(self._session, {"logs": mine, "row": row}, what="logs")
         for name in mine:
-            values = [theirs[name] for theirs in everybody if name in theirs]
+            values = [theirs["logs"][name] for theirs in everybody if name in theirs["logs"]]
             if len(set(values)) > 1 and not np.isnan(values).all():
                 logs[name] = float(np.mean(values))
         if self.compensation is not None:
             self.compensation.settle()  # an epoch that was stopped
-            if self._logs_compensation:
-                self.compensation.show(logs)
+        if self._settings.log_workers:
+            logs.update(everybody[0]["row"])  # one worker's clock, for all
+            self._show_batch(logs)
+
+    def _show_batch(self, logs: dict[str, Any]) -> None:
+        if self.compensation is not None:
+            self.compensation.show(logs)
+        elif self._worker.elastic:
+            accumulation = max(map(hooks.accumulation, hooks.optimizers(self._model)), default=1)
+            of_all = self._session.completed_in.world_size * self.data.full_batch * accumulation
+            size = self._settings.global_batch_size or of_all
+            logs.update({"lr_scale": 1.0, "global_batch_size": float(size)})
 
     def agree_on_end(self) -> None:
         """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from ef_common.data.meter import COLUMNS
 from ef_common.session import Session
 from ef_keras.memories import restore
 
@@ -68,4 +69,7 @@ class OnRankZero:
             self.wrapped.on_train_begin()
             restore(self.wrapped, self.memory)
         self._has_begun = self._in_fit
+        if name == "on_epoch_end" and isinstance(self.wrapped, keras.callbacks.ProgbarLogger):
+            epoch, logs = args
+            args = epoch, {name: value for name, value in logs.items() if name.partition("/")[0] not in COLUMNS}
         hook(*args, **kwargs)

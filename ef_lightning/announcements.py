@@ -25,11 +25,14 @@ class Announcements(logging.Filter):
 
     Attributes:
         rank: The worker's rank, None before it is known.
+        runs_trainer: A Trainer of the program has begun to run, so they are rank 0's to tell. This process may never
+            know its rank: a newcomer may find that the job is over.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.rank: int | None = None
+        self.runs_trainer = False
         self._held: list[logging.LogRecord] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -50,7 +53,7 @@ class Announcements(logging.Filter):
 
     def end(self) -> None:
         """The process ends."""
-        if self.rank is None:
+        if self.rank is None and not self.runs_trainer:
             self.settle(0)
 
 
@@ -67,6 +70,12 @@ def hold(packages: Iterable[str]) -> None:
     for one in loggers:
         one.addFilter(announcements)
     atexit.register(announcements.end)
+
+
+def begin(package: str) -> None:
+    """A Trainer begins to run, with the Lightning of this import name."""
+    for announcements in _of(logging.getLogger(f"{package}.{_SOURCES[0]}")):
+        announcements.runs_trainer = True
 
 
 def settle(package: str, rank: int) -> None:

@@ -18,7 +18,6 @@ from ef_common.core.view import View
 from ef_common.data.compensator import Compensator
 from ef_common.events import EventLog
 from ef_common.session import Session
-from ef_lightning import hooks
 from ef_lightning.train_loader import ElasticLoader
 
 logger = logging.getLogger(__name__)
@@ -74,9 +73,6 @@ class TrainerCompensation:
         self._settled: tuple[View, ElasticLoader] | None = None
         self._ratio = 1.0
         self._batch_size = 0
-        self._has_loggers = bool(trainer.loggers)
-        self._has_differed = False
-        self._logged_step = -1
         for optimizer in trainer.optimizers:
             self._scaled_of(optimizer)
 
@@ -99,7 +95,6 @@ class TrainerCompensation:
         if loader.progress.uncommitted:
             self.compensator.commit(contributors, self._share(loader), step=loader.dealer.num_updates + 1)
             self._ratio = self.compensator.ratio or 1.0
-            self._has_differed = self._has_differed or self._ratio != 1.0
             self._batch_size = contributors.world_size * loader.num_samples
             self._settled = (contributors, loader) if self.compensator.settled else None
 
@@ -133,13 +128,10 @@ class TrainerCompensation:
             return result
 
         try:
-            result = update(optimizer, compensated, *args, **kwargs)
+            return update(optimizer, compensated, *args, **kwargs)
         finally:
             if scaled.applied:
                 scaled.restore()
-        if self._has_loggers and self._has_differed:
-            self._log_scale()
-        return result
 
     @contextmanager
     def shown(self, loader: ElasticLoader) -> Iterator[None]:
@@ -154,23 +146,14 @@ class TrainerCompensation:
             for scaled in all_scaled:
                 scaled.restore()
 
-    # ------------------------------------------------------------ loggers
-
-    def _log_scale(self) -> None:
-        """Write the scale into the loggers, once for each batch that Lightning logs.
-
-        As long as there is nothing to compensate, the logs are those of a training without ElasticFlow.
-        """
-        step = hooks.step_to_log(self._trainer)
-        if step is None or step == self._logged_step or not self._batch_size:
-            return
-        self._logged_step = step
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The scale of the learning rate, and the global batch, of the newest update; nothing before the first one."""
+        if not self._batch_size:
+            return {}
         rules = {type(optimizer).__name__: self._scaled_of(optimizer).rule for optimizer in self._trainer.optimizers}
-        scalars = self.compensator.scales(rules)
         batch_size = self.compensator.global_batch_size or self._batch_size * self._trainer.accumulate_grad_batches
-        scalars["global_batch_size"] = float(batch_size)
-        for writer in self._trainer.loggers:
-            writer.log_metrics(scalars, step=step)
+        return {**self.compensator.scales(rules), "global_batch_size": float(batch_size)}
 
 
 class ScaledSettings:

@@ -48,6 +48,7 @@ from ef_lightning.schedules import Schedules
 from ef_lightning.state import TrainerState
 from ef_lightning.timed_validation import TimedValidation
 from ef_lightning.train_loader import ElasticLoader
+from ef_lightning.workers_log import WorkersLog
 
 if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin
@@ -73,6 +74,7 @@ class Fit:
         elastic: Others may take part in it.
         checkpoints: Those that are taken of it, if there are any.
         compensation: How the optimizers follow the global batch; None if the ratio is 1 for ever.
+        workers_log: Tells the loggers of the workers; None if there is nothing to tell, or nobody to be told.
         schedules: Those that follow the samples; None if an update is one update in each world.
         requests: What the code of one worker asks of all.
         repetition: Makes steps again in which workers have gathered and one was lost.
@@ -93,6 +95,7 @@ class Fit:
         self.compensation: TrainerCompensation | None = None
         self.schedules: Schedules | None = None
         self.workers = WorkersWatch(worker.session)
+        self.workers_log: WorkersLog | None = None
         self.requests: Requests | None = None
         self.repetition: Repetition | None = None
         self.reducer: GradientReducer | None = None
@@ -169,6 +172,8 @@ class Fit:
             check_sync_batchnorm(trainer, global_batch_size=size)
             self._set_up_repetition()
         self._set_up_compensation(saved_compensation)
+        if trainer.loggers and self._settings.log_workers and (self._worker.elastic or self.compensation is not None):
+            self.workers_log = WorkersLog(trainer, self._session, self.compensation, global_batch_size=size)
         state = self._set_up_state()
         if self._session.newcomer:
             self._sanity_steps = trainer.num_sanity_val_steps

@@ -27,7 +27,7 @@ from ef_common.errors import UsageError
 from ef_common.launch.leaving import leaving_cleanly
 from ef_common.launch.process import Worker, this_worker
 from ef_common.session import Session
-from ef_lightning import hooks
+from ef_lightning import announcements, hooks
 from ef_lightning.checkpoint_io import checkpoint_io_for, give_innermost
 from ef_lightning.checks import check_trainer
 from ef_lightning.collectives import CollectivesMixin
@@ -67,6 +67,8 @@ class ElasticMixin(CollectivesMixin):
         claims: A URL, for example of etcd, where workers claim to continue without others. The default is the place of
             the checkpoints.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        log_workers: The Trainer's loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and
+            `global_batch_size` at each step that Lightning logs. False leaves the logs as they are in Lightning.
 
     Raises:
         UsageError: The backend or the rule is unknown, or settings contradict each other.
@@ -92,6 +94,7 @@ class ElasticMixin(CollectivesMixin):
         checkpoint: Checkpointing | str | Path | None = None,
         claims: str | Path | None = None,
         evict_stragglers: bool = False,
+        log_workers: bool = True,
         **kwargs: Any,
     ) -> None:
         global_batches.check_size(global_batch_size, deterministic=deterministic)
@@ -107,6 +110,7 @@ class ElasticMixin(CollectivesMixin):
             checkpoint=checkpoint,
             claims=claims,
             evict_stragglers=evict_stragglers,
+            log_workers=log_workers,
         )
         # Asked for with each batch.
         self._local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK", "0"))
@@ -228,6 +232,7 @@ class ElasticMixin(CollectivesMixin):
         super().setup_environment()  # type: ignore[misc]
         trainer = self.lightning_module.trainer
         check_hooks(trainer, self.host)
+        announcements.begin(self.host.name)
         with leaving_cleanly():
             self._worker = worker = this_worker(self.backend)
             if self.settings.evict_stragglers:
@@ -437,9 +442,15 @@ class ElasticMixin(CollectivesMixin):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
-        if fit is None or fit.compensation is None or fit.in_trial:
+        if fit is None or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
-        return fit.compensation.step(update, optimizer, closure, model, **kwargs)
+        if fit.compensation is None:
+            result = update(optimizer, closure, model, **kwargs)
+        else:
+            result = fit.compensation.step(update, optimizer, closure, model, **kwargs)
+        if fit.workers_log is not None:
+            fit.workers_log.write()
+        return result
 
     # ------------------------------------------------------------ checkpoints
 

@@ -71,6 +71,7 @@ class ElasticLoader(WrappedLoader):
         self.dealer = Dealer(
             session, log=log, batch_size=reading.batch_size, min_share=min_share, global_batch=global_batch
         )
+        self.dealer.samples_per_position = reading.num_samples / reading.batch_size
         self._seeded = seeded
         self.dealer.on_returned = self._batches_returned
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))

@@ -53,6 +53,7 @@ def train(
     schedules: str = "samples",
     backend: str | None = None,
     evict_stragglers: bool = False,
+    log_workers: bool = True,
     **others: Any,
 ) -> Result:
     """Train a model, with one worker (`python train.py`) or with all workers of a job (`torchrun … train.py`).
@@ -79,6 +80,7 @@ def train(
         schedules: What schedules of the learning rate follow: "samples" or "updates".
         backend: Library that moves gradients: "gloo", "nccl" or "horovod". The default suits the framework.
         evict_stragglers: Replace a worker that is much slower than the others, once a spare is ready.
+        log_workers: Loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and `global_batch_size`.
         **others: Passed to Lightning's Trainer, or to Keras's `fit`.
 
     Returns:
@@ -100,6 +102,7 @@ def train(
         "checkpoint": checkpoint,
         "claims": claims,
         "evict_stragglers": evict_stragglers,
+        "log_workers": log_workers,
     }
     run = Run(forward, data, evaluate, predict, validation, epochs, batch_size, allow_unused, elastic, others)
     if framework_of(parts) == "torch":

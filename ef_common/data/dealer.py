@@ -32,6 +32,7 @@ class Dealer:
     Attributes:
         progress: How far the epoch is.
         num_updates: Updates of the model that have been made.
+        samples_per_position: Samples at one position, unless members share them.
         is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
@@ -53,6 +54,7 @@ class Dealer:
         self._num_samples: int | None = None
         self.progress = EpochProgress(epoch=-1, length=0)
         self.num_updates = self._hashed = 0
+        self.samples_per_position = 1.0
         self.is_open = False
         self.on_returned: Callable[[], None] = lambda: None
         self._session = session
@@ -204,6 +206,8 @@ class Dealer:
             return
         self.progress, done = sharding.commit(before, contributors.ids)
         self.num_updates += 1
+        num_positions = sum(stop - start for start, stop in done.committed)
+        self._session.num_samples_trained += self._num_samples or num_positions * self.samples_per_position
         if self._session.note.is_read:
             self._session.note.end()
         if done.returned:

@@ -38,6 +38,8 @@ class ElasticSettings:
         evict_stragglers: Replace a worker whose throughput stays below 0.8 of the others' for a minute, as soon as a
             spare is ready (a newcomer for which `max_nodes` leaves no room). The spare joins first; then the slow
             worker ends with status 0. Otherwise, slow workers are only reported.
+        log_workers: Whether the framework's loggers get `world_size`, `samples_per_s`, `pause_s`, `lr_scale` and
+            `global_batch_size` (:class:`~ef_common.data.meter.Meter`).
 
     Raises:
         UsageError: A value is invalid.
@@ -55,6 +57,7 @@ class ElasticSettings:
     checkpoint: Checkpointing | None = None
     claims: Place | None = field(default=None, repr=False)
     evict_stragglers: bool = False
+    log_workers: bool = True
 
     def __post_init__(self) -> None:
         check_size(self.global_batch_size)

@@ -253,9 +253,7 @@ def look_at_logs() -> dict[str, Any]:
     history = fit(model_with(optimizers.Adam(RATE)), keras.callbacks.CSVLogger(path))
     plain = fit(model_with(optimizers.Adam(RATE)), compensation={"rule": "none"})
     off_path = path.with_name("off.csv")
-    off = fit(
-        model_with(optimizers.Adam(RATE)), keras.callbacks.CSVLogger(off_path), elastic={"log_compensation": False}
-    )
+    off = fit(model_with(optimizers.Adam(RATE)), keras.callbacks.CSVLogger(off_path), elastic={"log_workers": False})
     keras_path = path.with_name("keras.csv")
     model_with("sgd").fit(*data(), verbose=0, callbacks=[keras.callbacks.CSVLogger(keras_path)])
     csv, *heads = [file.read_text().splitlines()[0] for file in (path, off_path, keras_path)]

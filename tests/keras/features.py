@@ -57,7 +57,7 @@ class Run:
         batch_size = self.batch_size if self.elastic else global_batch_size or self.batch_size
         if args and isinstance(args[0], np.ndarray | list | dict | tuple):
             kwargs = {"batch_size": batch_size, **kwargs}
-        settings = {"compensation": "none", "global_batch_size": global_batch_size}
+        settings = {"compensation": "none", "global_batch_size": global_batch_size, "log_workers": False}
         added = ef_keras.callbacks(**settings) if self.elastic else []
         kwargs = {"epochs": 2, "verbose": 0, "shuffle": False, **kwargs}
         return dict(model.fit(*args, callbacks=[*callbacks, *added], **kwargs).history)

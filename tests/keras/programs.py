@@ -13,6 +13,7 @@ from keras import layers, ops
 
 import ef_keras
 import elasticflow
+from ef_common.data.meter import COLUMNS
 from ef_common.errors import UsageError
 from tests.keras.features import compiled, data, stream
 
@@ -187,7 +188,7 @@ def evaluated_together() -> Any:
     settings = {"epochs": 2, "batch_size": 8, "verbose": 0, "callbacks": ef_keras.callbacks()}
     history = made.fit(x, y, validation_data=(x, y), **settings).history
     expected = float(np.abs(made.predict(x, verbose=0)[:, 0] - y).mean())
-    kept = {name: values for name, values in history.items() if name not in ("lr_scale", "global_batch_size")}
+    kept = {name: values for name, values in history.items() if name not in COLUMNS}
     return [kept, expected]
 
 

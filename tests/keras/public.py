@@ -40,7 +40,7 @@ def listen() -> dict[str, Any]:
     before = [ef_keras.rank(), ef_keras.world_size(), ef_keras.is_rank_zero()]
     listening, model = Listening(), compiled(net())
     history = ef_keras.fit(
-        model, *data(64), batch_size=4, epochs=10_000, verbose=0, callbacks=[listening], log_compensation=False
+        model, *data(64), batch_size=4, epochs=10_000, verbose=0, callbacks=[listening], log_workers=False
     ).history
     return {
         "before": before,

@@ -15,6 +15,7 @@ from torch import nn
 
 from ef_common.core.compensation import Compensation
 from ef_common.core.view import Member, View
+from ef_common.data.meter import COLUMNS
 from ef_common.launch.environment import read_environment
 from ef_lightning import strategy_for
 from tests.closed_forms import Regression
@@ -137,7 +138,9 @@ def fit(pl: Any, module: Any, trace: Sequence[int] = TRACE, **options: Any) -> A
             commit, views = compensation.commit, {size: view_of(size) for size in trace}
             compensation.commit = lambda view, loader: commit(views[trace[loader.dealer.num_updates]], loader)
 
-    strategy = strategy_for(pl.__name__)(compensation=Compensation(**settings))
+    strategy = strategy_for(pl.__name__)(
+        compensation=Compensation(**settings), log_workers=options.pop("log_workers", True)
+    )
     callbacks = [Tell(), *options.pop("callbacks", [])]
     trainer = training.trainer(pl, strategy, callbacks=callbacks, **options)
     trainer.fit(module, training.loader(LENGTH), ckpt_path=path)
@@ -194,7 +197,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         options["enable_checkpointing"] = True
     fit = training.trainer(pl, logger=logger, log_every_n_steps=1, callbacks=callbacks, **options)
     fit.fit(module, training.loader(length, batch_size), ckpt_path=path)
-    columns = ("lr_scale", "global_batch_size", f"lr-{name}")
+    columns = (*COLUMNS, f"lr-{name}")
     return {
         "start": module.start.tolist(),
         "weights": weights_of(module).tolist(),

@@ -101,6 +101,16 @@ def test_announcements_of_a_program_without_a_training_are_told_at_its_end(
     assert len(caplog.messages) == (2 if rank is None else 0)
 
 
+def test_announcements_of_a_newcomer_that_comes_too_late_are_not_told(
+    in_a_job: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    announcements.hold(PACKAGES)
+    announce("GPU available: False", "Seed set to 5")
+    announcements.begin(PACKAGES[0])
+    found()[0].end()
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     "environ",
     [

@@ -46,7 +46,7 @@ def _add(model: Any, given: Any) -> Any:
     import ef_keras
     from ef_keras.callbacks import Elastic
 
-    callbacks = ef_keras.callbacks(log_compensation=False)  # they compare the logs exactly
+    callbacks = ef_keras.callbacks(log_workers=False)  # they compare the logs exactly
     if not isinstance(given, keras.callbacks.CallbackList):
         return [*keras.tree.flatten(given or []), *callbacks]
     if not any(isinstance(one, Elastic) for one in given.callbacks):  # else, a validation within `fit`

@@ -24,7 +24,7 @@ def put_in(note_use: Callable[[], None]) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if not args and _says_nothing(kwargs):
             note_use()
-            kwargs["strategy"] = strategy_for("lightning.pytorch")()
+            kwargs["strategy"] = strategy_for("lightning.pytorch")(log_workers=False)  # they compare the logs exactly
         original(self, *args, **kwargs)
 
     Trainer.__init__ = init  # type: ignore[method-assign]

@@ -1,0 +1,51 @@
+"""What loggers show of the workers of a training: how many they are, how fast, and what their changes cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ef_common.session import Session
+
+COLUMNS = ("world_size", "samples_per_s", "pause_s", "lr_scale", "global_batch_size")
+"""All columns that loggers get; if optimizers have different rules, each has an `lr_scale/NAME`."""
+
+
+class _Reading(NamedTuple):
+    time: float
+    num_samples: float
+    paused_s: float
+
+
+class Meter:
+    """Measures a training from row to row of its log.
+
+    Args:
+        session: The worker's session.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(self, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._session, self._clock = session, clock
+        self._before = self._read()
+
+    def _read(self) -> _Reading:
+        return _Reading(self._clock(), self._session.num_samples_trained, self._session.paused_s)
+
+    def row(self) -> dict[str, float]:
+        """What to log now.
+
+        Returns:
+            `world_size`, the number of workers; and since the row before, or since the beginning: `samples_per_s`, the
+            samples that all workers have trained on per second; and `pause_s`, the seconds for which training has
+            paused because workers came or went.
+        """
+        before, now = self._before, self._read()
+        self._before = now
+        took_s = max(now.time - before.time, 1e-9)
+        return {
+            "world_size": float(self._session.completed_in.world_size),
+            "samples_per_s": (now.num_samples - before.num_samples) / took_s,
+            "pause_s": now.paused_s - before.paused_s,
+        }
