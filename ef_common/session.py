@@ -510,13 +510,14 @@ class Session:
         changed = False
         while self.change_agreed:
             agreed_in = self._change_agreed_in or 0
-            self._meet_at_boundary()
+            met = self._meet_at_boundary()
             self._begin_trouble()
-            if self.view.hold:
-                logger.warning("too few nodes are left: waiting at this step for more to join")
-            channel.send("at_boundary", self.view.generation)
-            self._pace.wait(self.view.generation, self.completed, at_boundary=True)
-            self._recover(suspect=False)
+            if met:
+                if self.view.hold:
+                    logger.warning("too few nodes are left: waiting at this step for more to join")
+                channel.send("at_boundary", self.view.generation)
+                self._pace.wait(self.view.generation, self.completed, at_boundary=True)
+            self._recover(suspect=not met)
             changed = True
             if self.view.admitted_at > agreed_in:
                 self._change_agreed_in = None
@@ -524,8 +525,12 @@ class Session:
             self.run(Barrier(_ENTERED))
         return changed
 
-    def _meet_at_boundary(self) -> None:
-        """Nobody waits here for a view while another waits for it in a collective."""
+    def _meet_at_boundary(self) -> bool:
+        """Nobody waits here for a view while another waits for it in a collective.
+
+        Returns:
+            False if the group has broken, perhaps at this end alone: then others may wait in the meeting for ever.
+        """
         self._pace.wait(self.view.generation, self.completed)
         try:
             self._group.meet(_AT_BOUNDARY).wait()
@@ -534,6 +539,8 @@ class Session:
             raise
         except GroupBroken as broken:
             logger.debug("a worker was lost before all were at the boundary: %s", broken)
+            return False
+        return True
 
     # ------------------------------------------------------------ recovery
 

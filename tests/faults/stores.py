@@ -82,6 +82,10 @@ def train_keras_tensorflow(options: dict[str, Any], retry_s: float = 60.0) -> di
     return _train("keras_tensorflow", options, retry_s)
 
 
+def train_keras_jax(options: dict[str, Any], retry_s: float = 60.0) -> dict[str, Any]:
+    return _train("keras_jax", options, retry_s)
+
+
 TRAIN = {
     "lightning": train_lightning,
     "lightning-cuda": train_lightning_cuda,
@@ -89,6 +93,7 @@ TRAIN = {
     "keras-torch": train_keras_torch,
     "keras-torch-cuda": train_keras_torch_cuda,
     "keras-tensorflow": train_keras_tensorflow,
+    "keras-jax": train_keras_jax,
 }
 """By the name of the host."""
 

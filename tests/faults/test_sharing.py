@@ -21,7 +21,7 @@ from tests.faults import stores
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.faults import Striker
 from tests.faults.holding import NEVER
-from tests.faults.hosts import Host, everywhere, hosted, in_each_framework
+from tests.faults.hosts import Host, everywhere, hosted, in_each_framework, in_each_framework_but_jax
 from tests.faults.test_checkpoints import OPTIONS, manifests
 from tests.faults.training import Net, Options, _loader
 from tests.storage.conftest import BUCKET, moto  # noqa: F401  # a fixture
@@ -118,7 +118,7 @@ def assert_equal(first: Any, second: Any, path: str = "") -> None:
         assert first == second, path
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_shared_checkpoint_is_the_one_that_rank_0_writes_alone(tmp_path: Path, host: Host) -> None:
     for name, share_bytes in (("shared", 1 << 20), ("alone", 1 << 40)):
         options = {**BITWISE, "checkpoint": str(tmp_path / name), "share_bytes": share_bytes}
@@ -163,7 +163,7 @@ def test_shared_checkpoint_is_one_for_plain_lightning(
     assert_equal(dict(again.state_dict()), saved["state_dict"])
 
 
-@in_each_framework
+@in_each_framework_but_jax
 def test_job_that_shared_is_started_again_by_fewer_with_the_same_bits(
     make_job: Callable[..., TrainingJob], tmp_path: Path, host: Host
 ) -> None:

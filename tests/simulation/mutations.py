@@ -503,6 +503,12 @@ def few_do_not_claim(patch: Patch) -> None:
     patch.setattr(claims, "wanted", wanted)
 
 
+def wait_out_a_broken_meeting(patch: Patch) -> None:
+    """Who finds its group broken before a boundary waits for the next view as if all had met, and tells nobody."""
+    meet = Session._meet_at_boundary
+    patch.setattr(Session, "_meet_at_boundary", lambda self: meet(self) or True)
+
+
 def nobody_claims(patch: Patch) -> None:
     """Half of the members waits, though it could have the claim."""
     patch.setattr(claims, "ask", lambda state, settings: (state, ()))
@@ -527,6 +533,7 @@ _OF_FAILOVER = {
         most_need_no_claim,
         count_who_leaves,
         few_do_not_claim,
+        wait_out_a_broken_meeting,
         nobody_claims,
     )
 }

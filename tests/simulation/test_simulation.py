@@ -12,6 +12,7 @@ import pytest
 from ef_common.testing.simulation import __main__ as command
 from ef_common.testing.simulation import schedule_of, simulate
 from ef_common.testing.simulation.campaign import Summary, run_campaign
+from ef_common.testing.simulation.schedule import FAMILIES
 from tests.simulation.mutations import forget_the_replay
 
 NUM_SCHEDULES = 20_000
@@ -135,6 +136,11 @@ def test_simulation_of_a_family_keeps_every_invariant(
 
     assert summary.num_schedules == number
     check(summary, rare, part)
+
+
+@pytest.mark.parametrize(("family", "seed"), [("", 11344), ("failover", 1450)])
+def test_schedules_that_have_failed_once_keep_every_invariant(family: str, seed: int) -> None:
+    assert simulate(FAMILIES[family](seed)).violation is None
 
 
 def test_campaign_in_several_processes_finds_what_it_finds_in_one() -> None:
