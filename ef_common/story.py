@@ -59,29 +59,34 @@ class Story:
             case "evaluation" | "epoch_end" | "end":
                 self._end_change()
             case "run" if record["resumed"]:
-                self._say(f"run {record['run']} of this job goes on from checkpoint {record['resumed']}", "green")
+                text = f"run {record['run']} of this job goes on from checkpoint {record['resumed']}"
+                self._say(text, "green", event="resumed", run=record["run"], checkpoint=record["resumed"])
             case "rollback" if record["generation"] > 1 and not record["step"]:
-                self._say("no worker is left that has trained: the training starts again", "yellow")
+                text = "no worker is left that has trained: the training starts again"
+                self._say(text, "yellow", event="started_again")
             case "checkpoint" if record["time"] - self._checkpoint_at >= _CHECKPOINTS_S:
                 self._checkpoint_at = record["time"]
                 size, seconds = record["bytes"] / 1e6, record["seconds"]
-                self._tell(f"checkpoint saved at step {record['step']} ({size:.1f} MB in {seconds:.1f} s)")
+                text = f"checkpoint saved at step {record['step']} ({size:.1f} MB in {seconds:.1f} s)"
+                self._tell(text, event="checkpoint", **_some(record, "id", "step", "bytes", "seconds"))
             case "checkpoint_failed":
-                self._tell(f"checkpoint {record['id']} was not saved: {record['reason']}", color="yellow")
+                text = f"checkpoint {record['id']} was not saved: {record['reason']}"
+                self._tell(text, color="yellow", event="checkpoint_failed", **_some(record, "id", "reason"))
             case "straggler":
                 self._take_straggler(record)
 
-    def _say(self, text: str, color: str | None = None) -> None:
+    def _say(self, text: str, color: str | None = None, **fields: Any) -> None:
         """What all workers know is told by one."""
         if self._rank == 0:
-            self._tell(text, color=color)
+            self._tell(text, color=color, **fields)
 
     def _take_view(self, record: dict[str, Any]) -> None:
         members, before = tuple(record["members"]), self._members
         self._members, self._rank = members, record["rank"]
         if not before:
             if record["generation"] == 1:
-                self._say(f"training with {num_workers(len(members))}")
+                text = f"training with {num_workers(len(members))}"
+                self._say(text, event="started", world_size=len(members), workers=members)
             return
         if self._change is not None:
             before = self._change.before
@@ -107,14 +112,32 @@ class Story:
         parts = [what, f"resumed after {_duration(change.pause_s)}"]
         parts += [f"{returned} {unit} are dealt again"] if returned else []
         parts += [change.batch] if change.batch else []
-        self._say("; ".join(parts), "green" if set(change.before) <= set(change.after) else "yellow")
+        joined, gone = _differences(change.before, change.after)
+        self._say(
+            "; ".join(parts),
+            "yellow" if gone else "green",
+            event="workers_changed",
+            world_size=len(change.after),
+            previous_world_size=len(change.before),
+            joined=joined,
+            gone=gone,
+            reason=change.reason,
+            pause_s=change.pause_s,
+            dealt_again=returned,
+            global_batch_size=self._batch,
+        )
 
     def _take_straggler(self, record: dict[str, Any]) -> None:
         if record["slow"]:
             text = f"is slow: it has {record['ratio']:.0%} of the others' throughput, and they wait for it"
-            self._tell(f"worker {record['worker']} {text} {record['waiting']:.0%} of the time", color="yellow")
+            text, color = f"worker {record['worker']} {text} {record['waiting']:.0%} of the time", "yellow"
         else:
-            self._tell(f"worker {record['worker']} is as fast as the others again", color="green")
+            text, color = f"worker {record['worker']} is as fast as the others again", "green"
+        self._tell(text, color=color, event="straggler", **_some(record, "worker", "slow", "ratio", "waiting"))
+
+
+def _some(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: record[name] for name in names}
 
 
 PLANNED = "planned"
@@ -123,8 +146,7 @@ PLANNED = "planned"
 
 def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED) -> str:
     """What has become of the workers of one view in another one, which has been made for this reason."""
-    lost = [worker for worker in before if worker not in after]
-    come = [worker for worker in after if worker not in before]
+    come, lost = _differences(before, after)
     parts = [f"{_named(come)} joined"] if come else []
     if lost:
         left = reason.startswith(PLANNED)
@@ -133,6 +155,12 @@ def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED)
     if not parts:
         parts = ["the connections between them were built again"]
     return f"{len(before)} → {num_workers(len(after))}: {', '.join(parts)}"
+
+
+def _differences(before: Sequence[str], after: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those that have come, and those that are gone."""
+    come = [worker for worker in after if worker not in before]
+    return come, [worker for worker in before if worker not in after]
 
 
 def _was(workers: Sequence[str]) -> str:

@@ -1,27 +1,43 @@
-"""Lines on the terminal, beside a progress bar, in a file, and after whoever has read them is gone."""
+"""Lines on the terminal, beside a progress bar, in a file, and after whoever has read them is gone.
+
+With `ELASTICFLOW_LOG_FORMAT=json`, each line is a JSON object, for those who collect logs.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import select
 import stat
 import sys
 import threading
+import time
+from typing import Any
 
 import click
 
+LOG_FORMAT = "ELASTICFLOW_LOG_FORMAT"
+FORMATS = ("text", "json")
+_LEVELS = {"red": "error", "yellow": "warning"}
+_PACKAGES = ("ef_common", "ef_keras", "ef_lightning")
 PREFIX = "elasticflow: "
 
 
-def say(text: str, *, color: str | None = None) -> None:
+def say(text: str, *, color: str | None = None, **fields: Any) -> None:
     """Write one line to stderr: in color on a terminal, and above a progress bar. Where nobody reads it, it is lost.
 
     Args:
         text: The line, without a newline.
-        color: One that `click.style` knows.
+        color: One that `click.style` knows. As JSON, red is an error and yellow a warning.
+        fields: What the line says, for programs; in lines of JSON alone.
     """
     stream = sys.stderr
     try:
+        if is_json():
+            stream.write(_line_of(time.time(), _LEVELS.get(color or "", "info"), "elasticflow", text, fields))
+            stream.flush()
+            return
         on_terminal = stream.isatty()
         encoding = stream.encoding or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
@@ -38,6 +54,32 @@ def say(text: str, *, color: str | None = None) -> None:
             stream.flush()
     except (OSError, ValueError):  # closed, or a pipe that nobody reads
         pass
+
+
+def is_json() -> bool:
+    """Whether lines are JSON objects."""
+    return os.environ.get(LOG_FORMAT, "").strip() == "json"
+
+
+def _line_of(moment: float, level: str, source: str, message: str, fields: dict[str, Any]) -> str:
+    return json.dumps({"time": moment, "level": level, "logger": source, "message": message, **fields}) + "\n"
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        message = super().format(record)  # with its traceback, if it has one
+        return _line_of(record.created, record.levelname.lower(), record.name, message, {}).rstrip("\n")
+
+
+def log_as_json() -> None:
+    """Have our own loggers write lines of JSON to stderr, if lines are to be JSON. May be called again."""
+    for name in _PACKAGES if is_json() else ():
+        logger = logging.getLogger(name)
+        if logger.propagate:
+            handler = logging.StreamHandler()
+            handler.setFormatter(_JsonFormatter())
+            logger.addHandler(handler)
+            logger.propagate = False
 
 
 def num_workers(number: int) -> str:

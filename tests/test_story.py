@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -20,8 +22,13 @@ class Told:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.story = Story(lambda text, color=None: self.lines.append(text))
+        self.fields: list[dict[str, Any]] = []
+        self.story = Story(self._tell)
         self.time = 0.0
+
+    def _tell(self, text: str, color: str | None = None, **fields: Any) -> None:
+        self.lines.append(text)
+        self.fields.append(fields)
 
     def take(self, kind: str, **fields: Any) -> list[str]:
         """What is told of this event."""
@@ -57,6 +64,19 @@ def test_loss_is_told_with_the_first_update_after_it(told: Told) -> None:
         "global batch 96 → 64 samples"
     ]
     assert told.step() == []
+    started, changed = told.fields
+    assert started == {"event": "started", "world_size": 3, "workers": ("a", "b", "c")}
+    assert changed == {
+        "event": "workers_changed",
+        "world_size": 2,
+        "previous_world_size": 3,
+        "joined": [],
+        "gone": ["c"],
+        "reason": "c gone (its connection ended)",
+        "pause_s": 0.041,
+        "dealt_again": 16,
+        "global_batch_size": 64,
+    }
 
 
 def test_arrivals_and_departures(told: Told) -> None:
@@ -118,7 +138,7 @@ def test_new_start_and_checkpoints(told: Told) -> None:
         "run 2 of this job goes on from checkpoint run-1-step-40"
     ]
     assert told.take("run", run=1, resumed=None) == []
-    saved = {"step": 7, "bytes": 1.25e7, "seconds": 0.4}
+    saved = {"id": "x", "step": 7, "bytes": 1.25e7, "seconds": 0.4}
     assert told.take("checkpoint", **saved) == ["checkpoint saved at step 7 (12.5 MB in 0.4 s)"]
     assert told.take("checkpoint", **saved) == []
     assert told.take("checkpoint", after_s=60.0, **saved) == ["checkpoint saved at step 7 (12.5 MB in 0.4 s)"]
@@ -211,6 +231,30 @@ def test_closed_stream_costs_the_line_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "stderr", stream := Stream(terminal=False))
     stream.close()
     terminal.say("lost")
+
+
+def test_lines_and_warnings_are_objects_for_those_who_collect_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Stream(terminal=True))
+    monkeypatch.setenv(terminal.LOG_FORMAT, "json")
+    logger = logging.getLogger("ef_common")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    terminal.say("2 → 1 worker", color="yellow", event="workers_changed", world_size=1, gone=("b",))
+    terminal.log_as_json()
+    terminal.log_as_json()  # once is enough
+    logging.getLogger("ef_common.story").warning("the disk of %s is full", "b")
+    logging.getLogger("ef_common.story").info("not shown, as without it")
+    told, warned = map(json.loads, stream.text.splitlines())
+    assert abs(told.pop("time") - warned.pop("time")) < 60
+    assert told == {
+        "level": "warning",
+        "logger": "elasticflow",
+        "message": "2 → 1 worker",
+        "event": "workers_changed",
+        "world_size": 1,
+        "gone": ["b"],
+    }
+    assert warned == {"level": "warning", "logger": "ef_common.story", "message": "the disk of b is full"}
 
 
 _PRINTS_ON = """

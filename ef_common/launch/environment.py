@@ -17,6 +17,8 @@ ELASTICFLOW_HANG_TIMEOUT       learned from the run                A worker that
                                                                    Read where the coordinator runs.
 ELASTICFLOW_COORDINATOR        set by the launcher                 `HOST:PORT` of the coordinator. Without it, the
                                                                    worker trains alone.
+ELASTICFLOW_LOG_FORMAT         `text`                              `json`: ElasticFlow writes its lines to the terminal as
+                                                                   JSON objects.
 ELASTICFLOW_NOTES              set by the launcher                 Directory in which a worker notes what it works on,
                                                                    for its launcher to read.
 ELASTICFLOW_STANDBY            set by the launcher                 Port on this node of the standby coordinator that its
@@ -46,6 +48,7 @@ from ef_common.control.sockets import Address, parse_address
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch.notice_sources import NoticeSource, source_for
+from ef_common.terminal import FORMATS, LOG_FORMAT
 
 COORDINATOR = "ELASTICFLOW_COORDINATOR"
 TOKEN = "ELASTICFLOW_TOKEN"
@@ -120,6 +123,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         UsageError: A variable is malformed.
     """
     env = os.environ if environ is None else environ
+    check_log_format(env)
     coordinator = env.get(COORDINATOR)
     local_world_size = _integer(env, "LOCAL_WORLD_SIZE", default=1, low=1)
     return WorkerEnvironment(
@@ -140,6 +144,16 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         heartbeat_timeout_s=_seconds(env, HEARTBEAT_TIMEOUT, default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1, high=3600.0),
         hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,
     )
+
+
+def check_log_format(env: Mapping[str, str]) -> None:
+    """Refuse one that there is not.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if env.get(LOG_FORMAT, "").strip() not in ("", *FORMATS):
+        raise UsageError(f"{LOG_FORMAT} must be one of {', '.join(FORMATS)}. Received: {env[LOG_FORMAT]!r}")
 
 
 def _integer(env: Mapping[str, str], name: str, *, default: int, low: int, high: int = 2**31) -> int:

@@ -36,7 +36,7 @@ from ef_common.pace import Pace
 from ef_common.ports import ControlChannel
 from ef_common.session import Session
 from ef_common.story import Story
-from ef_common.terminal import outlive_reader
+from ef_common.terminal import log_as_json, outlive_reader
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +166,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     note = _open_note(environment, member.id)
     log = EventLog(environment.run_dir, member.id, listener=Story())
     outlive_reader()
+    log_as_json()
 
     def on_pace(slow: bool, ratio: float, waiting: float) -> None:
         log.write("straggler", slow=slow, ratio=ratio, waiting=waiting)

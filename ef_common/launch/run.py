@@ -45,7 +45,7 @@ from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.note import read_failure
-from ef_common.terminal import outlive_reader, say
+from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
 
 DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
@@ -126,6 +126,11 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="directory of the event log (default: a new one in ./elasticflow-runs)",
     )
+    ours.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        help="how ElasticFlow writes its lines to the terminal (default: text); json: one object in each line",
+    )
     for name, value in (
         ("nnodes", DEFAULT_NNODES),
         ("rdzv_backend", BACKEND),
@@ -144,7 +149,11 @@ def main(argv: list[str]) -> int:
     """
     try:
         options = Options.parse(argv)
+        if options.torchrun.log_format:
+            os.environ[LOG_FORMAT] = options.torchrun.log_format
+        environment.check_log_format(os.environ)
         outlive_reader()
+        log_as_json()
         script = [options.torchrun.training_script, *options.torchrun.training_script_args]
         run_dir = run_directory.create(script[0], options.run_dir)
         os.environ[environment.RUN_DIR] = str(run_dir)
@@ -392,7 +401,7 @@ class _Supervisor:
     def run(self) -> int:
         """Returns the exit status."""
         with self._listening():
-            say(f"the event log is in {self._run_dir}")
+            say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
             for _ in range(self._options.num_workers if self._options.local else 1):
                 self._agents.start()
             self._tell()

@@ -79,6 +79,7 @@ def test_environment_members_differ():
         ("ELASTICFLOW_NOTICE", "http://host:http/"),
         ("ELASTICFLOW_NOTICE", "ftp://host/notice"),
         ("ELASTICFLOW_HANG_TIMEOUT", "soon"),
+        ("ELASTICFLOW_LOG_FORMAT", "xml"),
         ("ELASTICFLOW_HEARTBEAT_TIMEOUT", "0"),
         ("ELASTICFLOW_HEARTBEAT_TIMEOUT", "3601"),
         ("ELASTICFLOW_GRACE", "soon"),

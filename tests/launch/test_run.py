@@ -324,8 +324,10 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
     code = "import os, sys; print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['ELASTICFLOW_RUN_DIR'], sys.argv[1:])"
     (tmp_path / "a.py").write_text(code)
     logs = tmp_path / "logs"
-    run = job(f"--log-dir={logs}", "--redirects=3", "--rdzv-id=mine", str(tmp_path / "a.py"), "--nnodes", "7")
+    options = (f"--log-dir={logs}", "--redirects=3", "--rdzv-id=mine", "--log-format=json")
+    run = job(*options, str(tmp_path / "a.py"), "--nnodes", "7")
     assert run.wait() == 0
+    assert json.loads(run.output.read_text())["run_dir"] == str(run.directory)
     (printed,) = logs.rglob("stdout.log")
     assert printed.read_text() == f"mine {run.directory} ['--nnodes', '7']\n"
 
