@@ -17,8 +17,8 @@ ELASTICFLOW_HANG_TIMEOUT       learned from the run                A worker that
                                                                    Read where the coordinator runs.
 ELASTICFLOW_COORDINATOR        set by the launcher                 `HOST:PORT` of the coordinator. Without it, the
                                                                    worker trains alone.
-ELASTICFLOW_LOG_FORMAT         `text`                              `json`: ElasticFlow writes its lines to the terminal as
-                                                                   JSON objects.
+ELASTICFLOW_LOG_FORMAT         `text`                              `json`: ElasticFlow's lines on the terminal are JSON
+                                                                   objects.
 ELASTICFLOW_NOTES              set by the launcher                 Directory in which a worker notes what it works on,
                                                                    for its launcher to read.
 ELASTICFLOW_STANDBY            set by the launcher                 Port on this node of the standby coordinator that its
