@@ -130,8 +130,9 @@ def stop(run: Path | None, kill: bool) -> None:
 @main.command()
 @_run
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
-def status(run: Path | None, once: bool) -> None:
-    """Show the state of RUN: view, workers, step, samples per second, latest events.
+@_as_json
+def status(run: Path | None, once: bool, as_json: bool) -> None:
+    """Show the state of RUN: workers, progress, speed, what has changed, and the outcome of a run that has ended.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     """
@@ -139,21 +140,25 @@ def status(run: Path | None, once: bool) -> None:
     from rich.live import Live
 
     from ef_common import status as statuses
+    from ef_common import status_table as tables
     from ef_common.errors import UsageError
     from ef_common.launch import run_directory
 
-    console = Console()
+    console, usage = Console(), tables.Usage()
     try:
         current = statuses.Status(run or run_directory.newest())
         current.update()
+        if as_json:
+            click.echo(json.dumps(tables.as_json(current, usage, time.time())))
+            return
         if once or not console.is_terminal:
-            console.print(current.render(time.time()))
+            console.print(tables.render(current, usage, time.time()))
             return
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 ended = statuses.over(current.run_dir)
                 current.update()
-                live.update(current.render(time.time()), refresh=True)
+                live.update(tables.render(current, usage, time.time()), refresh=True)
                 if ended:
                     return
                 time.sleep(0.5)

@@ -394,6 +394,8 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "samples": _count,
     "cursor_positions": _spans,
     "open": _flag,
+    "lr_scale": _number,
+    "epochs": _count,
 }
 """Of any kind."""
 _FIELDS: dict[str, dict[str, Check]] = {
@@ -418,7 +420,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     # The program begins its n-th training; steps and epochs are counted from the beginning again.
     "training": {"number": _training},
     # An epoch begins; length is its number of positions. With the optional field open, the end of the epoch is not
-    # known yet, and length is an upper bound.
+    # known yet, and length is an upper bound. The optional field epochs says how many there are, if that is known.
     "epoch": {"epoch": _count, "length": _count},
     # What the worker has read at a position: a checksum of each part, or null where there is nothing to compare.
     "read": {"epoch": _count, "position": _count, "checksums": _checksums},
@@ -440,7 +442,8 @@ _FIELDS: dict[str, dict[str, Check]] = {
     },
     # A worker was lost in a step that had gathered its values; this worker repeats the step.
     "repeated": {"step": _count, "epoch": _count, "generation": _count},
-    # The global batch size changes with this update, or this is the first update.
+    # The global batch size changes with this update, or this is the first update. The optional field lr_scale is the
+    # factor of the learning rate once a ramp is over, if all optimizers have the same.
     "compensation": {
         "step": _count,
         "rule": _text,

@@ -1,25 +1,42 @@
-"""What a run does now, told from its event log: views, workers, speed, and what has happened last."""
+"""What a run does now, known from its event log: workers, progress, speed, and what has changed."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from ef_common.events import Follower
 from ef_common.launch.run_directory import Launcher, read_launcher
+from ef_common.story import in_words
+from ef_common.terminal import num_workers
 
 SPEED_S = 10.0
-"""The speed is that of so many seconds."""
-_NUM_EVENTS = 8
-_SILENT = frozenset({"step", "weights", "compensation", "walked", "epoch_end"})  # too many, or of no interest here
+"""Speeds are those of so many seconds."""
+_NUM_CHANGES = 8
+_TOLD_BY_ALL = ("training", "run", "rollback")
+
+
+class _Speed:
+    """How many there have been per second, lately."""
+
+    def __init__(self) -> None:
+        self._counted: deque[tuple[float, int]] = deque()
+
+    def count(self, moment: float, number: int) -> None:
+        self._counted.append((moment, number))
+        while self._counted[0][0] < moment - SPEED_S:
+            self._counted.popleft()
+
+    def at(self, now: float) -> float:
+        while self._counted and self._counted[0][0] < now - SPEED_S:
+            self._counted.popleft()
+        if not self._counted:
+            return 0.0
+        return sum(number for _, number in self._counted) / max(now - self._counted[0][0], 1.0)
 
 
 @dataclass
@@ -33,6 +50,8 @@ class WorkerStatus:
         training: Number of that training in its program.
         loss: Of the newest one.
         time: Of its newest event, in seconds since the epoch.
+        slow: It is much slower than the others.
+        speed: Its samples per second.
     """
 
     pid: int = 0
@@ -41,6 +60,28 @@ class WorkerStatus:
     training: int = 1
     loss: float | None = None
     time: float = 0.0
+    slow: bool = False
+    speed: _Speed = field(default_factory=_Speed)
+
+
+@dataclass
+class Change:
+    """Something that a user wants to know of later, too.
+
+    Args:
+        time: In seconds since the epoch.
+        text: In words.
+        generation: Of the view, if it is one.
+        pause_s: So long training has paused for it.
+    """
+
+    time: float
+    text: str
+    generation: int = 0
+    pause_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.text}; training paused for {_duration(self.pause_s)}" if self.pause_s else self.text
 
 
 @dataclass
@@ -49,6 +90,20 @@ class Status:
 
     Args:
         run_dir: Directory of the run.
+
+    Attributes:
+        workers: By their ids.
+        generation: Of the newest view.
+        members: Ids of its workers, in the order of their ranks.
+        epoch: The newest one, from 0 on.
+        num_epochs: How many there are, if the log says so.
+        length: Positions of the epoch; None if that is not known.
+        num_done: Of these, those that are trained.
+        global_batch_size: Samples of an update, once the log says so.
+        lr_scale: Factor of the learning rate, once the log says so.
+        checkpoint: The record of the newest one.
+        latest: The newest event that is no change.
+        changes: The newest of them.
     """
 
     run_dir: Path
@@ -56,9 +111,19 @@ class Status:
     generation: int = 0
     members: tuple[str, ...] = ()
     epoch: int = 0
+    num_epochs: int | None = None
+    length: int | None = None
+    num_done: int = 0
+    global_batch_size: int | None = None
+    lr_scale: float | None = None
     num_checkpoints: int = 0
-    _samples: deque[tuple[float, int]] = field(default_factory=deque)
-    _told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_NUM_EVENTS))
+    checkpoint: dict[str, Any] | None = None
+    latest: Change | None = None
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=_NUM_CHANGES))
+    num_changes: int = 0
+    paused_s: float = 0.0
+    _positions: _Speed = field(default_factory=_Speed)
+    _counted: tuple[int, int] = (1, 0)  # training and step up to which positions are counted
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -75,35 +140,83 @@ class Status:
         match record["kind"]:
             case "start":
                 worker.pid, worker.host = record["pid"], record["host"]
-            case "view" if record["generation"] >= self.generation or self._begins_anew(record["members"]):
-                self.generation, self.members = record["generation"], tuple(record["members"])
+            case "view":
+                self._take_view(record)
+            case "epoch":
+                self._take_epoch(record)
             case "step":
-                worker.step, worker.loss, self.epoch = record["step"], record["loss"], record["epoch"]
-                self._samples.append((record["time"], sum(end - start for start, end in record["mine"])))
+                self._take_step(worker, record)
+            case "compensation":
+                self.global_batch_size, self.lr_scale = record["global_batch_size"], record.get("lr_scale")
             case "checkpoint":
                 self.num_checkpoints += 1
+                self.checkpoint = record
+            case "straggler":
+                worker.slow = record["slow"]
             case "training":
                 worker.training = record["number"]
+            case "rollback":
+                self._counted = (worker.training, record["step"])
+                self.num_done = _num(record.get("cursor_positions", ()))
         self._tell(record)
 
-    def _begins_anew(self, members: Sequence[str]) -> bool:
-        """The job was started again, and counts its generations from 1: nobody of the last view is there."""
-        return not set(members) & set(self.members)
+    def _take_view(self, record: dict[str, Any]) -> None:
+        generation, members = record["generation"], tuple(record["members"])
+        pause_s = record["pause_s"] or 0.0
+        begins_anew = not set(members) & set(self.members)  # the job was started again, and counts from 1
+        if generation > self.generation or begins_anew:
+            before = self.members
+            first = not before or begins_anew
+            text = (
+                f"training with {num_workers(len(members))}" if first else in_words(before, members, record["reason"])
+            )
+            self.generation, self.members = generation, members
+            self._note(Change(record["time"], text, generation))
+            self.num_changes += not first
+        for change in self.changes:
+            if change.generation == generation and generation > 1 and pause_s > change.pause_s:
+                self.paused_s += pause_s - change.pause_s
+                change.pause_s = pause_s
+
+    def _take_epoch(self, record: dict[str, Any]) -> None:
+        if record["epoch"] != self.epoch or self.length is None:
+            self.num_done = 0
+        self.epoch, self.num_epochs = record["epoch"], record.get("epochs")
+        self.length = None if record.get("open") else record["length"]
+
+    def _take_step(self, worker: WorkerStatus, record: dict[str, Any]) -> None:
+        worker.step, worker.loss = record["step"], record["loss"]
+        worker.speed.count(record["time"], _num(record["mine"]))
+        if (worker.training, record["step"]) <= self._counted:
+            return  # another worker has told of it
+        self._counted = (worker.training, record["step"])
+        num_positions = _num(record["committed"])
+        self._positions.count(record["time"], num_positions)
+        self.num_done = num_positions + (self.num_done if record["epoch"] == self.epoch else 0)
+        self.epoch = record["epoch"]
+
+    # ------------------------------------------------------------ what has changed
+
+    def _note(self, change: Change) -> None:
+        self.changes.append(change)
 
     def _tell(self, record: dict[str, Any]) -> None:
-        """What happens to all is told by all of them: once is enough."""
-        kind = record["kind"]
-        if kind in _SILENT or (kind == "training" and record["number"] == 1):
+        kind, worker = record["kind"], record["worker"]
+        routine = _routine(record)
+        if routine:
+            self.latest = Change(record["time"], routine)
+        text = _change(record)
+        if not text:
             return
-        told = {name: value for name, value in record.items() if name not in ("v", "time", "worker", "rank", "pause_s")}
-        by_all = kind in ("view", "training", "epoch", "evaluation", "run", "rollback")
-        training = self.workers[record["worker"]].training
-        key = (kind, None if by_all else record["worker"], training, json.dumps(told, sort_keys=True))
+        by_all = kind in _TOLD_BY_ALL  # what happens to all is told by all of them: once is enough
+        training = self.workers[worker].training
+        told = {name: value for name, value in record.items() if name not in ("v", "time", "worker", "rank")}
+        key = (kind, None if by_all else worker, training, json.dumps(told, sort_keys=True))
         if key not in self._seen:
             self._seen.add(key)
-            self._told.append((record["time"], _sentence(record)))
+            self._note(Change(record["time"], text))
 
-    # ------------------------------------------------------------ what is shown
+    # ------------------------------------------------------------ what follows from it
 
     @property
     def step(self) -> int:
@@ -112,39 +225,20 @@ class Status:
 
     def samples_per_second(self, now: float) -> float:
         """Of all workers together, lately."""
-        while self._samples and self._samples[0][0] < now - SPEED_S:
-            self._samples.popleft()
-        if not self._samples:
-            return 0.0
-        return sum(number for _, number in self._samples) / max(now - self._samples[0][0], 1.0)
+        return sum(worker.speed.at(now) for worker in self.workers.values())
 
-    def render(self, now: float) -> Group:
-        """As a table."""
-        launcher = read_launcher(self.run_dir)
-        head = Table.grid(padding=(0, 2))
-        for name, value in self._facts(launcher, now):
-            head.add_row(Text(name, style="bold"), value)
-        workers = Table("worker", "rank", "process", "host", "step", "loss", "last heard of", show_edge=False)
-        for rank, name in enumerate(self.members):
-            one = self.workers.get(name, WorkerStatus())
-            loss = "" if one.loss is None else f"{one.loss:.4g}"
-            workers.add_row(name, str(rank), str(one.pid), one.host, str(one.step), loss, _ago(now - one.time))
-        events = Table("when", "what", show_edge=False)
-        for moment, sentence in self._told:
-            events.add_row(_ago(now - moment), sentence)
-        return Group(head, "", workers, "", events)
+    def eta_s(self, now: float) -> float | None:
+        """Seconds until the last epoch ends at the speed of now; None if that is not known."""
+        speed = self._positions.at(now)
+        if not speed or self.length is None or self.num_epochs is None:
+            return None
+        left = max(self.length - self.num_done, 0) + max(self.num_epochs - 1 - self.epoch, 0) * self.length
+        return left / speed
 
-    def _facts(self, launcher: Launcher | None, now: float) -> Iterator[tuple[str, str]]:
-        yield "run", str(self.run_dir)
-        if launcher is not None:
-            yield "launcher", f"{launcher.seen} (process {launcher.pid}): {' '.join(launcher.command)}"
-            if launcher.local:
-                yield "workers wanted", f"{launcher.num_workers} (at most {launcher.max_workers})"
-        yield "view", f"{len(self.members)} workers, generation {self.generation}"
-        yield "progress", f"step {self.step}, epoch {self.epoch}"
-        yield "speed", f"{self.samples_per_second(now):.0f} samples/s"
-        if self.num_checkpoints:
-            yield "checkpoints", str(self.num_checkpoints)
+    @property
+    def progress(self) -> float | None:
+        """The part of the epoch that is done; None if its length is not known."""
+        return min(self.num_done / self.length, 1.0) if self.length else None
 
 
 def over(run_dir: Path) -> bool:
@@ -153,31 +247,48 @@ def over(run_dir: Path) -> bool:
     return launcher is not None and not launcher.alive
 
 
-def _ago(seconds: float) -> str:
-    if seconds < 1.0:
-        return "now"
-    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
+def verdict(launcher: Launcher | None) -> str:
+    """What has become of a run, in words; "" while it goes on, or if nobody knows."""
+    if launcher is None or launcher.alive:
+        return ""
+    return launcher.outcome or ("its launcher was killed" if launcher.seen == "lost" else "ended")
 
 
-def _sentence(record: dict[str, Any]) -> str:
-    kind, worker = record["kind"], record["worker"]
-    match kind:
+def _num(ranges: Sequence[Sequence[int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _duration(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"
+
+
+def _routine(record: dict[str, Any]) -> str:
+    """What belongs to a training without faults; "" for anything else."""
+    match record["kind"]:
         case "start":
-            return f"{worker} has started"
-        case "view":
-            return f"view of {record['world_size']} workers: {record['reason']}"
+            return f"{record['worker']} has started"
         case "admitted":
-            return f"{worker} was admitted at step {record['step']}"
-        case "training":
-            return f"training {record['number']} of the program begins"
+            return f"{record['worker']} was admitted at step {record['step']}"
         case "epoch":
             return f"epoch {record['epoch']} begins"
         case "evaluation":
             return f"{record['stage']} of {record['length']} samples"
+        case "checkpoint":
+            return f"checkpoint at step {record['step']}"
+    return ""
+
+
+def _change(record: dict[str, Any]) -> str:
+    """What a user may want to know of later, except views; "" for anything else."""
+    worker = record["worker"]
+    match record["kind"]:
+        case "training" if record["number"] > 1:
+            return f"training {record['number']} of the program begins"
         case "fault":
-            return f"{worker}: {record['what']}"
+            message = record.get("message")
+            return f"{worker}: {record['what']}" + (f": {message}" if message else "")
         case "notice":
-            return f"{worker} was told to go ({record['what']})"
+            return f"{worker} was told to leave ({record['what']})"
         case "straggler" if record["slow"]:
             return (
                 f"{worker} is slower than the others: {record['ratio']:.0%} of their throughput; "
@@ -185,16 +296,12 @@ def _sentence(record: dict[str, Any]) -> str:
             )
         case "straggler":
             return f"{worker} is as fast as the others again"
-        case "checkpoint":
-            return f"checkpoint at step {record['step']} ({record['bytes'] / 1e6:.1f} MB in {record['seconds']:.1f} s)"
         case "checkpoint_failed":
             return f"checkpoint not saved: {record['reason']}"
         case "rollback" if record["step"]:
-            return f"continues from step {record['step']} of epoch {record['epoch']}"
+            return f"continues from step {record['step']} of epoch {record['epoch']}, where the checkpoint was taken"
         case "rollback":
             return f"starts again at the beginning of epoch {record['epoch']}"
-        case "run":
-            return f"run {record['run']}" + (f", from {record['resumed']}" if record["resumed"] else "")
-        case "end":
-            return f"{worker} has ended: {record['reason']}"
-    return f"{worker}: {kind.replace('_', ' ')}"
+        case "run" if record["resumed"]:
+            return f"run {record['run']} of the job, from checkpoint {record['resumed']}"
+    return ""

@@ -39,6 +39,7 @@ class Story:
         self._members: tuple[str, ...] = ()
         self._rank: int | None = None
         self._batch: int | None = None
+        self._scale: float | None = None
         self._change: _Change | None = None
         self._checkpoint_at = -_CHECKPOINTS_S
 
@@ -53,7 +54,7 @@ class Story:
             case "view":
                 self._take_view(record)
             case "compensation":
-                self._take_batch(record["global_batch_size"])
+                self._take_batch(record["global_batch_size"], record.get("lr_scale"))
             case "step":
                 self._end_change(record)
             case "evaluation" | "epoch_end" | "end":
@@ -96,11 +97,14 @@ class Story:
         paused_s = 0.0 if self._change is None else self._change.pause_s
         self._change = _Change(before, members, record["reason"], paused_s + (record["pause_s"] or 0.0))
 
-    def _take_batch(self, size: int) -> None:
+    def _take_batch(self, size: int, scale: float | None) -> None:
         before, self._batch = self._batch, size
+        scale_before, self._scale = self._scale, scale
         change = self._change
         if change is not None and before not in (None, size):
             change.batch = f"global batch {before} → {size} samples"
+            if None not in (scale, scale_before) and scale != scale_before:
+                change.batch += f"; learning rate × {scale:.3g}"
 
     def _end_change(self, step: dict[str, Any] | None = None) -> None:
         change, self._change = self._change, None
@@ -125,6 +129,7 @@ class Story:
             pause_s=change.pause_s,
             dealt_again=returned,
             global_batch_size=self._batch,
+            lr_scale=self._scale,
         )
 
     def _take_straggler(self, record: dict[str, Any]) -> None:

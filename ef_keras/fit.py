@@ -113,6 +113,7 @@ class Fit:
             full_batch=full_batch,
             global_batch=self._global_batch,
         )
+        self.data.dealer.num_epochs = lambda: callbacks.params["epochs"]
         self._undo.callback(self.data.close)
         self.data.on_length = self._set_length
         self.data.on_epoch_end = self._merge_metrics

@@ -74,6 +74,7 @@ class ElasticLoader(WrappedLoader):
         self.dealer.samples_per_position = reading.num_samples / reading.batch_size
         self._seeded = seeded
         self.dealer.on_returned = self._batches_returned
+        self.dealer.num_epochs = self._num_epochs
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         self._order = np.arange(0)
         self._wants_epoch = True
@@ -92,6 +93,10 @@ class ElasticLoader(WrappedLoader):
         self.on_members: Callable[[], None] = lambda: None
         self.on_dealt: Callable[[], None] | None = None
         self.on_over: Callable[[], None] = lambda: None
+
+    def _num_epochs(self) -> int | None:
+        limit = self._trainer.max_epochs
+        return None if limit is None or limit < 0 else int(limit)
 
     @property
     def in_epoch(self) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +22,8 @@ from ef_common.cli import main
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
-from ef_common.status import Status
+from ef_common.status import Status, verdict
+from ef_common.status_table import Usage, as_json, render
 
 
 def step(number: int, mine: list[list[int]]) -> dict[str, object]:
@@ -38,7 +41,7 @@ def step(number: int, mine: list[list[int]]) -> dict[str, object]:
 
 def text_of(status: Status) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(status.render(time.time()))
+    console.print(render(status, Usage(), time.time()))
     return console.export_text()
 
 
@@ -58,8 +61,8 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     status.update()
     text = text_of(status)
     assert status.samples_per_second(time.time()) == pytest.approx(16.0)
-    assert text.count("view of 2 workers: 2 workers start") == 1
-    assert "step 7, epoch 2" in text
+    assert text.count("training with 2 workers") == 1
+    assert "step 7, epoch 3" in text
     assert status.samples_per_second(time.time() + 60) == 0.0
 
 
@@ -70,9 +73,11 @@ def test_status_tells_of_each_training_of_a_program_once(tmp_path: Path) -> None
             log.write("epoch", epoch=0, length=16)
     status = Status(tmp_path)
     status.update()
-    told = [text for _, text in status._told]
-    assert told.count("epoch 0 begins") == 2
-    assert [text for text in told if "training" in text] == ["training 2 of the program begins"]
+    assert [change.text for change in status.changes] == [
+        "training with 2 workers",
+        "training 2 of the program begins",
+    ]
+    assert str(status.latest) == "epoch 0 begins"
 
 
 def test_status_tells_of_stragglers(tmp_path: Path) -> None:
@@ -84,6 +89,77 @@ def test_status_tells_of_stragglers(tmp_path: Path) -> None:
     text = text_of(status)
     assert "b is slower than the others: 41% of their throughput; they wait 58% of the time" in text
     assert "b is as fast as the others again" in text
+
+
+def test_losses_stay_in_sight_and_pauses_are_added_up(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    lost: dict[str, Any] = {"generation": 5, "world_size": 1, "reason": "b gone (its connection ended)"}
+    logs[0].write("view", members=["a"], rank=0, pause_s=0.041, **lost)
+    for epoch in range(50):
+        logs[0].write("epoch", epoch=epoch, length=16)
+        logs[0].write("checkpoint", id=f"c{epoch}", step=7 + epoch, seconds=0.1, bytes=1000)
+    come: dict[str, Any] = {"generation": 6, "world_size": 2, "members": ["a", "c"], "reason": "planned: 1 join"}
+    logs[0].write("view", rank=0, pause_s=0.02, **come)
+    EventLog(tmp_path, "c").write("view", rank=1, pause_s=1.03, **come)
+    status = Status(tmp_path)
+    status.update()
+    assert [str(change) for change in status.changes] == [
+        "training with 2 workers",
+        "2 → 1 worker: worker b was lost (its connection ended); training paused for 41 ms",
+        "1 → 2 workers: worker c joined; training paused for 1.0 s",
+    ]
+    assert status.paused_s == pytest.approx(0.041 + 1.03)
+    assert "2 changes of workers, 1.07 s of pauses" in text_of(status)
+    assert "step 56, now (0.0 MB; 50 saved)" in text_of(status)
+
+
+def test_progress_and_time_left_are_those_of_all_workers(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    for log in logs:
+        log.write("epoch", epoch=2, length=64, epochs=4)
+        log.write("step", **step(8, [[16, 24]]))
+        log.write("step", **step(9, [[16, 24]]))
+    status = Status(tmp_path)
+    status.update()
+    assert (status.num_done, status.progress) == (32, 0.5)  # two steps of 16, each told by both
+    now = max(worker.time for worker in status.workers.values())
+    since = status._positions._counted[0][0]  # of the step before, so there were three
+    assert status.eta_s(now) == pytest.approx((32 + 64) / (48 / max(now - since, 1.0)))
+    assert "epoch 3 of 4, 50% of it, about" in text_of(status)
+    assert status.eta_s(now + 60) is None
+
+
+def test_state_is_there_for_programs(tmp_path: Path) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["train.py"], max_workers=8, local=True))
+    logs = write_run(tmp_path)
+    logs[1].write("start", pid=os.getpid(), host=socket.gethostname())
+    size = {"rule": "linear", "reference_batch_size": 8, "global_batch_size": 16, "ramp_steps": 0, "lr_scale": 2.0}
+    logs[0].write("compensation", step=7, **size)
+    first = json.loads(elasticflow("status", "--json", str(tmp_path)))
+    assert (first["world_size"], first["step"], first["epoch"], first["state"]) == (2, 7, 2, "running")
+    assert (first["global_batch_size"], first["lr_scale"], first["verdict"]) == (16, 2.0, None)
+    (other, mine) = first["workers"]
+    assert (other["pid"], other["memory_bytes"]) == (100, None)  # of another machine
+    assert mine["memory_bytes"] > 1e6
+    status, usage = Status(tmp_path), Usage()
+    status.update()
+    percents = [as_json(status, usage, time.time())["workers"][1]["cpu_percent"] for _ in range(2)]
+    assert percents[0] is None
+    assert percents[1] >= 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"state": "ended", "outcome": "failed: ValueError: no"}, "failed: ValueError: no"),
+        ({"state": "ended"}, "ended"),
+        ({"pid": 2**22 + 1}, "its launcher was killed"),
+    ],
+)
+def test_outcome_of_a_run_is_told(changes: dict[str, Any], expected: str) -> None:
+    launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    assert verdict(replace(launcher, **changes)) == expected
 
 
 def test_job_that_is_started_again_is_followed(tmp_path: Path) -> None:
@@ -113,7 +189,7 @@ def test_status_reads_on_and_leaves_a_torn_line_for_later(tmp_path: Path) -> Non
     path.write_bytes(whole)
     status.update()
     assert status.step == 8
-    assert len(status._samples) == 3  # none was read twice
+    assert len(status.workers["a"].speed._counted) == 2  # none was read twice
 
 
 def test_run_that_is_not_named_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

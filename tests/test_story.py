@@ -45,7 +45,7 @@ class Told:
         return self.take("step", step=1, returned=list(returned), **fields)
 
     def batch(self, size: int) -> list[str]:
-        return self.take("compensation", global_batch_size=size)
+        return self.take("compensation", global_batch_size=size, lr_scale=round(size / 96, 3))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_loss_is_told_with_the_first_update_after_it(told: Told) -> None:
     told.batch(64)
     assert told.step((0, 8), (16, 24)) == [
         "3 → 2 workers: worker c was lost (its connection ended); resumed after 41 ms; 16 samples are dealt again; "
-        "global batch 96 → 64 samples"
+        "global batch 96 → 64 samples; learning rate × 0.667"
     ]
     assert told.step() == []
     started, changed = told.fields
@@ -76,6 +76,7 @@ def test_loss_is_told_with_the_first_update_after_it(told: Told) -> None:
         "pause_s": 0.041,
         "dealt_again": 16,
         "global_batch_size": 64,
+        "lr_scale": 0.667,
     }
 
 

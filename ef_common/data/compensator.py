@@ -39,6 +39,7 @@ class Compensator:
         world_size: int | None = None,
     ) -> None:
         self._without_rule: list[str] = []
+        self._rules: list[Rule] = []
         self._told = False
         self._world_size = world_size
         self.settings = settings
@@ -57,7 +58,9 @@ class Compensator:
         """
         if self.settings.rule == "auto" and kind is None:
             self._without_rule.append(name)
-        return self.settings.rule_for(kind)
+        rule = self.settings.rule_for(kind)
+        self._rules.append(rule)
+        return rule
 
     @property
     def ratio(self) -> float | None:
@@ -92,6 +95,9 @@ class Compensator:
                 "global_batch_size": self._size(contributors, batch_size),
                 "ramp_steps": self.settings.ramp_steps,
             }
+            scales = {lr_scale(rule, self._ramp.goal) for rule in self._rules}
+            if len(scales) == 1:
+                record["lr_scale"] = scales.pop()
             self._session.when_confirmed(lambda: self._log.write("compensation", **record))
 
     def _advanced(self, contributors: View, batch_size: int) -> Ramp:

@@ -35,6 +35,7 @@ class Dealer:
         samples_per_position: Samples at one position, unless members share them.
         is_alone: `deal_alone` may be called.
         is_open: Nobody knows how long an epoch is before its end has come; its length is what it has at most.
+        num_epochs: Tells how many epochs the training has, or None if nobody knows.
         on_returned: Called when a lost worker's positions have come back in the middle of a step.
     """
 
@@ -56,6 +57,7 @@ class Dealer:
         self.num_updates = self._hashed = 0
         self.samples_per_position = 1.0
         self.is_open = False
+        self.num_epochs: Callable[[], int | None] = lambda: None
         self.on_returned: Callable[[], None] = lambda: None
         self._session = session
         self._log = log
@@ -100,8 +102,10 @@ class Dealer:
         self.progress, window = self.next_window(before, self._session.completed_in.ids)
         if before.epoch != self._logged_epoch:
             self._logged_epoch = before.epoch
-            bound = {"open": True} if self.is_open else {}
-            self._log.write("epoch", epoch=before.epoch, length=before.length, **bound)
+            known: dict[str, int] = {"open": True} if self.is_open else {}
+            if (num_epochs := self.num_epochs()) is not None:
+                known["epochs"] = num_epochs
+            self._log.write("epoch", epoch=before.epoch, length=before.length, **known)
         if self.global_batch is not None:
             self._pieces = Pieces(window, self._session.worker.id, batch_size=self.batch_size)
         self._note()

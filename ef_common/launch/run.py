@@ -408,7 +408,7 @@ class _Supervisor:
             try:
                 self._supervise()
             finally:
-                self._tell(state="ended")
+                self._tell(state="ended", outcome=self._outcome)
         return self._status()
 
     def _supervise(self) -> None:
@@ -466,6 +466,17 @@ class _Supervisor:
     def _tell(self, **changes: object) -> None:
         self._launcher = replace(self._launcher, num_workers=len(self._agents.training), **changes)  # type: ignore[arg-type]
         run_directory.write_launcher(self._run_dir, self._launcher)
+
+    @property
+    def _outcome(self) -> str:
+        if self._signals:
+            return "killed" if len(self._signals) > 1 else "stopped"
+        if self._agents.alive:  # by an error of the launcher's own
+            return "failed"
+        if self._agents.finished:
+            return "finished, but some workers failed" if self._agents.failed else "finished"
+        why = self._agents.failure
+        return f"failed: {why}" if why else "failed" if self._agents.failed else "stopped"
 
     def _status(self) -> int:
         if self._options.local and (why := self._agents.failure):

@@ -43,6 +43,7 @@ class Launcher:
         local: The whole job is its own, so it can be scaled.
         state: ``running``, ``stopping`` or ``ended``.
         order: Number of the newest order of `elasticflow scale` that it has followed.
+        outcome: What has become of the job, in words, once it has ended.
     """
 
     pid: int
@@ -53,6 +54,7 @@ class Launcher:
     local: bool
     state: str = "running"
     order: int = 0
+    outcome: str = ""
 
     @property
     def alive(self) -> bool:
