@@ -36,7 +36,8 @@ class Usage:
     def of(self, worker: WorkerStatus) -> dict[str, float | None]:
         """Of a worker: `cpu_percent` of one core since the last look, `memory_bytes`, and `gpu_memory_bytes`.
 
-        None where that is not known: at the first look, on other machines, after the end, without a GPU.
+        At the first look it is the percentage since the process began. None where it is not known: on other machines,
+        after the end, without a GPU.
         """
         found: dict[str, float | None] = dict.fromkeys(("cpu_percent", "memory_bytes", "gpu_memory_bytes"))
         if worker.host != socket.gethostname() or not worker.pid:
@@ -44,15 +45,20 @@ class Usage:
         try:
             known = self._processes.get(worker.pid)
             process = known or self._processes.setdefault(worker.pid, psutil.Process(worker.pid))
-            percent = process.cpu_percent()
+            percent = process.cpu_percent()  # the first call has nothing to compare with
+            found["cpu_percent"] = percent if known else _percent_since_start(process)
             found["memory_bytes"] = process.memory_info().rss
         except psutil.Error:
             return found
-        found["cpu_percent"] = percent if known else None  # the first call has nothing to compare with
         if time.monotonic() - self._gpu_at >= _GPU_LOOK_S:
             self._gpu_at, self._gpu_memory = time.monotonic(), _gpu_memory()
         found["gpu_memory_bytes"] = self._gpu_memory.get(worker.pid)
         return found
+
+
+def _percent_since_start(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return 100.0 * (used.user + used.system) / max(time.time() - process.create_time(), 0.1)
 
 
 def _gpu_memory() -> dict[int, int]:

@@ -144,8 +144,7 @@ def test_state_is_there_for_programs(tmp_path: Path) -> None:
     status, usage = Status(tmp_path), Usage()
     status.update()
     percents = [as_json(status, usage, time.time())["workers"][1]["cpu_percent"] for _ in range(2)]
-    assert percents[0] is None
-    assert percents[1] >= 0
+    assert min(percents) >= 0
 
 
 @pytest.mark.parametrize(
