@@ -58,7 +58,7 @@ class Usage:
 
 def _percent_since_start(process: psutil.Process) -> float:
     used = process.cpu_times()
-    return 100.0 * (used.user + used.system) / max(time.time() - process.create_time(), 0.1)
+    return float(100.0 * (used.user + used.system) / max(time.time() - process.create_time(), 0.1))
 
 
 def _gpu_memory() -> dict[int, int]:
