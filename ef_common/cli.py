@@ -225,18 +225,39 @@ def build_horovod(force: bool, install: bool) -> None:
 
 
 @main.command()
-def doctor() -> None:
-    """Show versions, engines and devices, what is missing, and how to fix it."""
+@click.option("--thorough", is_flag=True, help="Also import each package, in processes of their own (some seconds).")
+@_as_json
+def doctor(thorough: bool, as_json: bool) -> None:
+    """Show versions and devices, what is missing, and the command that fixes it.
+
+    Reads what is installed without importing it. With --thorough, packages are imported as well: a broken one is
+    found, and engines and devices are listed as each package sees them.
+    """
+    from ef_common.doctor import examine
+
+    findings = examine(thorough=thorough)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+        return
+
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from ef_common.doctor import examine
-
-    table = Table("", "found", "how to fix", show_edge=False)
-    for finding in examine():
-        table.add_row(*map(escape, (finding.subject, finding.found, finding.remedy)))
+    table = Table("", "found", show_edge=False)
+    for finding in findings:
+        table.add_row(escape(finding.subject), escape(finding.found))
     Console().print(table)
+    remedies = [finding for finding in findings if finding.remedy]
+    if remedies:  # commands are to be copied: in a table, they would be folded
+        click.echo("\nHow to fix what you need:")
+        width = max(len(finding.subject) for finding in remedies)
+        for finding in remedies:
+            click.echo(f"  {finding.subject:{width}}  {finding.remedy}")
+    if not thorough:
+        click.echo(
+            "\nNo package was imported. `elasticflow doctor --thorough` also imports them, and finds broken ones."
+        )
 
 
 def _mark(ok: bool, *, checked: bool = True) -> str:
