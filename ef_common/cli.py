@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
 
@@ -21,7 +22,26 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
         context.exit()
 
 
-_run = click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
+def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Directories of runs below ./elasticflow-runs, the newest first; any directory if none begins like this."""
+    from ef_common.launch import run_directory
+
+    if parameter.nargs == -1 and context.params.get(parameter.name or ""):  # [RUN] WORKERS: a number comes next
+        return []
+    found = [str(path) for path in run_directory.newest_first() if str(path).startswith(incomplete)]
+    return [CompletionItem(path) for path in found] or [CompletionItem(incomplete, type="dir")]
+
+
+def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+_run = click.argument(
+    "run",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=False,
+    shell_complete=_complete_run,
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
@@ -69,7 +89,7 @@ def audit(run: Path | None, as_json: bool) -> None:
 
 
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_file)
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script elastically: `elasticflow run --nproc-per-node 4 train.py`.
 
@@ -170,7 +190,7 @@ def status(run: Path | None, once: bool, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("arguments", nargs=-1, metavar="[RUN] WORKERS")
+@click.argument("arguments", nargs=-1, metavar="[RUN] WORKERS", shell_complete=_complete_run)
 @click.option("--wait/--no-wait", default=True, help="Wait until the job has so many workers. Default: yes.")
 def scale(arguments: tuple[str, ...], wait: bool) -> None:
     """Scale RUN to WORKERS workers: start more, or let the newest ones leave.
@@ -230,18 +250,57 @@ def build_horovod(force: bool, install: bool) -> None:
 
 
 @main.command()
-def doctor() -> None:
-    """Show versions, engines and devices, what is missing, and how to fix it."""
+@click.option("--thorough", is_flag=True, help="Also import each package, in processes of their own (some seconds).")
+@_as_json
+def doctor(thorough: bool, as_json: bool) -> None:
+    """Show versions and devices, what is missing, and the command that fixes it.
+
+    Reads what is installed without importing it. With --thorough, packages are imported as well: a broken one is
+    found, and engines and devices are listed as each package sees them.
+    """
+    from ef_common.doctor import examine
+
+    findings = examine(thorough=thorough)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+        return
+
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from ef_common.doctor import examine
-
-    table = Table("", "found", "how to fix", show_edge=False)
-    for finding in examine():
-        table.add_row(*map(escape, (finding.subject, finding.found, finding.remedy)))
+    table = Table("", "found", show_edge=False)
+    for finding in findings:
+        table.add_row(escape(finding.subject), escape(finding.found))
     Console().print(table)
+    remedies = [finding for finding in findings if finding.remedy]
+    if remedies:  # commands are to be copied: in a table, they would be folded
+        click.echo("\nHow to fix what you need:")
+        width = max(len(finding.subject) for finding in remedies)
+        for finding in remedies:
+            click.echo(f"  {finding.subject:{width}}  {finding.remedy}")
+    if not thorough:
+        click.echo(
+            "\nNo package was imported. `elasticflow doctor --thorough` also imports them, and finds broken ones."
+        )
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which SHELL completes commands, options and runs.
+
+    \b
+    bash: add to ~/.bashrc    eval "$(elasticflow completion bash)"
+    zsh:  add to ~/.zshrc     eval "$(elasticflow completion zsh)"   (after compinit)
+    fish: run once            elasticflow completion fish > ~/.config/fish/completions/elasticflow.fish
+
+    RUN is completed with the directories below ./elasticflow-runs, the newest first.
+    """  # noqa: D301
+    script = get_completion_class(shell)
+    if script is None:  # another click
+        raise click.UsageError(f"click has no completion for it. Received: {shell}")
+    click.echo(script(main, {}, "elasticflow", "_ELASTICFLOW_COMPLETE").source())
 
 
 def _mark(ok: bool, *, checked: bool = True) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import get_completion_class
 from click.testing import CliRunner, Result
 
 from ef_common.cli import main
@@ -15,6 +18,7 @@ from ef_common.events import EventLog
 from ef_common.launch import run_directory
 
 ROOT = Path(__file__).parents[1]
+HEAVY = {"numpy", "torch", "lightning", "keras", "tensorflow", "rich"}
 
 
 def _elasticflow(*arguments: str | Path) -> Result:
@@ -116,3 +120,120 @@ def test_version_imports_neither_numpy_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+# ---------------------------------------------------------------- completion
+
+
+def _runs(place: Path, *names: str) -> list[str]:
+    """Directories of runs, the first one the oldest."""
+    for number, name in enumerate(names):
+        launcher = place / "elasticflow-runs" / name / "launcher.json"
+        launcher.parent.mkdir(parents=True)
+        launcher.write_text("{}")
+        os.utime(launcher, (number, number))
+    return [f"elasticflow-runs/{name}" for name in names]
+
+
+def _completed(shell: str, *words: str) -> list[str]:
+    """What click's class for a shell offers for the last word."""
+    found = get_completion_class(shell)
+    assert found is not None
+    completions = found(main, {}, "elasticflow", "_ELASTICFLOW_COMPLETE").get_completions(list(words[:-1]), words[-1])
+    return [one.value if one.type == "plain" else f"<{one.type}>" for one in completions]
+
+
+@pytest.mark.parametrize("command", ["audit", "status", "stop", "scale"])
+def test_completion_of_a_run_offers_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new, other = _runs(tmp_path, "train-1", "train-2", "eval-3")
+    (tmp_path / "elasticflow-runs" / "no-run").mkdir()
+    assert _completed("bash", command, "") == [other, new, old]
+    assert _completed("bash", command, "elasticflow-runs/t") == [new, old]
+    assert _completed("bash", command, "/mnt/") == ["<dir>"]
+    assert _completed("bash", command, new, "") == []
+
+
+def test_completion_of_a_script_offers_files() -> None:
+    assert _completed("bash", "run", "--nproc-per-node", "4", "tr") == ["<file>"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_asks_this_command(shell: str) -> None:
+    result = _elasticflow("completion", shell)
+    assert result.exit_code == 0
+    assert f"_ELASTICFLOW_COMPLETE={shell}_complete" in result.stdout
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_answers_other_shells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (run,) = _runs(tmp_path, "train-1")
+    # zsh says which word it is, fish what has been typed of it.
+    typed = {"zsh": ("elasticflow status ", "2"), "fish": ("elasticflow status ", "")}[shell]
+    environment = {"COMP_WORDS": typed[0], "COMP_CWORD": typed[1], "_ELASTICFLOW_COMPLETE": f"{shell}_complete"}
+    result = CliRunner().invoke(main, [], env=environment, prog_name="elasticflow")
+    assert run in result.stdout.replace(",", "\n").split("\n")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_and_runs(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "elasticflow"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom ef_common.cli import main\nmain()\n")
+    program.chmod(0o755)
+    old, new = _runs(tmp_path, "train-1", "train-2")
+    script = """
+        set -e
+        eval "$(elasticflow completion bash)"
+        complete -p elasticflow
+        compopt() { echo "compopt $1 $2"; }  # bash lets only a completion that it has begun itself call it
+        ask() {
+            COMP_WORDS=(elasticflow "$@") COMP_CWORD=$# COMPREPLY=()
+            _elasticflow_completion elasticflow
+            echo "$* -> ${COMPREPLY[*]}"
+        }
+        ask comp; ask completion ""; ask doctor --th; ask scale ""; ask scale "$RUN" ""; ask run tr
+    """
+    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=tmp_path,
+        env={"PATH": path, "PYTHONPATH": str(ROOT), "RUN": new, "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "complete -o nosort -F _elasticflow_completion elasticflow",
+        "comp -> completion",
+        "completion  -> bash zsh fish",
+        "doctor --th -> --thorough",
+        f"scale  -> {new} {old}",
+        f"scale {new}  -> ",
+        "compopt -o default",
+        "run tr -> ",
+    ]
+
+
+def test_completion_imports_nothing_heavy(tmp_path: Path) -> None:
+    _runs(tmp_path, "train-1")
+    script = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules))))\n"
+        "from ef_common.cli import main\n"
+        "main(prog_name='elasticflow')\n"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "COMP_WORDS": "elasticflow status ", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**environment, "_ELASTICFLOW_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["plain,elasticflow-runs/train-1", "[]"], done.stderr

@@ -121,10 +121,16 @@ def newest() -> Path:
     Raises:
         UsageError: There is none.
     """
-    found = sorted(PLACE.glob(f"*/{_LAUNCHER}"), key=lambda path: path.stat().st_mtime)
+    found = newest_first()
     if not found:
         raise UsageError(f"There is no run in ./{PLACE}: name the directory that `elasticflow run` has printed")
-    return found[-1].parent
+    return found[0]
+
+
+def newest_first() -> list[Path]:
+    """The runs that were started from this working directory, as :func:`newest` takes them."""
+    found = sorted(PLACE.glob(f"*/{_LAUNCHER}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent for path in found]
 
 
 def launchers() -> list[tuple[Path, Launcher]]:
