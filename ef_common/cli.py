@@ -7,11 +7,15 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+
+if TYPE_CHECKING:
+    from ef_common.status import Change
 
 __all__ = ["main"]
 
@@ -187,6 +191,47 @@ def status(run: Path | None, once: bool, as_json: bool) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         return
+
+
+@main.command()
+@_run
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print the events as they are logged, one JSON object per line.")
+def logs(run: Path | None, follow: bool, as_json: bool) -> None:
+    """Print what has happened in RUN, from the event logs of all workers, in the order of time.
+
+    RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs.
+    """
+    from ef_common import status as statuses
+    from ef_common.errors import UsageError
+    from ef_common.events import Follower
+    from ef_common.launch import run_directory
+
+    try:
+        place = run or run_directory.newest()
+        if as_json:
+            follower = Follower(place)
+        else:
+            current = statuses.Status(place, on_news=_print_change)
+        while True:
+            ended = not follow or statuses.over(place)
+            if as_json:
+                for record in sorted(follower.news(), key=lambda record: float(record["time"])):
+                    click.echo(json.dumps(record))
+            else:
+                current.update()
+            if ended:
+                return
+            time.sleep(0.5)
+    except UsageError as error:
+        click.echo(f"elasticflow logs: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        return
+
+
+def _print_change(change: Change) -> None:
+    click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(change.time))}  {change}")
 
 
 @main.command()

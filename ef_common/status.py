@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ef_common.terminal import num_workers
 SPEED_S = 10.0
 """Speeds are those of so many seconds."""
 _NUM_CHANGES = 8
-_TOLD_BY_ALL = ("training", "run", "rollback")
+_TOLD_BY_ALL = ("training", "run", "rollback", "epoch", "evaluation")
 
 
 class _Speed:
@@ -104,6 +104,7 @@ class Status:
         checkpoint: The record of the newest one.
         latest: The newest event that is no change.
         changes: The newest of them.
+        on_news: Called with each of both as it is read.
     """
 
     run_dir: Path
@@ -122,6 +123,7 @@ class Status:
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=_NUM_CHANGES))
     num_changes: int = 0
     paused_s: float = 0.0
+    on_news: Callable[[Change], None] = lambda change: None
     _positions: _Speed = field(default_factory=_Speed)
     _counted: tuple[int, int] = (1, 0)  # training and step up to which positions are counted
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
@@ -171,10 +173,13 @@ class Status:
                 f"training with {num_workers(len(members))}" if first else in_words(before, members, record["reason"])
             )
             self.generation, self.members = generation, members
-            self._note(Change(record["time"], text, generation))
+            pause_s = 0.0 if first else pause_s
+            self._note(Change(record["time"], text, generation, pause_s))
             self.num_changes += not first
+            self.paused_s += pause_s
+            return
         for change in self.changes:
-            if change.generation == generation and generation > 1 and pause_s > change.pause_s:
+            if change.generation == generation > 1 and pause_s > change.pause_s:
                 self.paused_s += pause_s - change.pause_s
                 change.pause_s = pause_s
 
@@ -199,14 +204,12 @@ class Status:
 
     def _note(self, change: Change) -> None:
         self.changes.append(change)
+        self.on_news(change)
 
     def _tell(self, record: dict[str, Any]) -> None:
         kind, worker = record["kind"], record["worker"]
-        routine = _routine(record)
-        if routine:
-            self.latest = Change(record["time"], routine)
-        text = _change(record)
-        if not text:
+        text, routine = _change(record), _routine(record)
+        if not text and not routine:
             return
         by_all = kind in _TOLD_BY_ALL  # what happens to all is told by all of them: once is enough
         training = self.workers[worker].training
@@ -214,7 +217,11 @@ class Status:
         key = (kind, None if by_all else worker, training, json.dumps(told, sort_keys=True))
         if key not in self._seen:
             self._seen.add(key)
-            self._note(Change(record["time"], text))
+            if text:
+                self._note(Change(record["time"], text))
+            else:
+                self.latest = Change(record["time"], routine)
+                self.on_news(self.latest)
 
     # ------------------------------------------------------------ what follows from it
 
@@ -267,8 +274,6 @@ def _routine(record: dict[str, Any]) -> str:
     match record["kind"]:
         case "start":
             return f"{record['worker']} has started"
-        case "admitted":
-            return f"{record['worker']} was admitted at step {record['step']}"
         case "epoch":
             return f"epoch {record['epoch']} begins"
         case "evaluation":

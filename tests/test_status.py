@@ -147,6 +147,28 @@ def test_state_is_there_for_programs(tmp_path: Path) -> None:
     assert min(percents) >= 0
 
 
+def test_logs_tell_what_has_happened_once_in_the_order_of_time(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    for log in logs:
+        log.write("epoch", epoch=0, length=16)
+    lost: dict[str, Any] = {"generation": 5, "world_size": 1, "reason": "b gone (its connection ended)"}
+    logs[0].write("view", members=["a"], rank=0, pause_s=0.041, **lost)
+    lines = [line[21:] for line in elasticflow("logs", str(tmp_path)).splitlines()]
+    assert lines == [
+        "a has started",
+        "training with 2 workers",
+        "b has started",
+        "epoch 0 begins",
+        "2 → 1 worker: worker b was lost (its connection ended); training paused for 41 ms",
+    ]
+    records = [json.loads(line) for line in elasticflow("logs", "--json", str(tmp_path)).splitlines()]
+    assert [record["kind"] for record in records] == ["start", "view", "step"] * 2 + ["epoch"] * 2 + ["view"]
+    run_directory.write_launcher(
+        tmp_path, replace(run_directory.this_launcher(["x"], max_workers=8, local=True), state="ended")
+    )
+    assert elasticflow("logs", "--follow", str(tmp_path)).splitlines()[-1].endswith("41 ms")  # and it ends
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
