@@ -233,7 +233,11 @@ def _installation(name: str, *, gpu: bool) -> str:
     if installed_version(ours) is None:  # a checkout on the path
         ours = str(Path(__file__).resolve().parents[1])
     command = f"pip install {shlex.quote(f'{ours}[{name}]')}"
-    return f"{command} && elasticflow horovod build" if name == "horovod" else command
+    if name == "horovod":
+        return f"{command} && elasticflow horovod build"
+    if name in ("lightning", "jax") and not gpu and installed_version("torch") is None:
+        return f"{_installation('torch', gpu=False)} && {command}"  # else the extra would bring torch's CUDA build
+    return command
 
 
 def _for_gpu(name: str, version: str) -> str:

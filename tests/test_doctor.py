@@ -216,6 +216,16 @@ def test_torch_is_installed_for_the_device_that_is_there() -> None:
     assert doctor._installation("torch", gpu=False) == cpu
 
 
+def test_extra_that_needs_torch_does_not_bring_cuda_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, {})
+    extra = "pip install 'elasticflow-training[lightning]'"
+    cpu = doctor._installation("torch", gpu=False)
+    assert doctor._installation("lightning", gpu=False) == f"{cpu} && {extra}"
+    assert doctor._installation("lightning", gpu=True) == extra
+    _installed(monkeypatch, {"torch": "2.13.0+cpu"})
+    assert doctor._installation("lightning", gpu=False) == extra
+
+
 def test_checkout_that_is_not_installed_is_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda *names: None)
     command = shlex.split(doctor._installation("keras", gpu=False))
