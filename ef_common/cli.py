@@ -195,7 +195,7 @@ def status(run: Path | None, once: bool, as_json: bool) -> None:
 
 @main.command()
 @_run
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run, if this machine has started it, has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print the events as they are logged, one JSON object per line.")
 def logs(run: Path | None, follow: bool, as_json: bool) -> None:
     """Print what has happened in RUN, from the event logs of all workers, in the order of time.

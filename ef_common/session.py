@@ -602,7 +602,8 @@ class Session:
             self._channel.send("settled", view.generation)
         pause = None if self._troubled_since is None else self._clock() - self._troubled_since
         self._troubled_since = None
-        self.paused_s += pause or 0.0
+        if not self.newcomer:  # its wait to be admitted is no pause of the training
+            self.paused_s += pause or 0.0
         self._on_event(
             "view",
             generation=view.generation,

@@ -125,6 +125,7 @@ class Status:
     paused_s: float = 0.0
     on_news: Callable[[Change], None] = lambda change: None
     _positions: _Speed = field(default_factory=_Speed)
+    _before: tuple[str, ...] = ()  # members of the view before the newest one
     _counted: tuple[int, int] = (1, 0)  # training and step up to which positions are counted
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
@@ -157,6 +158,8 @@ class Status:
                 worker.slow = record["slow"]
             case "training":
                 worker.training = record["number"]
+                if worker.training > self._counted[0]:
+                    self._begin(worker.training)
             case "rollback":
                 self._counted = (worker.training, record["step"])
                 self.num_done = _num(record.get("cursor_positions", ()))
@@ -167,21 +170,30 @@ class Status:
         pause_s = record["pause_s"] or 0.0
         begins_anew = not set(members) & set(self.members)  # the job was started again, and counts from 1
         if generation > self.generation or begins_anew:
-            before = self.members
+            before = self._before = self.members
             first = not before or begins_anew
+            if begins_anew:
+                self._seen.clear()
+                self._begin(1)
             text = (
                 f"training with {num_workers(len(members))}" if first else in_words(before, members, record["reason"])
             )
             self.generation, self.members = generation, members
-            pause_s = 0.0 if first else pause_s
+            pause_s = 0.0 if first or record["worker"] not in before else pause_s  # a newcomer's wait is no pause
             self._note(Change(record["time"], text, generation, pause_s))
             self.num_changes += not first
             self.paused_s += pause_s
             return
-        for change in self.changes:
-            if change.generation == generation > 1 and pause_s > change.pause_s:
-                self.paused_s += pause_s - change.pause_s
-                change.pause_s = pause_s
+        change = next((one for one in reversed(self.changes) if one.generation), None)
+        if change is None or change.generation != generation or record["worker"] not in self._before:
+            return
+        if pause_s > change.pause_s:
+            self.paused_s += pause_s - change.pause_s
+            change.pause_s = pause_s
+
+    def _begin(self, training: int) -> None:
+        """Epochs and steps are counted from the beginning."""
+        self._counted, self.num_done, self.length = (training, 0), 0, None
 
     def _take_epoch(self, record: dict[str, Any]) -> None:
         if record["epoch"] != self.epoch or self.length is None:
@@ -228,7 +240,7 @@ class Status:
     @property
     def step(self) -> int:
         """Updates of the job."""
-        return max((worker.step for worker in self.workers.values()), default=0)
+        return max((self.workers[name].step for name in self.members if name in self.workers), default=0)
 
     def samples_per_second(self, now: float) -> float:
         """Of all workers together, lately."""
@@ -258,7 +270,7 @@ def verdict(launcher: Launcher | None) -> str:
     """What has become of a run, in words; "" while it goes on, or if nobody knows."""
     if launcher is None or launcher.alive:
         return ""
-    return launcher.outcome or ("its launcher was killed" if launcher.seen == "lost" else "ended")
+    return launcher.outcome or ("its launcher no longer runs on this machine" if launcher.seen == "lost" else "ended")
 
 
 def _num(ranges: Sequence[Sequence[int]]) -> int:

@@ -45,6 +45,8 @@ class Usage:
         try:
             known = self._processes.get(worker.pid)
             process = known or self._processes.setdefault(worker.pid, psutil.Process(worker.pid))
+            if process.create_time() > worker.time:  # another process has its number
+                return found
             percent = process.cpu_percent()  # the first call has nothing to compare with
             found["cpu_percent"] = percent if known else _percent_since_start(process)
             found["memory_bytes"] = process.memory_info().rss
@@ -122,7 +124,7 @@ def as_json(status: Status, usage: Usage, now: float) -> dict[str, Any]:
                 "loss": one.loss,
                 "samples_per_s": one.speed.at(now),
                 "slow": one.slow,
-                "heard_s_ago": now - one.time,
+                "heard_s_ago": now - one.time if one.time else None,
                 **usage.of(one),
             }
             for rank, (name, one) in enumerate(_members(status))
@@ -150,7 +152,7 @@ def render(status: Status, usage: Usage, now: float) -> Group:
     launcher = read_launcher(status.run_dir)
     head = Table.grid(padding=(0, 2))
     for name, value in _facts(status, launcher, now):
-        head.add_row(Text(name, style="bold"), value)
+        head.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
     rows = [(name, one, usage.of(one)) for name, one in _members(status)]
     has_gpu = any(used["gpu_memory_bytes"] for _, _, used in rows)
     has_hosts = any(one.host not in ("", socket.gethostname()) for _, one, _ in rows)
@@ -172,7 +174,7 @@ def render(status: Status, usage: Usage, now: float) -> Group:
             "" if cpu is None else f"{cpu:.0f} %",
             _size(memory),
             *([_size(gpu)] if has_gpu else []),
-            _ago(now - one.time),
+            _ago(now - one.time) if one.time else "",
         )
     changes = Table("when", "what", show_edge=False)
     for change in status.changes:

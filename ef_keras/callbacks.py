@@ -137,8 +137,11 @@ class Elastic(keras.callbacks.Callback):
             return
         others = hooks.callback_list(self)
         self._guard_fit(others)
-        only_on_rank_zero(others, worker.session)
+        only_on_rank_zero(others, worker.session, hidden=self._columns)
         others.callbacks.append(_Last(self, others))
+
+    def _columns(self) -> frozenset[str]:
+        return frozenset() if self._fit is None else self._fit.columns
 
     def _guard_fit(self, others: Any) -> None:
         """See what ends the `fit` that is running."""

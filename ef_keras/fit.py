@@ -50,6 +50,9 @@ class Fit:
         iterator: Keras's iterator over epochs.
         settings: The user's, with the size of the global batch that the data may have brought.
 
+    Attributes:
+        columns: Those of ours in the logs of the newest epoch.
+
     Raises:
         JobFinished: The job is over.
         UsageError: Settings that contradict each other.
@@ -123,6 +126,7 @@ class Fit:
         self._before_padding: list[np.ndarray] = []
         self._remembers = False
         self.compensation: FitCompensation | None = None
+        self.columns: frozenset[str] = frozenset()
         self._meter = Meter(worker.session) if worker.elastic and settings.log_workers else None
         self.schedules: FitSchedules | None = None
         self._workers = WorkersWatch(worker.session)
@@ -441,8 +445,10 @@ class Fit:
         if self.compensation is not None:
             self.compensation.settle()  # an epoch that was stopped
         if self._settings.log_workers:
-            logs.update(everybody[0]["row"])  # one worker's clock, for all
-            self._show_batch(logs)
+            ours = dict(everybody[0]["row"])  # one worker's clock, for all
+            self._show_batch(ours)
+            self.columns = frozenset(ours) - frozenset(logs)
+            logs.update({name: ours[name] for name in self.columns})
 
     def _show_batch(self, logs: dict[str, Any]) -> None:
         if self.compensation is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import keras
 
-from ef_common.data.meter import COLUMNS
 from ef_common.session import Session
 from ef_keras.memories import restore
 
@@ -23,16 +22,17 @@ _KINDS = (
 )
 
 
-def only_on_rank_zero(callbacks: Any, session: Session) -> None:
+def only_on_rank_zero(callbacks: Any, session: Session, *, hidden: Callable[[], Collection[str]] = frozenset) -> None:
     """Let those callbacks of a list that write be called in rank 0 only.
 
     Args:
         callbacks: Keras's list of callbacks; changed in place.
         session: The worker's session.
+        hidden: Tells what the progress bar leaves out of an epoch's logs.
     """
     for index, callback in enumerate(callbacks.callbacks):
         if any(kind.__name__ in _KINDS and kind.__module__.startswith("keras.") for kind in type(callback).__mro__):
-            callbacks.callbacks[index] = OnRankZero(callback, session)
+            callbacks.callbacks[index] = OnRankZero(callback, session, hidden)
 
 
 def unwrapped(callback: Any) -> Any:
@@ -48,7 +48,8 @@ class OnRankZero:
         memory: Fields of rank 0's callback, as this worker has last heard of them.
     """
 
-    def __init__(self, wrapped: Any, session: Session) -> None:
+    def __init__(self, wrapped: Any, session: Session, hidden: Callable[[], Collection[str]] = frozenset) -> None:
+        self._hidden = hidden
         self.wrapped = wrapped
         self.memory: dict[str, Any] = {}
         self._session = session
@@ -69,7 +70,7 @@ class OnRankZero:
             self.wrapped.on_train_begin()
             restore(self.wrapped, self.memory)
         self._has_begun = self._in_fit
-        if name == "on_epoch_end" and isinstance(self.wrapped, keras.callbacks.ProgbarLogger):
-            epoch, logs = args
-            args = epoch, {name: value for name, value in logs.items() if name.partition("/")[0] not in COLUMNS}
+        if name == "on_epoch_end" and isinstance(self.wrapped, keras.callbacks.ProgbarLogger) and len(args) == 2:
+            epoch, logs = args  # as Keras passes them
+            args = epoch, {name: value for name, value in (logs or {}).items() if name not in self._hidden()}
         hook(*args, **kwargs)

@@ -81,7 +81,7 @@ class TrainingData:
         if global_batch is not None and source.whole_batches:
             self._piece, global_batch = global_batch.piece, GlobalBatch(global_batch.size // full_batch)
         self.dealer = Dealer(session, log=log, batch_size=source.batch_size, global_batch=global_batch)
-        self.dealer.samples_per_position = full_batch / source.batch_size
+        self.dealer.samples_per_position = full_batch if source.whole_batches else 1.0
         self.dealer.is_open = isinstance(source, StreamSource) and source.is_open
         self.dealer.on_returned = self._announce_length
         self.seed = 0

@@ -95,7 +95,10 @@ class ElasticLoader(WrappedLoader):
         self.on_over: Callable[[], None] = lambda: None
 
     def _num_epochs(self) -> int | None:
-        limit = self._trainer.max_epochs
+        trainer = self._trainer
+        limit = trainer.max_epochs
+        if trainer.max_steps != -1 or isinstance(trainer.limit_train_batches, int):
+            return None  # an epoch or the training may end earlier
         return None if limit is None or limit < 0 else int(limit)
 
     @property

@@ -39,9 +39,14 @@ def step(number: int, mine: list[list[int]]) -> dict[str, object]:
     }
 
 
+def newest(status: Status) -> float:
+    """The moment of the newest event, however long ago that is."""
+    return max(worker.time for worker in status.workers.values())
+
+
 def text_of(status: Status) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(status, Usage(), time.time()))
+    console.print(render(status, Usage(), newest(status)))
     return console.export_text()
 
 
@@ -60,7 +65,7 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     status = Status(tmp_path)
     status.update()
     text = text_of(status)
-    assert status.samples_per_second(time.time()) == pytest.approx(16.0)
+    assert status.samples_per_second(newest(status)) == pytest.approx(16.0)
     assert text.count("training with 2 workers") == 1
     assert "step 7, epoch 3" in text
     assert status.samples_per_second(time.time() + 60) == 0.0
@@ -106,10 +111,10 @@ def test_losses_stay_in_sight_and_pauses_are_added_up(tmp_path: Path) -> None:
     assert [str(change) for change in status.changes] == [
         "training with 2 workers",
         "2 → 1 worker: worker b was lost (its connection ended); training paused for 41 ms",
-        "1 → 2 workers: worker c joined; training paused for 1.0 s",
+        "1 → 2 workers: worker c joined; training paused for 20 ms",  # its own wait is no pause
     ]
-    assert status.paused_s == pytest.approx(0.041 + 1.03)
-    assert "2 changes of workers, 1.07 s of pauses" in text_of(status)
+    assert status.paused_s == pytest.approx(0.041 + 0.02)
+    assert "2 changes of workers, 0.061 s of pauses" in text_of(status)
     assert "step 56, now (0.0 MB; 50 saved)" in text_of(status)
 
 
@@ -122,11 +127,42 @@ def test_progress_and_time_left_are_those_of_all_workers(tmp_path: Path) -> None
     status = Status(tmp_path)
     status.update()
     assert (status.num_done, status.progress) == (32, 0.5)  # two steps of 16, each told by both
-    now = max(worker.time for worker in status.workers.values())
+    now = newest(status)
     since = status._positions._counted[0][0]  # of the step before, so there were three
     assert status.eta_s(now) == pytest.approx((32 + 64) / (48 / max(now - since, 1.0)))
     assert "epoch 3 of 4, 50% of it, about" in text_of(status)
     assert status.eta_s(now + 60) is None
+
+
+def test_second_training_of_a_program_begins_at_nothing(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    logs[0].write("epoch", epoch=0, length=64)
+    logs[0].write("step", **{**step(8, [[16, 24]]), "epoch": 0})
+    logs[0].write("training", number=2)
+    logs[0].write("epoch", epoch=0, length=64)
+    logs[0].write("step", **{**step(1, [[0, 8]]), "epoch": 0})
+    status = Status(tmp_path)
+    status.update()
+    assert status.progress == 0.25
+
+
+def test_job_that_is_started_again_in_its_directory_begins_at_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    again = EventLog(tmp_path, "c")
+    view = {"generation": 1, "members": ["c"], "rank": 0, "world_size": 1, "pause_s": None}
+    again.write("view", **view, reason="1 workers start")
+    again.write("epoch", epoch=2, length=64)
+    again.write("step", **step(1, [[0, 16]]))
+    status = Status(tmp_path)
+    status.update()
+    assert (status.step, status.num_done) == (1, 16)
+
+
+def test_brackets_in_a_command_are_no_markup(tmp_path: Path) -> None:
+    command = ["train.py", "--roots=[/data]", "--layers=[red]"]
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(command, max_workers=8, local=True))
+    write_run(tmp_path)
+    assert "--roots=[/data] --layers=[red]" in " ".join(elasticflow("status", "--once", str(tmp_path)).split())
 
 
 def test_state_is_there_for_programs(tmp_path: Path) -> None:
@@ -175,7 +211,7 @@ def test_logs_tell_what_has_happened_once_in_the_order_of_time(tmp_path: Path) -
         ({}, ""),
         ({"state": "ended", "outcome": "failed: ValueError: no"}, "failed: ValueError: no"),
         ({"state": "ended"}, "ended"),
-        ({"pid": 2**22 + 1}, "its launcher was killed"),
+        ({"pid": 2**22 + 1}, "its launcher no longer runs on this machine"),
     ],
 )
 def test_outcome_of_a_run_is_told(changes: dict[str, Any], expected: str) -> None:

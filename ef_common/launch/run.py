@@ -254,6 +254,7 @@ class _Agents:
                 say(
                     f"{lost}; restarting it{when} (restart {self._lives[number]} of {self._max_restarts})",
                     color="yellow",
+                    event="restarting",
                 )
             if time.monotonic() >= self._due[number]:
                 self._replaced.add(number)
@@ -440,9 +441,9 @@ class _Supervisor:
         if self._signals and self._launcher.state == "running":
             self._tell(state="stopping")
             what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
-            say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow")
+            say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
         if len(self._signals) > 1:
-            say("killing the workers")
+            say("killing the workers", event="killing")
             self._agents.kill()
         elif self._launcher.state == "stopping":
             for number in self._agents.alive:
@@ -469,18 +470,18 @@ class _Supervisor:
 
     @property
     def _outcome(self) -> str:
+        if self._agents.finished:
+            return "finished, but some workers failed" if self._agents.failed else "finished"
         if self._signals:
             return "killed" if len(self._signals) > 1 else "stopped"
         if self._agents.alive:  # by an error of the launcher's own
             return "failed"
-        if self._agents.finished:
-            return "finished, but some workers failed" if self._agents.failed else "finished"
         why = self._agents.failure
         return f"failed: {why}" if why else "failed" if self._agents.failed else "stopped"
 
     def _status(self) -> int:
         if self._options.local and (why := self._agents.failure):
-            say(f"the job has failed: {why}", color="red")
+            say(f"the job has failed: {why}", color="red", event="failed", reason=why)
         if len(self._signals) > 1 or signal.SIGINT in self._signals:
             return INTERRUPTED
         if self._signals:

@@ -154,6 +154,7 @@ class World:
         self.worker = Member("a", "a", "")
         self.completed_in = self.view = View(1, (self.worker,))
         self.newcomer = self.is_alone = False
+        self.num_samples_trained = 0.0
 
 
 def training(data: Any) -> TrainingData:
@@ -242,6 +243,7 @@ class Members:
     def __init__(self, *names: str) -> None:
         self.worker = Member("a", "a", "")
         self.newcomer = self.is_alone = False
+        self.num_samples_trained = 0.0
         self.note, self.next = Note(), names
         self.boundary()
 

@@ -137,6 +137,7 @@ class Trains(SimpleNamespace):
         members = tuple(Member(name, name, "") for name in names)
         super().__init__(worker=Member(worker, worker, ""), note=Note(), newcomer=False, is_alone=False, training=1)
         self.completed_in = self.view = View(1, members)
+        self.num_samples_trained = 0.0
         self.begin_step = lambda num_samples: None
         self.boundary = lambda: False
         self.tell_place = lambda place: None

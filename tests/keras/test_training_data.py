@@ -53,6 +53,7 @@ class World:
         self.completed_in = view(*names)
         self.next: View | None = None
         self.newcomer = self.is_alone = False
+        self.num_samples_trained = 0.0
         self.begun: list[int] = []
         self.note = Note()
 

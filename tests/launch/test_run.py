@@ -154,8 +154,7 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
     run.wait_for_world(1, after=again)
     status, text = elasticflow("status", "--once", str(run.directory))
     assert status == 0
-    assert "workers wanted  1 (at most 8)" in text
-    assert "view            1 workers" in text
+    assert "1 of 1 wanted (at most 8)" in text
     (run.directory / ENOUGH).touch()
     assert run.wait() == 0
     assert run.events("start")[0]["pid"] in (first, victim)
@@ -168,7 +167,7 @@ def test_local_job_loses_gains_and_gives_back_workers(job: Callable[..., Launche
     assert sum(names[victim] in line and "lost (its connection ended)" in line for line in told) == 1
     assert any("joined; resumed after" in line for line in told)
     status, text = elasticflow("status", str(run.directory))
-    assert "ended" in text
+    assert "finished" in text
     assert elasticflow("scale", str(run.directory), "2")[0] == 2
 
 
