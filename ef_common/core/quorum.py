@@ -6,9 +6,8 @@ the next one all views that it has received since the one in which it has settle
 members had received it). That one and those after it are the *chain*. For each view of the chain, with
 
 * ``M``: its members, without those that are *gone*: who said goodbye; whose connection to the coordinator was ended by
-  its process, and which took part in no view of another coordinator before; who has asked to leave, since no view
-  may rest on it from then on, whoever leads; and who is here as a newcomer, so that no view that was issued with it has
-  reached it, nor ever will;
+  its process, and which took part in no view of another coordinator before; and who has asked to leave, since no view
+  may rest on it from then on, whoever leads;
 * ``S``: those of them that are members of the view to be issued,
 
 a view may be issued if ``S = M``. Else it depends on whether the members have one *store* that all of them reach.
@@ -33,9 +32,7 @@ another coordinator's view whose other half lives.
 Why it is safe: let coordinators 1 and 2 issue views with the members S1 and S2 of M, none in common, with G1 and G2
 gone. Nobody of S1 is in G2, nor of S2 in G1: whoever has been in one of them tells the next coordinator of that view,
 and who wants to leave is in neither. Who is in both G1 and G2 counts for neither; leave it out of M. Then the four have
-nobody in common, and |S1| + |S2| + |G1| + |G2| ≤ |M|. The same holds of a newcomer in G2: it has received none of the
-views of the chain, and whichever coordinator it goes to takes it for a newcomer again, not for a member of them. So it
-is in S1 only for views that were issued after that, which coordinator 2 does not know.
+nobody in common, and |S1| + |S2| + |G1| + |G2| ≤ |M|.
 
 *Both without a store.* If one of them is more than half, 2 |S1| ≥ |M| - |G1| and 2 |S2| > |M| - |G2|, and so
 |S1| + |S2| + (|G1| + |G2|) / 2 > |M|. If both are half, the sums may be equal, so there must be one way for both to be

@@ -162,18 +162,6 @@ def test_takeover_announces_newcomers_and_leavers():
     assert leaver.views == [(6, "b")]
 
 
-def test_takeover_does_not_wait_for_newcomers_that_are_here_and_never_heard_of_the_view_with_them():
-    lonely = Coordinator().returns("ab", view(1, "ab"), view(2, "abcd", base=1), view(4, "ab", base=1))
-    assert lonely(Tick(), at=2.0).views == []
-    assert "only 2 of 4 members of view 2 are here (without c, d)" in lonely.state.held
-    job = lonely(Returned(member("c"), Phase.READY), at=3.0)
-    assert job.views == [(5, "ab")]  # two of three
-    both = Coordinator().returns("ab", view(1, "ab"), view(2, "abcd", base=1))
-    both(*(Returned(member(name), Phase.READY) for name in "cd"))
-    assert both.views == [(3, "ab")]  # they know no state, and are admitted again later
-    assert both.of(Announce) or both.state.view.pending
-
-
 def test_takeover_dismisses_whoever_is_not_in_the_newest_view():
     job = Coordinator().returns("c", view(5, "abc")).returns("ab", view(5, "abc"), view(6, "ab"), settled=6)
     assert job.of(Dismiss) == [Dismiss("c", "the newest view is without it")]
@@ -288,19 +276,6 @@ def test_view_that_is_held_back_makes_room_for_a_coordinator_that_comes_first():
     job = founded("abc")(Gone("b", "silent", silent=True))
     assert job(Outranked()).of(StepDown) == []
     assert job(Gone("c", "silent", silent=True), Outranked()).of(StepDown) == [StepDown()]
-
-
-def test_newcomer_that_comes_back_without_the_view_that_admits_it_is_no_member_of_it():
-    job = founded("ab")
-    job.settings = replace(job.settings, max_nodes=3)
-    job(Arrived(member("n")), Ready("n"), AtBoundary("a", 1), AtBoundary("b", 1))
-    assert job.views[-1] == (2, "abn")
-    job(Gone("n", "its line broke", silent=True))
-    assert job.views[-1] == (3, "ab")
-    job(Returned(member("n"), Phase.READY), Settled("a", 3), Settled("b", 3), AtBoundary("a", 3), AtBoundary("b", 3))
-    assert job.views[-1] == (4, "abn")
-    job(Returned(member("n"), Phase.READY))  # its line broke, and it is faster than that news
-    assert job.views[-1] == (5, "ab")
 
 
 def test_takeover_by_newcomers_that_do_not_know_what_was_before_needs_all_members():

@@ -509,11 +509,6 @@ def wait_out_a_broken_meeting(patch: Patch) -> None:
     patch.setattr(Session, "_meet_at_boundary", lambda self: meet(self) or True)
 
 
-def wait_for_those_that_are_here(patch: Patch) -> None:
-    """A newcomer that a view was issued with, which never reached it, counts as a member that is away."""
-    patch.setattr(roster, "newcomers", lambda state: frozenset())
-
-
 def nobody_claims(patch: Patch) -> None:
     """Half of the members waits, though it could have the claim."""
     patch.setattr(claims, "ask", lambda state, settings: (state, ()))
@@ -539,7 +534,6 @@ _OF_FAILOVER = {
         count_who_leaves,
         few_do_not_claim,
         wait_out_a_broken_meeting,
-        wait_for_those_that_are_here,
         nobody_claims,
     )
 }

@@ -17,17 +17,9 @@ def with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, t
     return MappingProxyType(workers)
 
 
-_NEWCOMERS = (Phase.EARLY, Phase.WARMING, Phase.READY)
-
-
-def newcomers(state: Membership) -> frozenset[str]:
-    """Who is here and has received no view, whatever view was issued with it: it will take part in none of these."""
-    return frozenset(worker for worker, (_, phase) in state.workers.items() if phase in _NEWCOMERS)
-
-
 def present(state: Membership, view: View) -> tuple[Member, ...]:
     """Members of the view that have not said goodbye."""
-    return tuple(m for m in view.members if m.id in state.workers and state.workers[m.id][1] not in _NEWCOMERS)
+    return tuple(m for m in view.members if m.id in state.workers)
 
 
 def remaining(state: Membership, view: View) -> list[Member]:
@@ -38,7 +30,7 @@ def remaining(state: Membership, view: View) -> list[Member]:
 def gone(state: Membership) -> frozenset[str]:
     """Who does not count in the quorum."""
     leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
-    return state.gone | leaving | newcomers(state)
+    return state.gone | leaving
 
 
 def ready(state: Membership, training: int) -> list[Member]:

@@ -56,13 +56,8 @@ def returned(state: Membership, event: Returned, now: float, settings: Settings)
 def _returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
     worker = event.member.id
     admitted = state.view is not None and state.view.rank_of(worker) is not None
-    if event.phase in (Phase.WARMING, Phase.READY):
-        after, actions, reason = _newcomer_returned(state, event, now, settings)
-        if not admitted or state.view is None or after.held:
-            return after, actions, reason
-        # The view that admits it has not reached it, and never will: it cannot come about.
-        after, install, _ = rules.install_present(after, state.view, settings, reason)
-        return after, (*actions, *install), reason
+    if event.phase in (Phase.WARMING, Phase.READY) and not admitted:
+        return _newcomer_returned(state, event, now, settings)
     if not event.received and not admitted:
         raise ProtocolError(f"worker {worker} returns as a member, but it knows no view")
     if event.settled and all(link.view.generation != event.settled for link in event.received):
