@@ -127,7 +127,8 @@ class Session:
         wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
         note: Where the steps are noted down for the launcher.
         training: Number of the training that this worker's program has come to, from 1 on.
-        num_samples_trained: Samples that all members together have trained on, since this worker is one of them.
+        num_samples_trained: Samples that all members together have trained on, since this worker is one of them. Not
+            counted in a process alone.
         paused_s: So long training has paused in that time, because workers came or went.
         has_skipped: It has passed over a training, as the others had ended it already.
         lacks_results: It has, and has not even a checkpoint of what came of it.

@@ -20,6 +20,7 @@ from ef_common.core.sharding import GlobalBatch
 from ef_common.core.view import View
 from ef_common.data import global_batches
 from ef_common.data.claiming import Claiming
+from ef_common.data.meter import Meter
 from ef_common.data.torch_determinism import Determinism
 from ef_common.data.workers import WorkersWatch, hook_of
 from ef_common.errors import UnsupportedError
@@ -173,7 +174,8 @@ class Fit:
             self._set_up_repetition()
         self._set_up_compensation(saved_compensation)
         if trainer.loggers and self._settings.log_workers and (self._worker.elastic or self.compensation is not None):
-            self.workers_log = WorkersLog(trainer, self._session, self.compensation, global_batch_size=size)
+            meter = Meter(self._session) if self._worker.elastic else None
+            self.workers_log = WorkersLog(trainer, meter, self.compensation, global_batch_size=size)
         state = self._set_up_state()
         if self._session.newcomer:
             self._sanity_steps = trainer.num_sanity_val_steps

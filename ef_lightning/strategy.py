@@ -442,7 +442,7 @@ class ElasticMixin(CollectivesMixin):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The local update, with settings that suit the samples in it."""
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
-        if fit is None or fit.in_trial:
+        if fit is None or (fit.compensation is None and fit.workers_log is None) or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
         if fit.compensation is None:
             result = update(optimizer, closure, model, **kwargs)

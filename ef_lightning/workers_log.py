@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ef_common.data.meter import Meter
-from ef_common.session import Session
 from ef_lightning import hooks
 from ef_lightning.compensation import TrainerCompensation
 
@@ -17,7 +16,7 @@ class WorkersLog:
 
     Args:
         trainer: The Trainer, which has loggers.
-        session: The worker's session.
+        meter: Of the workers; None in a process alone.
         compensation: Of the training, if there is one.
         global_batch_size: Samples of an update, if that is fixed.
     """
@@ -25,7 +24,7 @@ class WorkersLog:
     def __init__(
         self,
         trainer: Any,
-        session: Session,
+        meter: Meter | None,
         compensation: TrainerCompensation | None,
         *,
         global_batch_size: int | None,
@@ -33,7 +32,7 @@ class WorkersLog:
         self._trainer = trainer
         self._compensation = compensation
         self._fixed = {"lr_scale": 1.0, "global_batch_size": float(global_batch_size or 0)}
-        self._meter = Meter(session)
+        self._meter = meter
         self._step = -1
 
     def write(self) -> None:
@@ -42,6 +41,8 @@ class WorkersLog:
         if step is None or step == self._step:
             return
         self._step = step
-        row = {**self._meter.row(), **(self._fixed if self._compensation is None else self._compensation.scalars)}
+        row = self._fixed if self._compensation is None else self._compensation.scalars
+        if self._meter is not None:
+            row = {**self._meter.row(), **row}
         for writer in self._trainer.loggers:
             writer.log_metrics(row, step=step)

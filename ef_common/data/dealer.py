@@ -204,11 +204,9 @@ class Dealer:
         """A gradient reduction with these contributors has completed."""
         before = self.progress
         if self.is_alone:
-            epoch, length, cursor, returned, uncommitted, steps = before
+            epoch, length, cursor, returned, _, steps = before
             self.progress = EpochProgress(epoch, length, cursor, returned, (), steps)
             self.num_updates += 1
-            for window in uncommitted:
-                self._session.num_samples_trained += (window.stop - window.start) * self.samples_per_position
             return
         self.progress, done = sharding.commit(before, contributors.ids)
         self.num_updates += 1
