@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +40,18 @@ def _complete_run(context: click.Context, parameter: click.Parameter, incomplete
 
 def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
+
+
+@contextmanager
+def _refusing(command: str) -> Iterator[None]:
+    """Print a UsageError as one line, and exit with status 2."""
+    from ef_common.errors import UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        click.echo(f"elasticflow {command}: {error}", err=True)
+        sys.exit(2)
 
 
 _run = click.argument(
@@ -115,14 +129,10 @@ def list_runs(as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ef_common.errors import UsageError
     from ef_common.launch import run_directory
 
-    try:
+    with _refusing("list"):
         found = run_directory.launchers()
-    except UsageError as error:
-        click.echo(f"elasticflow list: {error}", err=True)
-        sys.exit(2)
     if as_json:
         click.echo(json.dumps([{"run": str(path), **asdict(one), "state": one.seen} for path, one in found]))
         return
@@ -141,14 +151,10 @@ def stop(run: Path | None, kill: bool) -> None:
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     """
-    from ef_common.errors import UsageError
     from ef_common.launch import run_directory
 
-    try:
+    with _refusing("stop"):
         run_directory.stop(run or run_directory.newest(), kill=kill)
-    except UsageError as error:
-        click.echo(f"elasticflow stop: {error}", err=True)
-        sys.exit(2)
 
 
 @main.command()
@@ -165,11 +171,10 @@ def status(run: Path | None, once: bool, as_json: bool) -> None:
 
     from ef_common import status as statuses
     from ef_common import status_table as tables
-    from ef_common.errors import UsageError
     from ef_common.launch import run_directory
 
     console, usage = Console(), tables.Usage()
-    try:
+    with _refusing("status"), suppress(KeyboardInterrupt):
         current = statuses.Status(run or run_directory.newest())
         current.update()
         if as_json:
@@ -186,11 +191,6 @@ def status(run: Path | None, once: bool, as_json: bool) -> None:
                 if ended:
                     return
                 time.sleep(0.5)
-    except UsageError as error:
-        click.echo(f"elasticflow status: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        return
 
 
 @main.command()
@@ -203,11 +203,10 @@ def logs(run: Path | None, follow: bool, as_json: bool) -> None:
     RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs.
     """
     from ef_common import status as statuses
-    from ef_common.errors import UsageError
     from ef_common.events import Follower
     from ef_common.launch import run_directory
 
-    try:
+    with _refusing("logs"), suppress(KeyboardInterrupt):
         place = run or run_directory.newest()
         if as_json:
             follower = Follower(place)
@@ -216,18 +215,13 @@ def logs(run: Path | None, follow: bool, as_json: bool) -> None:
         while True:
             ended = not follow or statuses.over(place)
             if as_json:
-                for record in sorted(follower.news(), key=lambda record: float(record["time"])):
+                for record in follower.news():
                     click.echo(json.dumps(record))
             else:
                 current.update()
             if ended:
                 return
             time.sleep(0.5)
-    except UsageError as error:
-        click.echo(f"elasticflow logs: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        return
 
 
 def _print_change(change: Change) -> None:
@@ -243,7 +237,6 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     The exit status is 1 if the run ends before it has so many workers.
     """
-    from ef_common.errors import UsageError
     from ef_common.launch import run_directory
     from ef_common.scaling import Scaling
 
@@ -253,11 +246,9 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
             f"expected a directory, or none, and a number of workers. Received: {' '.join(arguments)!r}"
         )
     try:
-        scaling = Scaling(Path(runs[0]) if runs else run_directory.newest(), int(workers))
-        reached, text = scaling.wait() if wait else (True, scaling.plan)
-    except UsageError as error:
-        click.echo(f"elasticflow scale: {error}", err=True)
-        sys.exit(2)
+        with _refusing("scale"):
+            scaling = Scaling(Path(runs[0]) if runs else run_directory.newest(), int(workers))
+            reached, text = scaling.wait() if wait else (True, scaling.plan)
     except KeyboardInterrupt:
         reached, text = True, "not waiting any longer; the launcher goes on to scale the job"
     click.echo(text)

@@ -239,11 +239,14 @@ class Follower:
         self._run_dir = Path(run_dir)
         self._read: dict[Path, int] = {}
 
-    def news(self) -> Iterator[Record]:
-        """Events that were not yielded before, one worker after the other, unchecked.
+    def news(self) -> list[Record]:
+        """Events that were not returned before, in the order of time, unchecked.
 
         A line that is still being written comes the next time.
         """
+        return sorted(self._read_on(), key=lambda record: float(record["time"]))
+
+    def _read_on(self) -> Iterator[Record]:
         for path in sorted((self._run_dir / "events").glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))

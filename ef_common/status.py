@@ -11,7 +11,7 @@ from typing import Any
 
 from ef_common.events import Follower
 from ef_common.launch.run_directory import Launcher, read_launcher
-from ef_common.story import in_words
+from ef_common.story import duration, in_words
 from ef_common.terminal import num_workers
 
 SPEED_S = 10.0
@@ -81,7 +81,7 @@ class Change:
     pause_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.text}; training paused for {_duration(self.pause_s)}" if self.pause_s else self.text
+        return f"{self.text}; training paused for {duration(self.pause_s)}" if self.pause_s else self.text
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Status:
 
     def update(self) -> None:
         """Read what is new."""
-        for record in sorted(self._follower.news(), key=lambda record: float(record["time"])):
+        for record in self._follower.news():
             self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -275,10 +275,6 @@ def verdict(launcher: Launcher | None) -> str:
 
 def _num(ranges: Sequence[Sequence[int]]) -> int:
     return sum(stop - start for start, stop in ranges)
-
-
-def _duration(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"
 
 
 def _routine(record: dict[str, Any]) -> str:

@@ -113,7 +113,7 @@ class Story:
         returned = 0 if step is None else sum(stop - start for start, stop in step["returned"])
         unit = "batches" if step is not None and "samples" in step else "samples"
         what = in_words(change.before, change.after, change.reason)
-        parts = [what, f"resumed after {_duration(change.pause_s)}"]
+        parts = [what, f"resumed after {duration(change.pause_s)}"]
         parts += [f"{returned} {unit} are dealt again"] if returned else []
         parts += [change.batch] if change.batch else []
         joined, gone = _differences(change.before, change.after)
@@ -178,5 +178,6 @@ def _named(workers: Sequence[str]) -> str:
     return f"worker{'s' if len(workers) > 1 else ''} {', '.join(workers)}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In words."""
     return f"{1e3 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"

@@ -447,8 +447,9 @@ class Fit:
         if self._settings.log_workers:
             ours = dict(everybody[0]["row"])  # one worker's clock, for all
             self._show_batch(ours)
-            self.columns = frozenset(ours) - frozenset(logs)
-            logs.update({name: ours[name] for name in self.columns})
+            added = {name: value for name, value in ours.items() if name not in logs}  # in this order in all workers
+            self.columns = frozenset(added)
+            logs.update(added)
 
     def _show_batch(self, logs: dict[str, Any]) -> None:
         if self.compensation is not None:

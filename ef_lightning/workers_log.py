@@ -44,5 +44,5 @@ class WorkersLog:
         row = self._fixed if self._compensation is None else self._compensation.scalars
         if self._meter is not None:
             row = {**self._meter.row(), **row}
-        for writer in self._trainer.loggers:
+        for writer in self._trainer.loggers if row else ():
             writer.log_metrics(row, step=step)

@@ -118,6 +118,17 @@ def test_losses_stay_in_sight_and_pauses_are_added_up(tmp_path: Path) -> None:
     assert "step 56, now (0.0 MB; 50 saved)" in text_of(status)
 
 
+def test_wait_of_a_newcomer_is_no_pause_though_it_tells_first(tmp_path: Path) -> None:
+    logs = write_run(tmp_path)
+    come: dict[str, Any] = {"generation": 5, "world_size": 3, "members": ["a", "b", "c"], "reason": "planned: 1 join"}
+    EventLog(tmp_path, "c").write("view", rank=2, pause_s=300.0, **come)
+    logs[0].write("view", rank=0, pause_s=0.02, **come)
+    status = Status(tmp_path)
+    status.update()
+    assert str(status.changes[-1]) == "2 → 3 workers: worker c joined; training paused for 20 ms"
+    assert status.paused_s == pytest.approx(0.02)
+
+
 def test_progress_and_time_left_are_those_of_all_workers(tmp_path: Path) -> None:
     logs = write_run(tmp_path)
     for log in logs:

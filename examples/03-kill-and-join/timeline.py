@@ -83,7 +83,7 @@ class Timeline:
 
     def update(self) -> None:
         """Take in what is new in the log."""
-        for record in sorted(self._follower.news(), key=lambda record: record["time"]):
+        for record in self._follower.news():
             handle = getattr(self, f"_on_{record['kind']}", None)
             if handle is not None:
                 handle(record)
