@@ -106,6 +106,45 @@ def audit(run: Path | None, as_json: bool) -> None:
     sys.exit(0 if report.ok else 1)
 
 
+@main.command()
+@_run
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file. Default: RUN/report.html."
+)
+@click.option("--audit/--no-audit", "audits", default=True, help="Audit the run. Default: yes.")
+@_as_json
+def report(run: Path | None, output: Path | None, audits: bool, as_json: bool) -> None:
+    """Write a report of RUN: one HTML file that a browser shows without a network.
+
+    RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs. The report
+    shows the outcome, the goodput and the audit; workers, samples per second, loss, batch, learning rate and what each
+    change has cost over time; what each process did; and tables of the changes, checkpoints and warnings.
+    """
+    from ef_common.events import finite
+    from ef_common.launch import run_directory
+    from ef_common.report.page import page
+    from ef_common.report.timeline import snapshot_of
+
+    with _refusing("report"):
+        place = run or run_directory.newest()
+        snapshot = snapshot_of(place, audited=audits)
+        if as_json:
+            click.echo(json.dumps(finite(snapshot)))
+            return
+        target = output or place / "report.html"
+        _write(target, page(snapshot).encode())
+        click.echo(f"The report is in {target}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    from ef_common.errors import UsageError
+
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write the file: {error.strerror}. Received: {path}") from None
+
+
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_file)
 def run(arguments: tuple[str, ...]) -> None:
