@@ -77,7 +77,7 @@ def _refused() -> Response:
 
 
 def _key_of_query(scope: Scope) -> str:
-    query = scope.get("query_string", b"").decode("latin-1")
+    query: str = scope.get("query_string", b"").decode("latin-1")
     try:
         return dict(parse_qsl(query, max_num_fields=16)).get("key", "")
     except ValueError:
