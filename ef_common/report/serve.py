@@ -69,7 +69,7 @@ class Server:
         name = socket.gethostname() if host in _ALL else host
         self.url = f"http://{format_address((name, self.address[1]))}/" + (f"?key={key}" if key else "")
         self._live = Live(run_dir)
-        self._failure: UsageError | None = None
+        self._failure: Exception | None = None
         routes = [Route("/", self._page), Route("/events", self._events), Route("/metrics", self._metrics)]
         guarded = Guard(
             Starlette(routes=routes, lifespan=self._lifespan),
@@ -121,8 +121,8 @@ class Server:
             begin = time.monotonic()
             try:
                 await run_in_threadpool(self._live.update)
-            except (UsageError, OSError) as error:
-                self._failure = error if isinstance(error, UsageError) else UsageError(f"cannot read the log: {error}")
+            except Exception as error:  # a page that stands still would look like a job that does
+                self._failure = UsageError(f"cannot read the log: {error}") if isinstance(error, OSError) else error
                 self.stop()
                 return
             await asyncio.sleep(max(_EVERY_S, _SHARE * (time.monotonic() - begin)))

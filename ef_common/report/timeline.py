@@ -89,7 +89,7 @@ class Timeline:
         for record in self._follower.news():
             try:
                 self.take(record)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 what = f"a {record.get('kind')!r} event of {record.get('worker')!r} is malformed: {error!r}"
                 raise EventLogError(f"{self.run_dir}: {what}") from error
         return record is not None

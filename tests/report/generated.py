@@ -71,6 +71,8 @@ class Generated:
     def join(self, workers: list[str], *, pause_s: float = 0.02) -> None:
         self.now += pause_s
         self.view([*self.members, *workers], f"planned: {len(workers)} join, 0 leave", pause_s=pause_s)
+        for worker in workers:
+            self.log(worker, "admitted", generation=self.generation, step=self.step, epoch=self.epoch)
 
     def leave(self, worker: str, *, pause_s: float = 0.02) -> None:
         self.log(worker, "notice", what="SIGTERM")

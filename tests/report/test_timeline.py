@@ -76,10 +76,13 @@ def test_rollback_that_each_worker_tells_of_counts_once(tmp_path: Path) -> None:
     run.view(workers, "start")
     run.log(workers[0], "rollback", generation=1, step=100, epoch=0)
     run.step = 100
-    run.train(3)
-    run.log(workers[1], "rollback", generation=1, step=100, epoch=0)  # as if it had been late
+    run.train(1)
+    run.log(workers[1], "rollback", generation=1, step=100, epoch=0)
+    run._lines[workers[1]].insert(-1, run._lines[workers[1]].pop())  # before its step, but after that of the other one
+    run.train(2)
     run.write()
-    assert shown(tmp_path)["figures"]["samples"] == 3 * 2 * BATCH
+    figures = shown(tmp_path)["figures"]
+    assert (figures["samples"], figures["undone_samples"]) == (3 * 2 * BATCH, 0)
 
 
 def test_log_that_grows_gives_what_a_whole_one_gives(tmp_path: Path) -> None:

@@ -192,10 +192,17 @@ function bucketTimes(series, values) {
   return values.map((_, index) => (index + 0.5) * series.bucket_s);
 }
 
-function bucketAt(chart, series, moment) {
+// The value of a moment; where nothing happened in its bucket, that of the nearest one within a few pixels.
+function bucketAt(charts, chart, values, moment) {
+  const [low, high] = charts.range || charts.full;
   const index = Math.floor(moment / chart.bucket_s);
-  const value = series[index];
-  return value === null || value === undefined ? null : value;
+  const farthest = Math.ceil((6 * (high - low)) / charts.width / chart.bucket_s);
+  for (let distance = 0; distance <= Math.min(farthest, 50); distance += 1) {
+    for (const place of [index - distance, index + distance]) {
+      if (values[place] !== null && values[place] !== undefined) return values[place];
+    }
+  }
+  return null;
 }
 
 function addSpeed(charts) {
@@ -211,7 +218,7 @@ function addSpeed(charts) {
     series: [{ stroke: () => color("training"), fill: () => soft("training"), width: 1.5, points: { show: false } }],
     scale: upTo(1),
     read: (moment) => {
-      const value = bucketAt(chart, chart.data[1], moment);
+      const value = bucketAt(charts, chart, chart.data[1], moment);
       return value === null ? "" : `${count(value)} samples/s`;
     },
   });
@@ -231,7 +238,7 @@ function addLoss(charts) {
     series: [{ stroke: () => color("training"), width: 1.5, spanGaps: true, points: { show: false } }, edge, edge],
     bands: [{ series: [2, 3], fill: () => soft("training") }],
     read: (moment) => {
-      const [mean, max, min] = chart.data.slice(1).map((values) => bucketAt(chart, values, moment));
+      const [mean, max, min] = chart.data.slice(1).map((values) => bucketAt(charts, chart, values, moment));
       return mean === null ? "" : `${brief(mean)} (${brief(min)} to ${brief(max)})`;
     },
   });

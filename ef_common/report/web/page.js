@@ -9,7 +9,7 @@ const absolute = (moment) => new Date(1000 * (data.began + moment)).toLocaleStri
 
 function verdictOf({ state, verdict }) {
   if (state === "running" || state === "stopping") return [state, "wait"];
-  if (!verdict) return ["no launcher on this machine", "wait"];
+  if (!verdict) return [live ? "running, as far as the log says" : "outcome not recorded", "wait"];
   return [verdict, verdict === "finished" ? "good" : verdict === "stopped" ? "wait" : "bad"];
 }
 
@@ -33,7 +33,7 @@ function showFigures() {
   const figures = [
     ["Duration", duration(one.duration_s), begin],
     ["Goodput", percent(one.goodput), "of the workers' time (defined below)"],
-    ["Samples trained", brief(one.samples), undone],
+    ["Samples trained", one.samples < 1e6 ? count(one.samples) : brief(one.samples), undone],
     ["Workers", count(one.world_size), `${count(one.num_workers_ever)} processes in all`],
     ["Changes survived", count(one.num_changes), one.dealt_again ? `${count(one.dealt_again)} samples dealt again` : "no sample dealt again"],
     ["Paused in all", duration(one.paused_s), one.num_changes ? `${duration(one.paused_s / one.num_changes)} for each change` : "no change of workers"],
