@@ -11,10 +11,10 @@ _WORK = frozenset({"step", "evaluation", "epoch_end"})
 
 DEFINITION = (
     "Goodput is the share of the workers' time that went into training which was kept. The time of a worker "
-    "counts from its start, or from the first view of the job if that was later, to its end. Not counted as "
-    "training are: warming up before its first view, pauses for changes of the workers, steps that were repeated "
-    "or undone by a return to a checkpoint, and the time after its last step. Validation between steps counts as "
-    "training."
+    "counts from its first event, which comes after its imports, or from the first view of the job if that was "
+    "later, to its end. Not counted as training are: warming up before its first view, pauses for changes of the "
+    "workers, steps that were repeated or undone by a return to a checkpoint, and the time after its last step. "
+    "Validation between steps counts as training."
 )
 
 

@@ -1,6 +1,6 @@
 // Charts that share one axis of time: a cursor in one is a cursor in all, and so is a zoom.
 
-const GUTTER = 64;
+const GUTTER = 72;
 const INCREMENTS = [
   ...[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30],
   ...[60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800],
@@ -32,8 +32,8 @@ class Charts {
     Object.assign(chart, { box, height, read });
     const options = {
       width: this.width,
-      height: height + (labels ? 26 : 6),
-      padding: [4, 8, labels ? 0 : 4, 0],
+      height: height + (labels ? 30 : 10),
+      padding: [8, 8, labels ? 0 : 4, 0],
       legend: { show: false },
       scales: { x: { time: false, range: () => this.range || this.full }, y: scale },
       series: [{}, ...series],
@@ -52,7 +52,7 @@ class Charts {
         },
         {
           size: GUTTER,
-          space: 26,
+          space: 20,
           stroke: () => color("muted"),
           font: "11px system-ui, sans-serif",
           grid: { stroke: () => color("grid"), width: 1 },

@@ -14,7 +14,7 @@ function addLanes(charts, data) {
   chart.update = (next) => {
     const rows = chart.lanes.length;
     Object.assign(chart, { lanes: next.lanes, changes: next.changes, checkpoints: next.checkpoints });
-    if (rows !== next.lanes.length) chart.plot.setSize({ width: charts.width, height: heightOf(next.lanes.length) + 26 });
+    if (rows !== next.lanes.length) chart.plot.setSize({ width: charts.width, height: heightOf(next.lanes.length) + 30 });
     chart.plot.setData(chart.data, false);
   };
   const heightOf = (rows) => Math.max(rows, 1) * rowOf() + 18;

@@ -89,7 +89,12 @@ function showTable(id, columns, rows, total, nothing) {
   const shown = open.has(id) ? rows : rows.slice(-FIRST_ROWS);
   const head = element("tr", {}, ...columns.map(([title, , kind = ""]) => element("th", { class: kind, scope: "col" }, title)));
   const lines = [...shown].reverse().map((row) =>
-    element("tr", {}, ...columns.map(([, value, kind = ""]) => element("td", { class: kind }, ...[value(row)].flat()))));
+    element("tr", {}, ...columns.map(([title, value, kind = ""]) => {
+      const content = [value(row)].flat();
+      const cell = element("td", { class: content[0] === "–" ? `${kind} none` : kind }, ...content);
+      cell.dataset.label = title;
+      return cell;
+    })));
   place.replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...lines)));
   if (shown.length < rows.length) {
     const more = () => { open.add(id); showTable(id, columns, rows, total, nothing); };
@@ -127,7 +132,7 @@ function showTables() {
   showTable("news", [
     ["Time", moment, "number"],
     ["What", (row) => row.text, "wide"],
-    ["Told by", (row) => row.worker],
+    ["Told by", (row) => row.worker, "name"],
   ], data.news, data.num_news, "There was nothing to warn of.");
 }
 
