@@ -33,7 +33,7 @@ class Charts {
     const options = {
       width: this.width,
       height: height + (labels ? 30 : 10),
-      padding: [8, 8, labels ? 0 : 4, 0],
+      padding: [8, 24, labels ? 0 : 4, 0],
       legend: { show: false },
       scales: { x: { time: false, range: () => this.range || this.full }, y: scale },
       series: [{}, ...series],

@@ -1,6 +1,6 @@
 // A lane for each process, on the axis of time of the charts. States differ in shape as well as in color.
 
-const TALLEST = 22, SHORTEST = 3, LANES_HEIGHT = 760;
+const TALLEST = 22, SHORTEST = 3, LANES_HEIGHT = 760, FEW = 40;
 const ENDS = {
   lost: "lost: the others went on without it",
   left: "left as it was asked to",
@@ -58,6 +58,8 @@ function drawLanes(plot, chart) {
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
+  const { min, max } = plot.scales.x;
+  const changes = chart.changes.filter((one) => one.before && one.pause_s && one.time >= min && one.time - one.pause_s <= max);
   const hatch = stripes(ctx, colors.slow, colors.panel, ratio);
   chart.lanes.forEach((lane, index) => {
     const top = y(index) + gap / 2, height = Math.max(row - gap, 1);
@@ -68,7 +70,7 @@ function drawLanes(plot, chart) {
       ctx.fillStyle = state === "slow" ? hatch : colors[state];
       ctx.fillRect(left, thin ? top + height / 3 : top, width, thin ? Math.max(height / 3, 1) : height);
     }
-    drawPauses(ctx, lane, chart.changes, x, top, height, colors.panel, ratio);
+    drawPauses(ctx, lane, changes, x, top, height, colors.panel, changes.length <= FEW ? ratio : 0);
     if (lane.spans.length && (lane.how === "lost" || lane.how === "left")) drawEnd(ctx, lane, x, top, height, colors, ratio);
   });
   ctx.fillStyle = colors.text;
@@ -82,12 +84,14 @@ function drawLanes(plot, chart) {
   ctx.restore();
 }
 
-function drawPauses(ctx, lane, changes, x, top, height, background, ratio) {
+// At least so wide, that the pauses of a few changes are seen however short they are.
+function drawPauses(ctx, lane, changes, x, top, height, background, least) {
   ctx.fillStyle = background;
-  for (const { time, pause_s: pause, before } of changes) {
-    if (!before || !pause) continue;
+  for (const { time, pause_s: pause } of changes) {
+    const width = Math.max(x(time) - x(time - pause), least);
+    if (width < 0.5) continue;
     const trained = lane.spans.some(([state, begin, end]) => state !== "warming" && begin <= time - pause && end > time);
-    if (trained) ctx.fillRect(x(time - pause), top, Math.max(x(time) - x(time - pause), ratio), height);
+    if (trained) ctx.fillRect(x(time - pause), top, width, height);
   }
 }
 

@@ -79,7 +79,7 @@ function showLegend() {
 
 // ------------------------------------------------------------------------------------------------ below
 
-const FIRST_ROWS = 50;
+const FIRST_ROWS = 20;
 const open = new Set();
 
 // columns: [title, value of a row (text or element), class]
