@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -234,21 +235,23 @@ class Follower:
 
     Args:
         run_dir: Directory of the run.
+        checked: Check events field by field, as `read` does.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, checked: bool = False) -> None:
         self._run_dir = Path(run_dir)
+        self._parse = _checked if checked else _unchecked
         self._read: dict[Path, int] = {}
 
     def news(self) -> Iterator[Record]:
-        """Yield events that were not yielded before, unchecked.
+        """Yield events that were not yielded before.
 
         Each worker's come in the order of its file, and all of them in the order of time. They are read as they are
         asked for, so that the log of a long run needs little memory: 64 KiB for each worker. A line that is still being
         written comes the next time.
 
         Raises:
-            EventLogError: A line is no JSON object with a time; names the file.
+            EventLogError: A line is no JSON object with a time, or an event is malformed; names the file.
         """
         files = sorted((self._run_dir / "events").glob("*.jsonl"))
         return heapq.merge(*map(self._read_on, files), key=_time_of)
@@ -267,11 +270,18 @@ class Follower:
                 continue
             for line in whole.split(b"\n"):
                 self._read[path] = self._read.get(path, 0) + len(line) + 1
-                yield _unchecked(line, path)
+                yield self._parse(line, path)
 
 
 def _time_of(record: Record) -> float:
     return float(record["time"])
+
+
+def _checked(line: bytes, path: Path) -> Record:
+    try:
+        return _parse(line, path)
+    except (ValueError, RecursionError) as error:
+        raise EventLogError(f"{path}: {error}") from error
 
 
 def _unchecked(line: bytes, path: Path) -> Record:
@@ -389,7 +399,7 @@ def _integer(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return _integer(value) or (type(value) is float and math.isfinite(value))  # JSON's 1e999 becomes infinite
 
 
 def _text_or_null(value: Any) -> bool:

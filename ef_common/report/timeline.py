@@ -74,7 +74,7 @@ class Timeline:
 
     def __post_init__(self) -> None:
         self.status = Status(self.run_dir, on_news=self._hear)
-        self._follower = Follower(self.run_dir)
+        self._follower = Follower(self.run_dir, checked=True)
 
     def update(self) -> bool:
         """Read what is new.
@@ -87,11 +87,7 @@ class Timeline:
         """
         record = None
         for record in self._follower.news():
-            try:
-                self.take(record)
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                what = f"a {record.get('kind')!r} event of {record.get('worker')!r} is malformed: {error!r}"
-                raise EventLogError(f"{self.run_dir}: {what}") from error
+            self.take(record)
         return record is not None
 
     def take(self, record: Record) -> None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 BEGAN = 1_790_000_000.0
 BATCH = 8
@@ -113,7 +114,7 @@ class Generated:
         folder = self.run_dir / "events"
         folder.mkdir(parents=True, exist_ok=True)
         for worker, lines in self._lines.items():
-            with (folder / f"{worker}.jsonl").open("a") as file:
+            with (folder / f"{quote(worker, safe='')}.jsonl").open("a") as file:
                 file.write("".join(f"{line}\n" for line in lines))
         self._lines.clear()
         return self.run_dir

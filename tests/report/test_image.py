@@ -29,7 +29,6 @@ def test_picture_is_drawn_beside_the_report(tmp_path: Path, num_workers: int | N
         run = Generated(tmp_path)
         run.view([*run.start(num_workers), "$x_{$"], "start")
         run.train(2)
-        run._lines["x"] = run._lines.pop("$x_{$")
         run.write()
     png = tmp_path / "run.png"
     result = CliRunner().invoke(main, ["report", str(tmp_path), "--no-audit", "--png", str(png)])

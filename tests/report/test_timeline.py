@@ -129,6 +129,9 @@ def test_torn_last_line_is_left_out_until_it_is_whole(tmp_path: Path) -> None:
         '{"kind":"step"}',
         '{"v":1,"time":1,"worker":"a","kind":"step"}',
         '{"v":1,"time":1,"worker":"a","kind":"view"}',
+        '{"v":1,"time":1e999,"worker":"a","kind":"walked","epoch":0,"cursor":0}',
+        '{"v":1,"time":NaN,"worker":"a","kind":"walked","epoch":0,"cursor":0}',
+        '{"v":1,"time":1,"worker":"b","kind":"walked","epoch":0,"cursor":0}',
     ],
 )
 def test_malformed_log_is_refused_and_named(tmp_path: Path, line: str) -> None:
@@ -180,8 +183,8 @@ def test_outcome_is_that_of_the_launcher(tmp_path: Path) -> None:
 def test_snapshot_of_hostile_numbers_is_json(tmp_path: Path) -> None:
     run = small(tmp_path)
     worker = run.members[0]
-    fields = '"generation":99,"members":[],"rank":-1,"world_size":0,"reason":"","pause_s":Infinity'
+    view = '"kind":"view","generation":99,"members":[],"rank":-1,"world_size":0,"reason":"","pause_s":1e308'
     with (tmp_path / "events" / f"{worker}.jsonl").open("a") as file:
-        file.write(f'{{"v":1,"time":NaN,"worker":"{worker}","kind":"start","pid":1,"host":""}}\n')
-        file.write(f'{{"v":1,"time":1e300,"worker":"{worker}","kind":"view",{fields}}}\n')
+        file.write(f'{{"v":1,"time":-1e308,"worker":"{worker}","kind":"start","pid":1,"host":""}}\n')
+        file.write(f'{{"v":1,"time":1e300,"worker":"{worker}",{view}}}\n')
     json.dumps(finite(shown(tmp_path)), allow_nan=False)
