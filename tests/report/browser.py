@@ -54,7 +54,7 @@ def opened(browser: Browser, url: str, *, width: int = 1400, dark: bool = False)
     try:
         page.goto(url)
         yield page
-        assert problems == []
+        assert not problems, "\n".join(problems)
     finally:
         context.close()
 
