@@ -26,7 +26,8 @@ def page(snapshot: dict[str, Any], *, live: bool = False) -> str:
         snapshot: What it shows: `Timeline.snapshot`.
         live: Whether it asks the server that it comes from for news.
     """
-    script, style = _text(*_SCRIPTS), _text(*_STYLES)
+    script = f"/*\n{_text('vendor/LICENSE')}*/\n{_text(*_SCRIPTS)}"  # which each copy of uPlot is to hold
+    style = _text(*_STYLES)
     policy = [
         "default-src 'none'",
         f"script-src {_hash(script)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def test_page_asks_no_network_for_anything(tmp_path: Path) -> None:
     assert "default-src 'none'" in html
     assert "connect-src" not in html
     assert "connect-src 'self'" in page(shown(tmp_path), live=True)
+
+
+def test_page_holds_the_licence_of_what_it_copies(tmp_path: Path) -> None:
+    small(tmp_path)
+    assert "Copyright (c) 2022 Leon Sorokin" in Reader(page(shown(tmp_path))).scripts[1]
 
 
 def test_what_a_run_says_stays_data(tmp_path: Path) -> None:
@@ -135,3 +141,12 @@ def test_report_that_cannot_be_written_exits_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(tmp_path), "-o", str(tmp_path / "no" / "such.html")])
     assert result.exit_code == 2
     assert "cannot write the file" in result.output
+
+
+def test_server_that_is_not_installed_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(tmp_path)
+    monkeypatch.delitem(sys.modules, "ef_common.report.serve", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(main, ["status", str(tmp_path), "--serve"])
+    assert result.exit_code == 2
+    assert "pip install 'elasticflow-training[live]'" in result.output
