@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ef_common.errors import UsageError
-from ef_common.events import finite
+from ef_common.events import MAX_LINE_BYTES, finite
 from ef_common.launch import run_directory
 from ef_common.report import timeline as timelines
 from ef_common.report.series import MAX_BUCKETS
@@ -139,6 +139,21 @@ def test_malformed_log_is_refused_and_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "events" / "a.jsonl").write_text(line + "\n")
     with pytest.raises(UsageError, match=str(tmp_path)):
         Timeline(tmp_path).update()
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path: Path, end: str) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "a.jsonl").write_text(" " * (4 * MAX_LINE_BYTES) + end)
+    with pytest.raises(UsageError, match="longer than 1048576 bytes"):
+        Timeline(tmp_path).update()
+
+
+def test_long_line_is_read(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    run.log(run.members[0], "fault", what="x" * (MAX_LINE_BYTES // 2))
+    run.write()
+    assert shown(tmp_path)["num_news"] == 4
 
 
 def test_kinds_that_are_not_known_are_passed_over(tmp_path: Path) -> None:
