@@ -125,13 +125,13 @@ def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str)
     assert not found["apply"]
 
 
-def test_xla_is_switched_off_for_training_steps_only_and_as_long_as_the_fit(tmp_path: Path) -> None:
+def test_functions_that_xla_compiles_are_keras_own_in_evaluations_and_after_the_fit(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
         found = job.start(call, "tensorflow", "keep_xla").result()
     for made in found.values():
         first, *steps, last = [compiled for kind, compiled in made["fit"] if kind == "train"]
         assert first is last is True  # Keras's own, before ElasticFlow comes and after it has gone
-        assert set(steps) == {False}
+        assert set(steps) == {False}  # what XLA compiles is made of these
         assert [compiled for kind, compiled in made["fit"] if kind == "test"] == [True]
         assert made["then"] == []  # the next fit of plain Keras has what it needs
         assert made["model"] is True
