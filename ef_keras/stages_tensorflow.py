@@ -39,10 +39,11 @@ class _Call:
 
 @dataclass
 class _Trace:
-    """A step that is being traced."""
+    """A step that is being traced, and why it cannot be cut, as AutoGraph raises errors of its own."""
 
     graph: Any = None
     calls: list[_Call] = field(default_factory=list)
+    error: NotCut | None = None
 
 
 def is_staged() -> bool:
@@ -64,7 +65,10 @@ def call(act: Act, tensors: Sequence[Any], like: Sequence[Any] = ()) -> list[Any
     graph = tf.compat.v1.get_default_graph()
     trace: _Trace = graph.get_collection(_TRACE)[0]
     if graph is not trace.graph:
-        raise NotCut("the model's train_step makes its update within a function, a condition or a loop of TensorFlow's")
+        trace.error = NotCut(
+            "the model's train_step makes its update within a function, a condition or a loop of TensorFlow's"
+        )
+        raise trace.error
     place = len(graph.get_operations())
     gives = [tf.compat.v1.placeholder(one.dtype, one.shape) for one in like]
     trace.calls.append(_Call(place, act, list(tensors), gives))
@@ -124,8 +128,13 @@ class _Program:
             return step(tf.nest.pack_sequence_as(batch, flat, expand_composites=True))
 
         present = [leaf for leaf in leaves if leaf is not None]
-        # Kept, as it keeps the functions that the stages call.
-        self._traced = tf.function(traced, autograph=False, jit_compile=True).get_concrete_function(*present)
+        function = tf.function(traced, autograph=False, jit_compile=True)
+        try:
+            self._traced = function.get_concrete_function(*present)  # kept, as it keeps functions that the stages call
+        except Exception:
+            if trace.error is not None:
+                raise trace.error from None
+            raise
         self._calls = trace.calls
         names = [tensor.name for tensor in self._traced.inputs]
         self._inputs = names[: len(present)]
