@@ -128,6 +128,10 @@ def step_of(model: Any, reducer: Reducer, *, xla: bool) -> Callable[[Any], Any]:
         from ef_keras.gradients_jax import JaxReducer, JaxStep
 
         return JaxStep(model, reducer if isinstance(reducer, JaxReducer) else None)
+    if xla and check_backend() == "tensorflow" and model.jit_compile:
+        from ef_keras.gradients_tensorflow import TensorFlowStep
+
+        return TensorFlowStep(model)
     return hooks.new_train_function(model, xla=xla)
 
 

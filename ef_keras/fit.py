@@ -86,7 +86,7 @@ class Fit:
         self._callbacks = callbacks
         self._iterator = iterator
         self._deterministic = deterministic
-        self._xla = keras.config.backend() != "tensorflow"  # nothing leaves a graph of XLA's in the middle
+        self._xla = not (deterministic and keras.config.backend() == "tensorflow")  # whose XLA lacks operations then
         if deterministic:
             prepare_determinism()  # what the data are made with may have been imported only now
         first_epoch = hooks.initial_epoch(model)
@@ -139,8 +139,8 @@ class Fit:
         model, session = self._model, self._session
         if model.jit_compile and not self._xla:
             logger.warning(
-                "the training steps of this fit are not compiled by XLA, because compiled steps cannot wait for other "
-                "workers; evaluate, validation and predict still are"
+                "the training steps of this fit are not compiled by XLA, because deterministic training does without "
+                "it; evaluate, validation and predict still are"
             )
         if keras.config.backend() == "jax" and (model.run_eagerly or not model.jit_compile):
             logger.warning(

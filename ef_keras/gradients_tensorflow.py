@@ -1,6 +1,7 @@
 """Gradients of the TensorFlow backend: out of the compiled step, reduced, and back into it.
 
-No operation of a communication library is in the graph. Gradients leave it bucket by bucket as the backward pass
+No operation of a communication library is in the graph. A step that XLA compiles is cut in two where its gradients are
+reduced (see `stages_tensorflow`). Out of the graph of any other, gradients go bucket by bucket as the backward pass
 computes them; a last call waits for all sums and gives them back, and the update depends on it. A loss is recovered
 from within that call: the graph does not fail, so no batch is repeated, and an update happens after all reductions
 or not at all.
@@ -8,9 +9,10 @@ or not at all.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,6 +29,9 @@ from ef_common.errors import UnsupportedError, UsageError
 from ef_common.session import Session
 from ef_keras import hooks
 from ef_keras.reducer import Reducer
+from ef_keras.stages_tensorflow import NotCut, StagedStep, call, is_staged
+
+logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 1 << 16  # of a tensor that leaves the graph together with others: each one by itself costs a call
 _PACK_BYTES = 1 << 20
@@ -77,20 +82,28 @@ class _Exit:
 
     def build(self, tensors: Sequence[Any], loss: Any) -> list[Any]:
         """Put the calls into the graph that is being traced, or make them."""
-        *early, last = self._buckets.buckets
-        token = tf.constant(0)  # one call after the other: all members reduce their buckets in one order
-        for bucket in early:
-            packed = [self._pack(tensors, index) for index in bucket]
-            token = tf.py_function(self._take, [token, *packed], tf.int32)
         loss = tf.constant(np.nan, tf.float32) if loss is None else tf.cast(loss, tf.float32)
-        packed = [self._pack(tensors, index) for index in last]
-        flat = tf.py_function(self._finish, [token, loss, *packed], [self._dtype] * len(self._packs))
+        flat = self._staged(tensors, loss) if is_staged() else self._called(tensors, loss)
         outputs: list[Any] = [None] * len(tensors)
         for pack, values in zip(self._packs, flat, strict=True):
             parts = tf.split(values, [math.prod(tensors[i].shape) for i in pack]) if len(pack) > 1 else [values]
             for index, part in zip(pack, parts, strict=True):
                 outputs[index] = tf.cast(tf.reshape(part, tensors[index].shape), tensors[index].dtype)
         return outputs
+
+    def _staged(self, tensors: Sequence[Any], loss: Any) -> list[Any]:
+        packed = [self._pack(tensors, index) for index in range(len(self._packs))]
+        return call(self._reduce_all, [loss, *packed], like=packed)
+
+    def _called(self, tensors: Sequence[Any], loss: Any) -> list[Any]:
+        *early, last = self._buckets.buckets
+        token = tf.constant(0)  # one call after the other: all members reduce their buckets in one order
+        for bucket in early:
+            packed = [self._pack(tensors, index) for index in bucket]
+            token = tf.py_function(self._take, [token, *packed], tf.int32)
+        packed = [self._pack(tensors, index) for index in last]
+        found: list[Any] = tf.py_function(self._finish, [token, loss, *packed], [self._dtype] * len(self._packs))
+        return found
 
     def _pack(self, tensors: Sequence[Any], index: int) -> Any:
         parts = [tf.cast(tf.reshape(tensors[i], [-1]), self._dtype) for i in self._packs[index]]
@@ -109,11 +122,49 @@ class _Exit:
     def _finish(self, token: Any, loss: Any, *arrays: Any) -> Any:
         return self._reducer.guard(partial(self._reduce, loss, arrays))
 
+    def _reduce_all(self, found: Sequence[Any]) -> list[Any]:
+        loss, *packed = found
+        *early, last = self._buckets.buckets
+        for bucket in early:
+            self._take_arrays([packed[index] for index in bucket])
+        return list(map(tf.convert_to_tensor, self._reduce(loss, [packed[index] for index in last])))
+
     def _reduce(self, loss: Any, tensors: Sequence[Any]) -> list[Any]:
         reduction, self._reduction = self._take_arrays(tensors), None
         self._reducer.complete(reduction, float(memory_of(loss)))
         gradients, values = reduction.reduced()
         return [_tensor(array) for array in (*gradients, *values)]
+
+
+class TensorFlowStep:
+    """The train function of a model whose steps XLA compiles, while a `fit` is elastic.
+
+    Args:
+        model: The model, built and compiled.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._step: Callable[[Any], Any] = StagedStep(_of_one_batch(hooks.inlined_train_function(model)))
+
+    def __call__(self, batches: Iterable[Any]) -> Any:
+        """Make a step with each of these batches. Returns the logs of the last one."""
+        logs: Any = {}
+        for batch in batches:
+            logs = self._made(batch)
+        return logs
+
+    def _made(self, batch: Any) -> Any:
+        try:
+            return self._step(batch)
+        except NotCut as error:
+            logger.warning("the training steps of this fit are not compiled by XLA: %s", error)
+            self._step = _of_one_batch(hooks.new_train_function(self._model, xla=False))
+            return self._step(batch)
+
+
+def _of_one_batch(train_function: Callable[[Iterator[Any]], Any]) -> Callable[[Any], Any]:
+    return lambda batch: train_function(iter([batch]))
 
 
 _STATEFUL = frozenset(
@@ -156,9 +207,16 @@ class TensorFlowPasses:
             receive([memory_of(array) for array in arrays], float(memory_of(loss)) if has_loss else None)
             return 0
 
+        def leave_stage(found: Sequence[Any]) -> Sequence[Any]:
+            leave(*found)
+            return ()
+
         loss = tf.cast(loss, tf.float32) if has_loss else tf.constant(np.nan, tf.float32)
         tensors = [tf.cast(tf.convert_to_tensor(gradient), np.dtype(dtype).name) for gradient in gradients]
-        tf.py_function(leave, [loss, *tensors], tf.int32)
+        if is_staged():
+            call(leave_stage, [loss, *tensors])
+        else:
+            tf.py_function(leave, [loss, *tensors], tf.int32)
 
     def apply(self, update: Callable[..., Any], gradients: Sequence[np.ndarray], variables: Sequence[Any]) -> None:
         """See the protocol."""
@@ -168,7 +226,10 @@ class TensorFlowPasses:
             return
         key = tuple(map(id, variables))
         if key not in self._updates:
-            self._updates[key] = tf.function(lambda tensors: update(tensors, variables), autograph=False)
+            xla = True if self._model.jit_compile and not self._deterministic else None
+            self._updates[key] = tf.function(
+                lambda tensors: update(tensors, variables), autograph=False, jit_compile=xla
+            )
         self._updates[key](tensors)
 
     def seed(self, key: Sequence[int]) -> None:

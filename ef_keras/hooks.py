@@ -471,6 +471,15 @@ def new_train_function(model: Any, *, xla: bool = True) -> Callable[[Any], Any]:
     return found
 
 
+def inlined_train_function(model: Any) -> Callable[[Any], Any]:
+    """One without a graph of its own: its step becomes a part of whatever graph is being traced."""
+    eagerly, model.run_eagerly = model.run_eagerly, True
+    try:
+        return new_train_function(model, xla=False)
+    finally:
+        model.run_eagerly = eagerly
+
+
 def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int | None) -> None:
     """Tell the progress bar how many steps an epoch has now, if that is known."""
     params["steps"] = num_steps

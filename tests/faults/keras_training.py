@@ -6,7 +6,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ class Options:
     holds: dict[int, str] = field(default_factory=dict)  # from so many updates on, steps wait for this file
     limits: dict[str, Any] = field(default_factory=dict)  # of Lightning only
     backend: str | None = None
-    data: str = "arrays"  # or "mapped": one by one; or "stream": a tf.data set that is shuffled anew in each epoch
+    # "arrays"; "mapped": one by one; "stream": a tf.data set that is shuffled anew in each epoch; "loader": of torch
+    data: str = "arrays"
+    val_data: str = "arrays"  # or "loader"; or "indexed": a PyDataset
+    num_workers: int = 0  # of the loaders
     read_s: float = 0.0  # how long a batch of the stream takes to come
     csv: bool = False  # the results of each epoch, in a file
     global_batch: int | None = None
@@ -58,6 +61,7 @@ class Options:
     program: bool = False  # the model is one of a `forward`
     evict_stragglers: bool = False
     evaluates: bool = False  # `evaluate`, after the training
+    xla: bool = False  # it compiles the steps, so nothing is struck within them but what communicates
     best: str = "min"  # or "max": which loss is the best, whose weights come back at the end
 
 
@@ -97,6 +101,7 @@ class Struck(keras.layers.Layer):
     def __init__(self, striker: Striker) -> None:
         super().__init__()
         self._striker = striker
+        self.supports_jit = keras.config.backend() != "tensorflow"
 
     def call(self, x: Any) -> Any:
         if keras.config.backend() == "tensorflow":
@@ -212,19 +217,20 @@ def net(options: Options, striker: Striker) -> Any:
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
-            Struck(striker),
+            *([] if options.xla else [Struck(striker)]),
             keras.layers.Dense(width, activation="relu"),
             *([keras.layers.Dropout(0.3)] if options.random else []),
             keras.layers.Dense(2),
         ]
     )
     rate = keras.optimizers.schedules.ExponentialDecay(0.05, 100, 0.9)
-    optimizer = StrikingSGD(rate, momentum=0.9)
+    optimizer = (keras.optimizers.SGD if options.xla else StrikingSGD)(rate, momentum=0.9)
     optimizer.striker = striker
     if options.program:
         return ef_keras.model({"net": model, "optimizer": optimizer}, forward)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy", Count("samples"), Count("seen")])
+    metrics = ["accuracy", Count("samples"), Count("seen")]
+    model.compile(optimizer, loss, metrics=metrics, **({"jit_compile": True} if options.xla else {}))
     return model
 
 
@@ -275,15 +281,18 @@ def train(options: dict[str, Any], fault: dict[str, Any] | None = None) -> dict[
         *_data(chosen, striker),
         epochs=chosen.epochs,
         verbose=0,
-        validation_data=images(chosen.val_length) if chosen.val_length else None,
+        validation_data=_validation(chosen),
         callbacks=[Places(chosen, striker), *_writers(chosen), *elastic, stopping, remembers],
-        **({"batch_size": chosen.batch_size} if chosen.data == "arrays" and not chosen.random else {}),
+        **({} if chosen.random else _batch_size(chosen, chosen.data)),
     )
     evaluated = {}
     if chosen.evaluates:
         callbacks = [Places(chosen, striker, evaluation="evaluate"), *ef_keras.callbacks(backend=chosen.backend)]
-        given = {"batch_size": chosen.batch_size, "callbacks": callbacks, "verbose": 0, "return_dict": True}
-        evaluated = {"evaluate": model.evaluate(*images(chosen.val_length), **given)}
+        given = {"verbose": 0, "return_dict": True, **_batch_size(chosen, chosen.val_data)}
+        evaluated = {
+            "evaluate": model.evaluate(*_evaluated(chosen), callbacks=callbacks, **given),
+            "evaluate_alone": model.evaluate(*_evaluated(chosen), **given),
+        }
     worker = this_worker(engine(chosen.backend))
     return {
         "pid": os.getpid(),
@@ -329,6 +338,9 @@ def _data(options: Options, striker: Striker) -> Any:
         return (ef_keras.dataset(images(options.length), map=_augmented, batch_size=options.batch_size),)
     if options.data == "arrays":
         return images(options.length)
+    if options.data == "loader":
+        samples: Any = list(zip(*images(options.length), strict=True))
+        return (_loader(options, Augmented(samples) if options.random else samples, shuffle=True),)
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices(images(options.length))
@@ -338,6 +350,63 @@ def _data(options: Options, striker: Striker) -> Any:
     if options.read_s:
         data = data.map(lambda x, y: (_slowly(x, options.read_s), y), num_parallel_calls=1)
     return (data,)
+
+
+def _validation(options: Options) -> Any:
+    if not options.val_length:
+        return None
+    given = _evaluated(options)
+    return given if options.val_data == "arrays" else given[0]
+
+
+def _batch_size(options: Options, data: str) -> dict[str, int]:
+    """As an argument, if that is not for the data to say."""
+    return {"batch_size": options.batch_size} if data == "arrays" else {}
+
+
+def _evaluated(options: Options) -> tuple[Any, ...]:
+    """As arguments of `evaluate`."""
+    held = images(options.val_length)
+    if options.val_data == "loader":
+        return (_loader(options, list(zip(*held, strict=True))),)
+    return (Batches(held, options.batch_size),) if options.val_data == "indexed" else held
+
+
+def _loader(options: Options, samples: Any, *, shuffle: bool = False) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(samples, options.batch_size, shuffle=shuffle, num_workers=options.num_workers)
+
+
+class Augmented:
+    """A data set of torch's, whose samples are read with random numbers of each kind."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        image, label = self._samples[index]
+        noise = torch.randn(image.shape).numpy()
+        return (image + 0.1 * noise + 0.1 * np.random.rand() + 0.1 * random.random()).astype("float32"), label
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of arrays."""
+
+    def __init__(self, arrays: tuple[np.ndarray, ...], batch_size: int) -> None:
+        super().__init__()
+        self._arrays, self._size = arrays, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._arrays[0]) // self._size)
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(part[index * self._size : (index + 1) * self._size] for part in self._arrays)
 
 
 def _slowly(x: Any, seconds: float) -> Any:

@@ -189,3 +189,15 @@ def test_same_bits_of_keras_when_a_worker_is_killed_within_a_step(
     job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], place: tuple[str, int]
 ) -> None:
     kill_within_a_step(job, finish, undisturbed, place)
+
+
+@each("num_workers", keras=[0, 2])
+def test_same_bits_of_a_loader_of_keras_with_a_kill(
+    job: TrainingJob, finish: Finish, undisturbed: Callable[..., str], num_workers: int
+) -> None:
+    options = {**OPTIONS, "data": "loader", "num_workers": num_workers}
+    victim, others = start_with_fault(job, options, {"where": "backward", "step": 3})
+    assert_same(finish(others), undisturbed({**options, "num_workers": 0}))
+    victim.wait()
+    assert struck(job, "backward")
+    assert view_sizes(job) == [3, 2]

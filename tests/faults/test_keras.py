@@ -71,6 +71,24 @@ def test_horovod_under_torch_survives_a_kill_within_a_step_and_a_join(job: Train
     assert view_sizes(job)[:3] == [3, 2, 3]
 
 
+@hosted("keras-tensorflow")
+@pytest.mark.parametrize("shared", [{}, {"global_batch": 24}], ids=["each", "shared"])
+def test_steps_that_xla_compiles_survive_a_kill_and_a_join(
+    job: TrainingJob, finish: Finish, shared: dict[str, Any]
+) -> None:
+    options = {"xla": True, "step_sleep_s": 0.02, **shared, **job.patient}
+    victim, others = start_with_fault(job, options, {"where": "reduction", "step": 3})
+    job.view(2, after=1)
+    assert victim.wait() == -signal.SIGKILL
+    struck(job, "reduction")
+    joiner = job.start(job.train, options)
+    job.view(3, after=2)
+    job.wait_for("admitted")
+    finish([*others, joiner])
+    assert view_sizes(job)[:3] == [3, 2, 3]
+    assert "not compiled by XLA" not in joiner.output.read_text()
+
+
 @on_both_backends
 def test_newcomer_with_another_model_ends_alone(job: TrainingJob, finish: Finish) -> None:
     workers = job.start_world(2, job.train, {"step_sleep_s": 0.02, **job.patient})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.faults.conftest import TrainingJob, struck
-from tests.faults.hosts import everywhere, in_each_framework, in_keras, in_lightning
+from tests.faults.hosts import everywhere, hosted, in_each_framework, in_keras, in_lightning
 from tests.faults.test_kill import start_with_fault, view_sizes
 from tests.waiting import is_ready, wait_until
 
@@ -72,10 +72,11 @@ def test_kill_in_each_evaluation_outside_of_fit_covers_each_sample_once(job: Tra
 
 
 @in_keras
+@pytest.mark.parametrize("val_data", ["arrays", "loader", "indexed"])
 def test_kill_in_an_evaluation_of_keras_outside_of_fit_covers_each_sample_once(
-    job: TrainingJob, finish: Finish
+    job: TrainingJob, finish: Finish, val_data: str
 ) -> None:
-    options = {"epochs": 1, "length": 53, "val_length": 101, "evaluates": True}
+    options = {"epochs": 1, "length": 53, "val_length": 101, "evaluates": True, "val_data": val_data}
     victim, others = start_with_fault(job, options, {"where": "evaluate", "step": 1})
     first, second = finish(others)
     assert victim.wait() == -signal.SIGKILL
@@ -83,6 +84,24 @@ def test_kill_in_an_evaluation_of_keras_outside_of_fit_covers_each_sample_once(
     assert view_sizes(job) == [3, 2]
     assert first["evaluate"] == second["evaluate"]
     assert first["evaluate"]["samples"] == first["evaluate"]["seen"] == 101
+    assert first["evaluate"] == pytest.approx(first["evaluate_alone"], abs=1e-6)
+
+
+@hosted("keras-torch", "keras-tensorflow")
+@pytest.mark.parametrize("val_data", ["loader", "indexed"])
+def test_kill_in_a_validation_of_keras_covers_each_sample_of_other_data_once(
+    job: TrainingJob, finish: Finish, val_data: str
+) -> None:
+    options = {"epochs": 1, "length": 53, "val_length": 101, "val_data": val_data, "evaluates": True}
+    victim, others = start_with_fault(job, options, {"where": "validation", "step": 1})
+    results = finish(others)
+    assert victim.wait() == -signal.SIGKILL
+    assert struck(job, "validation")
+    assert view_sizes(job) == [3, 2]
+    for result in results:
+        found = {name: result["metrics"][f"val_{name}"] for name in result["evaluate_alone"]}
+        assert found["samples"] == 101
+        assert found == pytest.approx(result["evaluate_alone"], abs=1e-6)
 
 
 @in_each_framework

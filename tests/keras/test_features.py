@@ -91,7 +91,7 @@ SOME = {
 def test_some_features_of_fit_give_what_plain_keras_gives(tmp_path: Path) -> None:
     for backend, names in SOME.items():
         outputs = check_features(tmp_path / backend, backend, names)
-        assert all(("not compiled by XLA" in output) == ("xla" in names) for output in outputs)
+        assert not any("not compiled by XLA" in output for output in outputs)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
