@@ -135,7 +135,7 @@ def run(arguments: tuple[str, ...]) -> None:
 def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> None:
     """Train a small network, kill one of its workers, let a new one join, and check that nothing was lost.
 
-    It takes less than a minute, needs no data, and ends with the accuracy, the audit and a picture of what happened.
+    It takes about a minute, needs no data, and ends with the accuracy, the audit and a picture of what happened.
     The exit status is 0 if one worker was lost, one has joined, and the audit finds nothing wrong.
     """
     import signal

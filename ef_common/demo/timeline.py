@@ -190,7 +190,7 @@ class Display:
     @staticmethod
     def _print_line(cells: Sequence[str]) -> None:
         moment, event, *others = cells
-        click.echo(f"{moment:>8}  {event:<36}" + "".join(f"{cell:>12}" for cell in others))
+        click.echo(f"{moment:>8}  {event:<36}{''.join(f'{cell:>12}' for cell in others)}".rstrip())
 
     def _table(self, moving: Row | None = None) -> Table:
         table = Table()
