@@ -19,9 +19,10 @@ NOTEBOOK := .venv/.installed-notebook
 PEERS_TEST := .venv/.installed-peers
 JAX := .venv/.installed-jax
 DOCS := .venv/.installed-docs
+PACKAGE := .venv/.installed-package
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format docs docs-serve bench clean
+.PHONY: help demo demo-keras test test-all test-peers test-matrix mutants chaos soak fuzz check format docs docs-serve bench package clean
 .NOTPARALLEL:
 
 help:
@@ -40,6 +41,7 @@ help:
 	@echo "make docs    build the documentation site into build/docs; warnings are errors"
 	@echo "make docs-serve  build it, and serve it at http://localhost:8000"
 	@echo "make bench   benchmarks; results in build/bench.json"
+	@echo "make package  build the distribution into dist/, check it, and train with it on each Python; REPOSITORY= its URL (downloads gigabytes)"
 	@echo "make clean   remove what the other targets made, except environments"
 
 demo: $(DEMO)
@@ -127,6 +129,9 @@ bench: $(TEST)
 	@mkdir -p build
 	@$(BIN)/python -m tests.benchmarks
 
+package: $(PACKAGE)
+	@$(BIN)/python -B -m tests.package $(if $(REPOSITORY),--repository="$(REPOSITORY)") $(PACKAGE_OPTIONS)
+
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis lightning_logs
 	find . -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
@@ -173,6 +178,10 @@ $(NOTEBOOK): $(TEST)
 # 350 MB: without it, the cases of Keras on JAX are skipped.
 $(JAX): $(TEST)
 	$(call install,jax)
+	@touch $@
+
+$(PACKAGE): $(TEST)
+	$(call install,package)
 	@touch $@
 
 $(PEERS_TEST): $(TEST)

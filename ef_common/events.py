@@ -9,7 +9,6 @@ Position lists are half-open ranges, ``[[start, stop], ...]``.
 
 from __future__ import annotations
 
-import heapq
 import json
 import logging
 import os
@@ -117,7 +116,7 @@ class EventLog:
         self._dropping = run_dir is None
         self._listener = listener
         self._oversized = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def enabled(self) -> bool:
@@ -151,7 +150,8 @@ class EventLog:
             self._drop_oversized(kind, len(data))
             return
         try:
-            written = os.write(self._open() if self._fd is None else self._fd, data)
+            with self._lock:  # else another thread could close the file, and its number be that of another one
+                written = os.write(self._open(), data)
             if written != len(data):
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:
@@ -174,19 +174,18 @@ class EventLog:
         self.close()
 
     def _open(self) -> int:
-        with self._lock:
-            if self._fd is None:
-                if self.path is None or self._dropping:
-                    raise OSError("the log is closed")
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-                try:
-                    _cut_torn_line(fd)
-                except OSError:
-                    os.close(fd)
-                    raise
-                self._fd = fd
-            return self._fd
+        if self._fd is None:
+            if self.path is None or self._dropping:
+                raise OSError("the log is closed")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                _cut_torn_line(fd)
+            except OSError:
+                os.close(fd)
+                raise
+            self._fd = fd
+        return self._fd
 
     def _give_up(self, error: OSError) -> None:
         if self._dropping:  # closed by another thread meanwhile: nothing is wrong
@@ -201,15 +200,14 @@ class EventLog:
             _logger.warning(message, self.path, kind, size, MAX_LINE_BYTES)
 
 
-def read(run_dir: Path, *, merged: bool = False) -> Iterator[Record]:
-    """Yield the events of a run, checked field by field.
+def read(run_dir: Path) -> Iterator[Record]:
+    """Yield the events of a run, of one worker after the other, checked field by field.
 
     The last line of a file may be torn (its worker was killed while writing) and is then left out. Kinds
     that this version does not know are yielded with only their envelope checked.
 
     Args:
         run_dir: Directory of the run.
-        merged: Order all workers' events by time, instead of one worker after the other.
 
     Raises:
         EventLogError: If there is no event log, or a line is malformed; names file and line.
@@ -220,12 +218,8 @@ def read(run_dir: Path, *, merged: bool = False) -> Iterator[Record]:
             f"No event log in {run_dir}: expected files events/<worker>.jsonl. "
             "A job writes them when ELASTICFLOW_RUN_DIR names its run directory."
         )
-    streams = [_read_file(file) for file in files]
-    if merged:
-        yield from heapq.merge(*streams, key=lambda record: float(record["time"]))
-    else:
-        for stream in streams:
-            yield from stream
+    for file in files:
+        yield from _read_file(file)
 
 
 class Follower:

@@ -72,6 +72,9 @@ class Note:
         local_rank: Of the worker on its node.
         clock: Monotonic time in seconds.
 
+    Raises:
+        OSError: The directory has no room, or cannot be written.
+
     Attributes:
         epoch: Epoch of the newest step; -1 before the first.
         step: Number of the update.
@@ -85,7 +88,7 @@ class Note:
         if directory is not None:
             descriptor = os.open(path_of(directory, local_rank), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                os.ftruncate(descriptor, SIZE)
+                os.posix_fallocate(descriptor, 0, SIZE)  # a page that finds no room later on is a SIGBUS
                 self._buffer = mmap.mmap(descriptor, SIZE)
             finally:
                 os.close(descriptor)

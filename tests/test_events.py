@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,37 @@ def test_full_disk_warns_once_and_training_goes_on(
     assert [record["reason"] for record in read(tmp_path)] == ["one"]
 
 
+def test_log_that_is_closed_while_it_is_written_leaves_other_files_alone(tmp_path: Path) -> None:
+    """The number of a file that is closed is that of the next one which is opened."""
+    log = EventLog(tmp_path, "a")
+    log.write("end", reason="first")
+    stranger = tmp_path / "stranger"
+    real, begun, closed = os.write, threading.Event(), threading.Event()
+
+    def late(fd: int, data: bytes) -> int:
+        if b"second" in data:
+            begun.set()
+            closed.wait(0.2)
+        return real(fd, data)
+
+    def close_and_open() -> None:
+        begun.wait()
+        log.close()
+        with stranger.open("wb"):
+            closed.set()
+            writer.join()
+
+    writer = threading.Thread(target=lambda: log.write("end", reason="second"))
+    closer = threading.Thread(target=close_and_open)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", late)
+        closer.start()
+        writer.start()
+        closer.join()
+    assert stranger.read_bytes() == b""
+    assert [record["reason"] for record in read(tmp_path)] == ["first", "second"]
+
+
 def test_run_directory_that_cannot_be_made_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     log = EventLog(tmp_path / "file", "a")
@@ -206,13 +238,6 @@ def test_read_leaves_out_one_torn_last_line_of_each_file(tmp_path: Path) -> None
     _file(tmp_path, _line() + _line()[:-1], "a")
     _file(tmp_path, _line(worker="b") + '{"v":1', "b")
     assert [record["worker"] for record in read(tmp_path)] == ["a", "b"]
-
-
-def test_read_merged_orders_workers_by_time(tmp_path: Path) -> None:
-    _file(tmp_path, _line(time=1) + _line(time=3))
-    _file(tmp_path, _line(time=2, worker="b"), "b")
-    assert [record["time"] for record in read(tmp_path)] == [1, 3, 2]
-    assert [record["time"] for record in read(tmp_path, merged=True)] == [1, 2, 3]
 
 
 def test_read_yields_unknown_kinds_and_extra_fields(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,24 @@ def test_note_of_another_process_replaces_the_one_before(tmp_path: Path) -> None
     Note(tmp_path).begin(0, 1, [(0, 8)])
     Note(tmp_path)
     assert read(path_of(tmp_path, 0)) == Noted(-1, 0, False, (), 0, 0.0, False)
+
+
+def test_note_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root can mount a file system of a limited size")
+    try:
+        (tmp_path / "other").write_bytes(bytes(4096))
+        child = os.fork()
+        if not child:
+            try:
+                Note(tmp_path)
+            except OSError as error:
+                os._exit(error.errno or 0)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == errno.ENOSPC << 8
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_note_with_more_ranges_than_fit_keeps_the_first_and_their_number(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,14 @@ def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
         launcher(**changes)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=message):
             run_directory.order(tmp_path, 3)
+
+
+def test_orders_that_are_given_at_the_same_time_all_count(tmp_path: Path) -> None:
+    mine = run_directory.this_launcher(["x"], max_workers=8, local=True)
+    run_directory.write_launcher(tmp_path, mine)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: run_directory.order(tmp_path, 2), range(40)))
+    assert sorted(order.number for order in made) == list(range(1, 41))
 
 
 def test_directory_of_a_run_that_goes_on_is_not_taken(tmp_path: Path) -> None:

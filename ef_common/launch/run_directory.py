@@ -12,11 +12,13 @@ Files, and no connection: whoever may write there may scale, and nothing listens
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -181,7 +183,7 @@ def read_launcher(run_dir: Path) -> Launcher | None:
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:
     """For the launcher."""
-    _write(run_dir / _LAUNCHER, asdict(launcher))
+    write_whole(run_dir / _LAUNCHER, asdict(launcher))
 
 
 def read_order(run_dir: Path) -> Order | None:
@@ -210,14 +212,29 @@ def order(run_dir: Path, num_workers: int) -> Order:
             f"this run can have 1 to {launcher.max_workers} workers (the number behind the colon of --nnodes). "
             f"Received: {num_workers}"
         )
-    before = read_order(run_dir)
-    made = Order((before.number if before else 0) + 1, num_workers)
-    _write(run_dir / _WANTED, asdict(made))
+    with _locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
+        before = read_order(run_dir)
+        made = Order((before.number if before else 0) + 1, num_workers)
+        write_whole(run_dir / _WANTED, asdict(made))
     return made
 
 
-def _write(path: Path, value: object) -> None:
-    """At once, or not at all."""
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, value: object) -> None:
+    """Write JSON so that readers find all of it, or what was there before."""
     beside = path.with_name(f".{path.name}-{os.getpid()}")
-    beside.write_text(json.dumps(value))
-    beside.replace(path)
+    try:
+        beside.write_text(json.dumps(value))
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

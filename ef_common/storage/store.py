@@ -456,7 +456,8 @@ def _complete(file: Any) -> None:
 
 def _sync_folders(path: str, *, upto: str) -> None:
     """Have the name of a file on the disk, and those of its folders: a power cut may otherwise lose what is in it."""
-    while path != os.path.dirname(upto):
+    last = os.path.dirname(upto or "/")  # the root of a file system is "" here
+    while path != last:
         path = os.path.dirname(path)
         try:
             number = os.open(path, os.O_RDONLY)

@@ -33,6 +33,7 @@ NAMES = (
     "forward_step",
     "checkpoint",
     "run_start",
+    "import_time",
     "checkpoint_keras",
     "checkpoint_shares",
 )

@@ -19,7 +19,7 @@ import pytest
 import xxhash
 
 from ef_common.errors import AlreadyExists, NotFound, StorageFailed, UsageError
-from ef_common.storage.store import Entry, Store, _make_parents
+from ef_common.storage.store import Entry, Store, _make_parents, _sync_folders
 from tests.storage.ceph import KEYS, Ceph
 from tests.storage.conftest import BUCKET, Place
 
@@ -252,6 +252,12 @@ def test_create_has_the_name_on_the_disk_too(has_links: bool, tmp_path: Path, mo
     Store(str(tmp_path / "root")).create("a/b", b"first")
     folders = [tmp_path / "root" / "a", tmp_path / "root", tmp_path]
     assert synced[-3:] == [(str(folder), True) for folder in folders]
+
+
+@pytest.mark.parametrize("root", ["", "/"])
+def test_names_are_on_the_disk_up_to_the_root_of_the_file_system(root: str, tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    _sync_folders(str(tmp_path / "a"), upto=root)
 
 
 def test_create_passes_through_folders_that_it_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
