@@ -14,6 +14,7 @@ DEMO := .venv/.installed-demo
 TEST := .venv/.installed-test
 DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
+BROWSER := .venv/.installed-browser
 LOGGERS := .venv/.installed-loggers
 NOTEBOOK := .venv/.installed-notebook
 PEERS_TEST := .venv/.installed-peers
@@ -53,10 +54,10 @@ demo-keras: $(HOROVOD)
 	@$(BIN)/elasticflow demo --framework=keras --run-dir=build/demo-keras
 
 # Which tests belong to which tier: see tests/tiers.
-test: $(HOROVOD)
+test: $(HOROVOD) $(BROWSER)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(HOROVOD) $(LOGGERS) $(JAX) $(NOTEBOOK)
+test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(JAX) $(NOTEBOOK)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # Keras's are in its wheel. PEERS names some of them: PEERS=tests_pytorch/callbacks (relative to the folder `tests` of
@@ -164,6 +165,10 @@ $(DEV): $(TEST)
 $(DOCS): $(TEST)
 	$(call install,docs)
 	@touch $@
+
+# 50 MB, where there is a browser for it (Debian's chromium): else the tests in a browser are skipped, and say so.
+$(BROWSER): $(TEST)
+	@if command -v chromium >/dev/null; then $(INSTALL) playwright && touch $@; fi
 
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
 $(LOGGERS): $(TEST)

@@ -106,6 +106,51 @@ def audit(run: Path | None, as_json: bool) -> None:
     sys.exit(0 if report.ok else 1)
 
 
+@main.command()
+@_run
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file. Default: RUN/report.html."
+)
+@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a picture (needs matplotlib).")
+@click.option("--audit/--no-audit", "audits", default=True, help="Audit the run. Default: yes.")
+@_as_json
+def report(run: Path | None, output: Path | None, png: Path | None, audits: bool, as_json: bool) -> None:
+    """Write a report of RUN: one HTML file that a browser shows without a network.
+
+    RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs. The report
+    shows the outcome, the goodput and the audit; workers, samples per second, loss, batch, learning rate and what each
+    change has cost over time; what each process did; and tables of the changes, checkpoints and warnings.
+    """
+    from ef_common.events import finite
+    from ef_common.launch import run_directory
+    from ef_common.report.page import page
+    from ef_common.report.timeline import snapshot_of
+
+    with _refusing("report"):
+        place = run or run_directory.newest()
+        snapshot = snapshot_of(place, audited=audits)
+        if as_json:
+            click.echo(json.dumps(finite(snapshot)))
+            return
+        target = output or place / "report.html"
+        _write(target, page(snapshot).encode())
+        click.echo(f"The report is in {target}")
+        if png is not None:
+            from ef_common.report.image import picture
+
+            _write(png, picture(snapshot))
+            click.echo(f"The picture is in {png}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    from ef_common.errors import UsageError
+
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write the file: {error.strerror}. Received: {path}") from None
+
+
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_file)
 def run(arguments: tuple[str, ...]) -> None:
@@ -189,12 +234,22 @@ def stop(run: Path | None, kill: bool) -> None:
 @main.command()
 @_run
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
+@click.option("--serve", is_flag=True, help="Serve a live page for browsers, and /metrics for Prometheus.")
+@click.option(
+    "--address", metavar="HOST:PORT", default="127.0.0.1:8642", show_default=True, help="Where to serve them."
+)
 @_as_json
-def status(run: Path | None, once: bool, as_json: bool) -> None:
+def status(run: Path | None, once: bool, serve: bool, address: str, as_json: bool) -> None:
     """Show the state of RUN: workers, progress, speed, what has changed, and the outcome of a run that has ended.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
+
+    With --serve, the live page has a key that follows from the job's token, if that is in ELASTICFLOW_TOKEN. It must be
+    there to serve on an address that other machines reach.
     """
+    if serve:
+        _serve(run, address)
+        return
     from rich.console import Console
     from rich.live import Live
 
@@ -220,6 +275,22 @@ def status(run: Path | None, once: bool, as_json: bool) -> None:
                 if ended:
                     return
                 time.sleep(0.5)
+
+
+def _serve(run: Path | None, address: str) -> None:
+    from ef_common.control.sockets import parse_address
+    from ef_common.launch import run_directory
+    from ef_common.launch.environment import read_environment
+
+    try:
+        from ef_common.report.serve import Server
+    except ImportError as error:
+        click.echo(f"elasticflow status --serve needs pip install 'elasticflow-training[live]': {error}", err=True)
+        sys.exit(2)
+    with _refusing("status"), suppress(KeyboardInterrupt):
+        place, token = run or run_directory.newest(), read_environment().token
+        server = Server(place, parse_address(address, what="--address"), token=token)
+        server.run(on_start=lambda: click.echo(f"{place} is shown at {server.url} until Ctrl-C"))
 
 
 @main.command()

@@ -9,8 +9,10 @@ Position lists are half-open ranges, ``[[start, stop], ...]``.
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -31,6 +33,7 @@ Record = dict[str, Any]
 
 _ENVELOPE = frozenset({"v", "time", "worker", "kind"})
 _INT_LIMIT = 1 << 62  # the audit computes in int64
+_CHUNK_BYTES = 1 << 16
 _logger = logging.getLogger(__name__)
 
 
@@ -144,7 +147,7 @@ class EventLog:
         try:
             line = _encode(record)
         except ValueError:
-            line = _encode(_finite(record))
+            line = _encode(finite(record))
         data = f"{line}\n".encode()
         if len(data) > MAX_LINE_BYTES:
             self._drop_oversized(kind, len(data))
@@ -227,26 +230,64 @@ class Follower:
 
     Args:
         run_dir: Directory of the run.
+        checked: Check events field by field, as `read` does.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, checked: bool = False) -> None:
         self._run_dir = Path(run_dir)
+        self._parse = _checked if checked else _unchecked
         self._read: dict[Path, int] = {}
 
-    def news(self) -> list[Record]:
-        """Events that were not returned before, in the order of time, unchecked.
+    def news(self) -> Iterator[Record]:
+        """Yield events that were not yielded before.
 
-        A line that is still being written comes the next time.
+        Each worker's come in the order of its file, and all of them in the order of time. They are read as they are
+        asked for, so that the log of a long run needs little memory: 64 KiB for each worker. A line that is still being
+        written comes the next time.
+
+        Raises:
+            EventLogError: A line is no JSON object with a time, or an event is malformed; names the file.
         """
-        return sorted(self._read_on(), key=lambda record: float(record["time"]))
+        files = sorted((self._run_dir / "events").glob("*.jsonl"))
+        return heapq.merge(*map(self._read_on, files), key=_time_of)
 
-    def _read_on(self) -> Iterator[Record]:
-        for path in sorted((self._run_dir / "events").glob("*.jsonl")):
+    def _read_on(self, path: Path) -> Iterator[Record]:
+        size = _CHUNK_BYTES
+        while True:
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
-                whole, newline, _ = file.read().rpartition(b"\n")
-            self._read[path] = self._read.get(path, 0) + len(whole) + len(newline)
-            yield from map(json.loads, whole.splitlines())
+                data = file.read(size)
+            whole, newline, _ = data.rpartition(b"\n")
+            if not newline:
+                if len(data) > MAX_LINE_BYTES:
+                    raise EventLogError(f"{path}: a line is longer than {MAX_LINE_BYTES} bytes")
+                if len(data) < size:
+                    return
+                size *= 2  # one line is longer
+                continue
+            for line in whole.split(b"\n"):
+                self._read[path] = self._read.get(path, 0) + len(line) + 1
+                yield self._parse(line, path)
+
+
+def _time_of(record: Record) -> float:
+    return float(record["time"])
+
+
+def _checked(line: bytes, path: Path) -> Record:
+    try:
+        return _parse(line, path)
+    except (ValueError, RecursionError) as error:
+        raise EventLogError(f"{path}: {error}") from error
+
+
+def _unchecked(line: bytes, path: Path) -> Record:
+    try:
+        record: Record = json.loads(line)
+        _time_of(record)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise EventLogError(f"{path}: a line is no event: {line[:100]!r}") from error
+    return record
 
 
 def _path_of(run_dir: Path, worker: str) -> Path:
@@ -274,14 +315,14 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circul
 _encode = _ENCODER.encode
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Copy a record with null for every float that is not finite."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if hasattr(value, "tolist"):
-        return _finite(value.tolist())
+        return finite(value.tolist())
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
@@ -355,7 +396,7 @@ def _integer(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return _integer(value) or (type(value) is float and math.isfinite(value))  # JSON's 1e999 becomes infinite
 
 
 def _text_or_null(value: Any) -> bool:

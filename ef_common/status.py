@@ -11,7 +11,7 @@ from typing import Any
 
 from ef_common.events import Follower
 from ef_common.launch.run_directory import Launcher, read_launcher
-from ef_common.story import duration, in_words
+from ef_common.story import GOODBYE, duration, in_words
 from ef_common.terminal import num_workers
 
 SPEED_S = 10.0
@@ -71,14 +71,33 @@ class Change:
     Args:
         time: In seconds since the epoch.
         text: In words.
+        kind: Of the event.
+        worker: Whose event it is.
         generation: Of the view, if it is one.
         pause_s: So long training has paused for it.
+        before: Members of the view before it.
+        after: Members of this view.
+        reason: Why there is this view.
+        dealt_again: Positions of its lost workers that were dealt again.
+        batch: Global batch size before and after it, if that has changed.
     """
 
     time: float
     text: str
+    kind: str = ""
+    worker: str = ""
     generation: int = 0
     pause_s: float = 0.0
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    reason: str = ""
+    dealt_again: int = 0
+    batch: tuple[int, int] | None = None
+
+    @property
+    def ends(self) -> bool:
+        """It is a view of the end, when one worker's program ends after the other."""
+        return GOODBYE in self.reason
 
     def __str__(self) -> str:
         return f"{self.text}; training paused for {duration(self.pause_s)}" if self.pause_s else self.text
@@ -99,12 +118,14 @@ class Status:
         num_epochs: How many there are, if the log says so.
         length: Positions of the epoch; None if that is not known.
         num_done: Of these, those that are trained.
+        num_dealt_again: Positions of lost workers that were dealt again.
         global_batch_size: Samples of an update, once the log says so.
         lr_scale: Factor of the learning rate, once the log says so.
         checkpoint: The record of the newest one.
         latest: The newest event that is no change.
         changes: The newest of them.
         on_news: Called with each of both as it is read.
+        counted: Number of the training, and its update, up to which positions are counted.
     """
 
     run_dir: Path
@@ -122,11 +143,14 @@ class Status:
     latest: Change | None = None
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=_NUM_CHANGES))
     num_changes: int = 0
+    num_dealt_again: int = 0
     paused_s: float = 0.0
     on_news: Callable[[Change], None] = lambda change: None
     _positions: _Speed = field(default_factory=_Speed)
     _before: tuple[str, ...] = ()  # members of the view before the newest one
-    _counted: tuple[int, int] = (1, 0)  # training and step up to which positions are counted
+    counted: tuple[int, int] = (1, 0)
+    _view: Change | None = None  # the newest view
+    _rolled_back: int = -1  # generation of the newest rollback
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -135,9 +159,10 @@ class Status:
     def update(self) -> None:
         """Read what is new."""
         for record in self._follower.news():
-            self._take(record)
+            self.take(record)
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def take(self, record: dict[str, Any]) -> None:
+        """Take in one event; they come in the order of time."""
         worker = self.workers.setdefault(record["worker"], WorkerStatus())
         worker.time = record["time"]
         match record["kind"]:
@@ -149,8 +174,8 @@ class Status:
                 self._take_epoch(record)
             case "step":
                 self._take_step(worker, record)
-            case "compensation":
-                self.global_batch_size, self.lr_scale = record["global_batch_size"], record.get("lr_scale")
+            case "compensation" if (worker.training, record["step"]) >= self.counted:  # else it comes late
+                self._take_batch(record["global_batch_size"], record.get("lr_scale"))
             case "checkpoint":
                 self.num_checkpoints += 1
                 self.checkpoint = record
@@ -158,10 +183,11 @@ class Status:
                 worker.slow = record["slow"]
             case "training":
                 worker.training = record["number"]
-                if worker.training > self._counted[0]:
+                if worker.training > self.counted[0]:
                     self._begin(worker.training)
-            case "rollback":
-                self._counted = (worker.training, record["step"])
+            case "rollback" if record["generation"] > self._rolled_back:  # each worker tells of it
+                self._rolled_back = record["generation"]
+                self.counted = (worker.training, record["step"])
                 self.num_done = _num(record.get("cursor_positions", ()))
         self._tell(record)
 
@@ -174,17 +200,24 @@ class Status:
             first = not before or begins_anew
             if begins_anew:
                 self._seen.clear()
+                self._rolled_back = -1
                 self._begin(1)
             text = (
                 f"training with {num_workers(len(members))}" if first else in_words(before, members, record["reason"])
             )
             self.generation, self.members = generation, members
             pause_s = 0.0 if first or record["worker"] not in before else pause_s  # a newcomer's wait is no pause
-            self._note(Change(record["time"], text, generation, pause_s))
-            self.num_changes += not first
+            self._view = Change(
+                *(record["time"], text, "view", record["worker"], generation, pause_s),
+                before=() if first else before,
+                after=members,
+                reason=record["reason"],
+            )
+            self._note(self._view)
+            self.num_changes += not first and not self._view.ends
             self.paused_s += pause_s
             return
-        change = next((one for one in reversed(self.changes) if one.generation), None)
+        change = self._view
         if change is None or change.generation != generation or record["worker"] not in self._before:
             return
         if pause_s > change.pause_s:
@@ -193,7 +226,12 @@ class Status:
 
     def _begin(self, training: int) -> None:
         """Epochs and steps are counted from the beginning."""
-        self._counted, self.num_done, self.length = (training, 0), 0, None
+        self.counted, self.num_done, self.length = (training, 0), 0, None
+
+    def _take_batch(self, size: int, scale: float | None) -> None:
+        before, self.global_batch_size, self.lr_scale = self.global_batch_size, size, scale
+        if self._view is not None and before is not None and before != size and self._view.batch is None:
+            self._view.batch = (before, size)
 
     def _take_epoch(self, record: dict[str, Any]) -> None:
         if record["epoch"] != self.epoch or self.length is None:
@@ -204,9 +242,12 @@ class Status:
     def _take_step(self, worker: WorkerStatus, record: dict[str, Any]) -> None:
         worker.step, worker.loss = record["step"], record["loss"]
         worker.speed.count(record["time"], _num(record["mine"]))
-        if (worker.training, record["step"]) <= self._counted:
+        if (worker.training, record["step"]) <= self.counted:
             return  # another worker has told of it
-        self._counted = (worker.training, record["step"])
+        self.counted = (worker.training, record["step"])
+        if self._view is not None:
+            self._view.dealt_again += _num(record["returned"])
+        self.num_dealt_again += _num(record["returned"])
         num_positions = _num(record["committed"])
         self._positions.count(record["time"], num_positions)
         self.num_done = num_positions + (self.num_done if record["epoch"] == self.epoch else 0)
@@ -230,9 +271,9 @@ class Status:
         if key not in self._seen:
             self._seen.add(key)
             if text:
-                self._note(Change(record["time"], text))
+                self._note(Change(record["time"], text, kind, worker))
             else:
-                self.latest = Change(record["time"], routine)
+                self.latest = Change(record["time"], routine, kind, worker)
                 self.on_news(self.latest)
 
     # ------------------------------------------------------------ what follows from it

@@ -91,7 +91,7 @@ class Story:
             return
         if self._change is not None:
             before = self._change.before
-        if "goodbye" in record["reason"]:  # the program has ended in some: what is told is the end of all
+        if GOODBYE in record["reason"]:  # the program has ended in some: what is told is the end of all
             self._change = None
             return
         paused_s = 0.0 if self._change is None else self._change.pause_s
@@ -147,6 +147,8 @@ def _some(record: dict[str, Any], *names: str) -> dict[str, Any]:
 
 PLANNED = "planned"
 """So the reason begins of a view without those that have left as asked."""
+GOODBYE = "goodbye"
+"""This word is in the reason of a view without those whose program has ended."""
 
 
 def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED) -> str:
@@ -154,9 +156,9 @@ def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED)
     come, lost = _differences(before, after)
     parts = [f"{_named(come)} joined"] if come else []
     if lost:
-        left = reason.startswith(PLANNED)
-        why = "" if left or "(" not in reason else f" ({reason.partition('(')[2].rpartition(')')[0]})"
-        parts.append(f"{_named(lost)} left" if left else f"{_named(lost)} {_was(lost)} lost{why}")
+        why = f" ({reason.partition('(')[2].rpartition(')')[0]})" if "(" in reason else ""
+        left = "left" if reason.startswith(PLANNED) else "ended with the program" if GOODBYE in reason else ""
+        parts.append(f"{_named(lost)} {left or f'{_was(lost)} lost{why}'}")
     if not parts:
         parts = ["the connections between them were built again"]
     return f"{len(before)} → {num_workers(len(after))}: {', '.join(parts)}"

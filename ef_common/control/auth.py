@@ -71,6 +71,11 @@ def coordinator_proof(token: Token | None, *, client_nonce: str, server_nonce: s
     return _proof(token, "coordinator", client_nonce, server_nonce)
 
 
+def page_key(token: Token) -> str:
+    """Key of the job's live page: HMAC(token, "page"). It is sent, unlike the token, and only shows the page."""
+    return _proof(token, "page")[:32]
+
+
 def proves(expected: str, received: str) -> bool:
     """Compare two proofs in constant time."""
     return hmac.compare_digest(expected.encode(), received.encode())

@@ -6,6 +6,7 @@ As SVG, and in characters for a terminal.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
@@ -69,7 +70,7 @@ class Picture:
         EventLogError: No worker has completed a step.
     """
 
-    def __init__(self, records: list[dict[str, Any]]) -> None:
+    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
         self._by_id: dict[str, Worker] = {}
         self._views: dict[int, dict[str, Any]] = {}
         self._pauses: dict[int, float] = {}

@@ -20,6 +20,8 @@ from ef_common.control import wire
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import InvalidCheckpoint, NewerFormat, ProtocolError
 from ef_common.events import EventLogError, read
+from ef_common.report.page import embedded
+from ef_common.report.timeline import snapshot_of
 from ef_common.storage import manifest as manifests
 from ef_common.storage.manifest import Manifest, StoredFile
 from tests.control.test_wire import FROM_COORDINATOR, FROM_WORKER
@@ -82,6 +84,15 @@ def _events(data: bytes) -> None:
         audit(folder)
 
 
+def _report(data: bytes) -> None:
+    """The reader, and the page of what it has let pass."""
+    folder = Path(_FOLDER.name)
+    (folder / "events").mkdir(exist_ok=True)
+    (folder / "events" / f"{_NAME}.jsonl").write_bytes(data)
+    with contextlib.suppress(EventLogError):
+        embedded(snapshot_of(folder, audited=False))
+
+
 def _state(data: bytes) -> None:
     """A header, with enough behind it."""
     for codec in (ARRAYS, TENSORS):
@@ -110,6 +121,9 @@ def _log() -> bytes:
         run.evaluation(_NAME)
         run.log(_NAME, "rollback", generation=1, step=1, epoch=0)
         run.log(_NAME, "weights", step=2, hash="0f")
+        run.log(_NAME, "straggler", slow=True, ratio=0.5, waiting=0.5)
+        run.log(_NAME, "checkpoint", id="c", step=2, seconds=0.5, bytes=10)
+        run.log(_NAME, "compensation", step=2, rule="", reference_batch_size=8, global_batch_size=4, ramp_steps=0)
         return (Path(folder) / "events" / f"{_NAME}.jsonl").read_bytes()
 
 
@@ -130,6 +144,7 @@ TARGETS = {
     ),
     "manifest": Target(_manifest, [_FOUND.encode(), json.dumps(json.loads(_FOUND.encode())["manifest"]).encode()]),
     "events": Target(_events, [_log(), *_log().splitlines(keepends=True)]),
+    "report": Target(_report, [_log(), *_log().splitlines(keepends=True)]),
     BROKEN: Target(_broken, [b'{"step": 1}']),
     "state": Target(_state, [ARRAYS.encode(_TREE)[0], TENSORS.encode({**_TREE, "d": torch.float16})[0]]),
 }

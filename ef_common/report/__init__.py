@@ -1,0 +1,1 @@
+"""A run over time: as one HTML file (`elasticflow report`), as a live page and as metrics (`status --serve`)."""
