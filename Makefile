@@ -16,6 +16,7 @@ DEV := .venv/.installed-dev
 HOROVOD := .venv/.installed-horovod
 BROWSER := .venv/.installed-browser
 LOGGERS := .venv/.installed-loggers
+NOTEBOOK := .venv/.installed-notebook
 PEERS_TEST := .venv/.installed-peers
 JAX := .venv/.installed-jax
 DOCS := .venv/.installed-docs
@@ -46,17 +47,17 @@ help:
 
 demo: $(DEMO)
 	@rm -rf build/demo
-	@$(BIN)/python examples/03-kill-and-join/demo.py --run-dir build/demo
+	@$(BIN)/elasticflow demo --run-dir=build/demo
 
 demo-keras: $(HOROVOD)
 	@rm -rf build/demo-keras
-	@$(BIN)/python examples/03-kill-and-join/demo.py --framework keras --run-dir build/demo-keras
+	@$(BIN)/elasticflow demo --framework=keras --run-dir=build/demo-keras
 
 # Which tests belong to which tier: see tests/tiers.
 test: $(HOROVOD) $(BROWSER)
 	@$(BIN)/python -B -m tests.tiers run fast --part="$(PART)"
 
-test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(JAX)
+test-all: $(HOROVOD) $(BROWSER) $(LOGGERS) $(JAX) $(NOTEBOOK)
 	@$(BIN)/python -B -m tests.tiers run all --part="$(PART)"
 
 # Keras's are in its wheel. PEERS names some of them: PEERS=tests_pytorch/callbacks (relative to the folder `tests` of
@@ -172,6 +173,11 @@ $(BROWSER): $(TEST)
 # Weights & Biases, MLflow and Comet, 200 MB: without them, their cases are skipped.
 $(LOGGERS): $(TEST)
 	$(call install,loggers)
+	@touch $@
+
+# A kernel of Jupyter's, 60 MB: without it, the test of the notebook is skipped.
+$(NOTEBOOK): $(TEST)
+	$(call install,notebook)
 	@touch $@
 
 # 350 MB: without it, the cases of Keras on JAX are skipped.

@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ef_common import __version__
+from ef_common.terminal import mark
 
 if TYPE_CHECKING:
     from ef_common.status import Change
@@ -101,8 +102,7 @@ def audit(run: Path | None, as_json: bool) -> None:
         }
         click.echo(json.dumps({"ok": report.ok, "properties": properties}))
     else:
-        for found in report.properties:
-            click.echo(f"{_mark(found.ok, checked=found.checked)} {found.name}: {found.detail}")
+        click.echo(report)
     sys.exit(0 if report.ok else 1)
 
 
@@ -164,6 +164,35 @@ def run(arguments: tuple[str, ...]) -> None:
         click.echo(f"elasticflow run needs torch (pip install 'elasticflow-training[torch]'): {error}", err=True)
         sys.exit(2)
     sys.exit(run_job(list(arguments)))
+
+
+@main.command()
+@click.option(
+    "--framework",
+    type=click.Choice(["lightning", "keras"]),
+    default="lightning",
+    show_default=True,
+    help="The framework of the program that trains.",
+)
+@click.option("--workers", type=click.IntRange(2, 8), default=3, show_default=True, help="How many workers train.")
+@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Default: a new one, as for `run`.")
+@click.option("--limit-s", type=float, default=300.0, show_default=True, help="Give up after so many seconds.")
+def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> None:
+    """Train a small network, kill one of its workers, let a new one join, and check that nothing was lost.
+
+    It takes about a minute, needs no data, and ends with the accuracy, the audit and a picture of what happened.
+    The exit status is 0 if one worker was lost, one has joined, and the audit finds nothing wrong.
+    """
+    import signal
+
+    from ef_common.demo import play
+
+    signal.signal(signal.SIGTERM, play.end_at_once)
+    try:
+        with _refusing("demo"):
+            sys.exit(play.run(framework, workers=workers, run_dir=run_dir, limit_s=limit_s))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 @main.command("list")
@@ -350,7 +379,7 @@ def build_horovod(force: bool, install: bool) -> None:
             building.install(wheel, say=click.echo)
             for framework in building.frameworks():
                 prove(framework)
-                click.echo(f"{_mark(True)} two processes have summed with Horovod for {framework}")
+                click.echo(f"{mark(True)} two processes have summed with Horovod for {framework}")
     except ElasticFlowError as error:
         click.echo(f"elasticflow horovod build: {error}", err=True)
         sys.exit(1)
@@ -408,15 +437,6 @@ def completion(shell: str) -> None:
     if script is None:  # another click
         raise click.UsageError(f"click has no completion for it. Received: {shell}")
     click.echo(script(main, {}, "elasticflow", "_ELASTICFLOW_COMPLETE").source())
-
-
-def _mark(ok: bool, *, checked: bool = True) -> str:
-    mark, plain = ("✗", "FAIL") if not ok else ("✓", "ok  ") if checked else ("–", "?   ")
-    try:
-        mark.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return plain
-    return mark
 
 
 if __name__ == "__main__":

@@ -87,6 +87,21 @@ def num_workers(number: int) -> str:
     return f"{number} worker{'' if number == 1 else 's'}"
 
 
+def mark(ok: bool, *, checked: bool = True) -> str:
+    """A tick, a cross, or a dash for what was not checked; in letters where stdout has no such characters."""
+    sign, plain = ("✗", "FAIL") if not ok else ("✓", "ok  ") if checked else ("–", "?   ")
+    return sign if can_print(sign) else plain
+
+
+def can_print(text: str) -> bool:
+    """Whether the encoding of stdout has these characters."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def outlive_reader() -> None:
     """Go on without output when its reader is gone, as after Ctrl-C in `elasticflow run … | tee log`.
 

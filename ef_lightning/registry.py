@@ -31,7 +31,7 @@ def strategy_for(host_name: str) -> type[ElasticMixin]:
     namespace = {
         "host": host,
         "__doc__": ElasticMixin.__doc__,
-        "__module__": ElasticMixin.__module__,
+        "__module__": "ef_lightning",  # where `pickle` finds it by its name
         "__reduce__": lambda self: (_new_strategy, (host_name,), self.__getstate__()),
     }
     strategy = type("ElasticFlowStrategy", (ElasticMixin, base), namespace)

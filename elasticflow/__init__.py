@@ -3,8 +3,8 @@
 >>> import elasticflow as ef
 >>> ef.train(model, forward, data=(x, y), epochs=10)    # doctest: +SKIP
 
-A user writes a model and a `forward` that returns the cost. This module is a table of contents: it imports nothing
-but what is asked for.
+A user writes a model and a `forward` that returns the cost. `launch` runs any function that trains in several workers,
+from a script or a notebook. This module is a table of contents: it imports nothing but what is asked for.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ef_common import __version__ as __version__
+    from ef_common.audit import audit
     from ef_common.core.compensation import Compensation, Rule
     from ef_common.core.retention import Retention
     from ef_common.data.checkpointer import Checkpointing
+    from ef_common.launch.function import Launched, launch
     from ef_common.program.parts import Model
     from ef_common.program.result import Result
 
-__all__ = ["train", "Result", "Compensation", "Checkpointing", "Retention"]
+__all__ = ["train", "launch", "audit", "Result", "Launched", "Compensation", "Checkpointing", "Retention"]
 
 _CONTENTS = {
     "__version__": "ef_common",
+    "audit": "ef_common.audit",
+    "launch": "ef_common.launch.function",
     "Result": "ef_common.program.result",
+    "Launched": "ef_common.launch.function",
     "Compensation": "ef_common.core.compensation",
     "Checkpointing": "ef_common.data.checkpointer",
     "Retention": "ef_common.core.retention",

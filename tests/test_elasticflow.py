@@ -24,7 +24,8 @@ HEAVY = (
 
 
 def test_contents() -> None:
-    assert elasticflow.__all__ == ["train", "Result", "Compensation", "Checkpointing", "Retention"]
+    settings = ["Compensation", "Checkpointing", "Retention"]
+    assert elasticflow.__all__ == ["train", "launch", "audit", "Result", "Launched", *settings]
     assert dir(elasticflow) == sorted([*elasticflow.__all__, "__version__"])
     assert all(getattr(elasticflow, name) is not None for name in elasticflow.__all__)
     assert elasticflow.Result is Result

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ef_common.terminal import mark
+
 __all__ = ["Property", "Report", "Violation"]
 
 
@@ -44,6 +46,9 @@ class Property:
         """Whether it does not fail."""
         return self.violation is None
 
+    def __str__(self) -> str:
+        return f"{mark(self.ok, checked=self.checked)} {self.name}: {self.detail}"
+
     @classmethod
     def not_recorded(cls, name: str, detail: str) -> Property:
         """Return a property that the log tells nothing of, and why."""
@@ -65,6 +70,9 @@ class Report:
     def ok(self) -> bool:
         """Whether no property fails."""
         return all(found.ok for found in self.properties)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.properties))
 
     def __getitem__(self, name: str) -> Property:
         """Return the property of this name."""

@@ -70,7 +70,7 @@ def start_coordinator(
     heartbeat_timeout_s: float,
     hang_timeout_s: float | None,
     log: Path | None = None,
-) -> Address:
+) -> tuple[Address, int]:
     """Start one, and leave it to itself.
 
     Args:
@@ -82,7 +82,7 @@ def start_coordinator(
         log: File for its log; without one there is none.
 
     Returns:
-        Where it listens.
+        Where it listens, and the id of its process.
 
     Raises:
         CoordinatorLost: It did not start.
@@ -100,13 +100,14 @@ def start_coordinator(
             start_new_session=True,
         )
     answer, _ = process.communicate(json.dumps(asdict(order)).encode())
-    if process.returncode != 0 or not answer.strip().isdigit():
+    if process.returncode != 0 or not answer:
         raise CoordinatorLost(f"the process of the coordinator did not start (status {process.returncode})")
-    return host, int(answer)
+    port, pid = map(int, answer.split())
+    return (host, port), pid
 
 
 def main() -> None:
-    """Body of the process: the order comes by standard input, the port goes to standard output."""
+    """Body of the process: the order comes by standard input, port and process id go to standard output."""
     order = Order(**json.load(sys.stdin))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     told, tell = os.pipe()
@@ -117,7 +118,7 @@ def main() -> None:
     os.setsid()
     coordinator = order.carry_out()
     coordinator.start()
-    os.write(tell, b"%d" % coordinator.address[1])
+    os.write(tell, b"%d %d" % (coordinator.address[1], os.getpid()))
     os.close(tell)
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -126,10 +127,10 @@ def main() -> None:
 
 
 def _wait_for_child(told: int) -> None:
-    """In the parent: pass the port on, and end, so that the child is nobody's."""
-    port = os.read(told, 16)
-    os.write(1, port)
-    os._exit(0 if port else 1)
+    """In the parent: pass the answer on, and end, so that the child is nobody's."""
+    answer = os.read(told, 64)
+    os.write(1, answer)
+    os._exit(0 if answer else 1)
 
 
 def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_s: float) -> None:

@@ -248,7 +248,7 @@ class _Search:
         """Start the coordinator; tell of it when all are there, so that they come to the first view together."""
         secret = self.environment.token is not None
         token = self.environment.token or Token(secrets.token_hex(16))
-        address = start_coordinator(
+        address, _ = start_coordinator(
             self.store.own_host(),
             token,
             Settings(last_call_s=LAST_CALL_S),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -40,6 +39,7 @@ from ef_common.control.auth import Token
 from ef_common.control.sockets import LOOPBACK, format_address
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch import environment, run_directory
+from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
@@ -57,7 +57,6 @@ EXCUSED = os.EX_TEMPFAIL
 """Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say."""
 INTERRUPTED = KILLED + signal.SIGINT
 _LOOK_S = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -160,11 +159,27 @@ def main(argv: list[str]) -> int:
         if options.checkpoint:
             os.environ[environment.CHECKPOINT] = options.checkpoint
         launcher = run_directory.this_launcher(script, max_workers=options.max_nodes, local=options.local)
-        with _Agents(options) as agents:
-            return _Supervisor(options, run_dir, agents, launcher).run()
+        with _listening() as signals, _Agents(options) as agents:
+            return _Supervisor(options, run_dir, agents, launcher, signals).run()
     except (UsageError, CoordinatorLost) as error:
         say(str(error), color="red")
         return 2
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM down, in place of ending by them."""
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Agents:
@@ -187,6 +202,7 @@ class _Agents:
         self._replaced: set[int] = set()
         self._max_restarts = 0
         self._told: set[psutil.Process] = set()
+        self._coordinator: psutil.Process | None = None
 
     def __enter__(self) -> _Agents:
         if self._options.local:
@@ -195,6 +211,9 @@ class _Agents:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        if self._coordinator is not None:  # by itself it would wait for other workers
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._coordinator.terminate()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _prepare_local_job(self) -> None:
@@ -206,13 +225,15 @@ class _Agents:
         os.environ[environment.TOKEN] = token.secret
         if options.num_workers > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers of a node
-        address = start_coordinator(
+        address, pid = start_coordinator(
             LOOPBACK,
             token,
             replace(given.settings, start_nodes=options.num_workers),
             heartbeat_timeout_s=given.heartbeat_timeout_s,
             hang_timeout_s=given.hang_timeout_s,
         )
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._coordinator = psutil.Process(pid)
         self._args.rdzv_endpoint = format_address(address)
         self._args.rdzv_conf = ",".join(filter(None, (self._args.rdzv_conf, "is_host=0", "stands_in=1")))
         self._args.nnodes = f"{options.min_nodes}:{options.max_nodes}"  # for the standbys, which the agents host
@@ -233,7 +254,7 @@ class _Agents:
             notes = self._directory / str(len(self._processes))
             notes.mkdir()
         process = multiprocessing.get_context("fork").Process(
-            target=_run_agent, args=(self._args, device, notes, self._options.local)
+            target=_run_agent, args=(self._args, device, notes, self._options.local, os.getpid())
         )
         sys.stdout.flush()
         sys.stderr.flush()
@@ -351,16 +372,16 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
         return []
 
 
-def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local: bool) -> None:
+def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local: bool, launcher: int) -> None:
     """Body of an agent's process."""
     if local:  # the launcher tells of what its agents have seen, once
         for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[environment.NOTES] = str(notes)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    end_with_parent(signal.SIGTERM, launcher)
     if device is not None:
         names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         os.environ["CUDA_VISIBLE_DEVICES"] = names.split(",")[device]
@@ -390,26 +411,29 @@ class _Supervisor:
         run_dir: Directory of the run.
         agents: What it supervises.
         launcher: What others read of it.
+        signals: Those that have come to this process.
     """
 
-    def __init__(self, options: Options, run_dir: Path, agents: _Agents, launcher: Launcher) -> None:
+    def __init__(
+        self, options: Options, run_dir: Path, agents: _Agents, launcher: Launcher, signals: list[int]
+    ) -> None:
         self._options = options
         self._run_dir = run_dir
         self._agents = agents
         self._launcher = launcher
-        self._signals: list[int] = []
+        self._signals = signals
 
     def run(self) -> int:
         """Returns the exit status."""
-        with self._listening():
-            say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
-            for _ in range(self._options.num_workers if self._options.local else 1):
+        say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
+        for _ in range(self._options.num_workers if self._options.local else 1):
+            if not self._signals:
                 self._agents.start()
-            self._tell()
-            try:
-                self._supervise()
-            finally:
-                self._tell(state="ended", outcome=self._outcome)
+        self._tell()
+        try:
+            self._supervise()
+        finally:
+            self._tell(state="ended", outcome=self._outcome)
         return self._status()
 
     def _supervise(self) -> None:
@@ -420,18 +444,6 @@ class _Supervisor:
             if had_ended and not self._agents.alive and not waits:
                 return
             time.sleep(_LOOK_S)
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals.append(number)
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @property
     def _replaces(self) -> bool:

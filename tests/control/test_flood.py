@@ -16,7 +16,7 @@ import pytest
 from ef_common.control import wire
 from ef_common.control.auth import Token
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
-from ef_common.control.sockets import LOOPBACK, Address
+from ef_common.control.sockets import LOOPBACK
 from ef_common.core.membership import Settings
 from ef_common.core.place import Place
 from ef_common.core.progress import Progress
@@ -38,14 +38,10 @@ class Job:
     """The coordinator's process, and two workers in view 1."""
 
     def __init__(self, join: Callable) -> None:
-        self.address: Address = start_coordinator(
+        self.address, pid = start_coordinator(
             LOOPBACK, TOKEN, Settings(min_nodes=2, last_call_s=0.0), heartbeat_timeout_s=2.0, hang_timeout_s=None
         )
-        (self.process,) = (
-            psutil.Process(connection.pid)
-            for connection in psutil.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.address[1]
-        )
+        self.process = psutil.Process(pid)
         self.workers = [join(self.address, name, TOKEN) for name in ("w0", "w1")]
         for worker in self.workers:
             assert worker.started().client.next_view(0).world_size == 2

@@ -25,9 +25,10 @@ TOKEN = Token("secret")
 @pytest.mark.processes
 def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: Path) -> None:
     limits = {"heartbeat_timeout_s": 7.0, "hang_timeout_s": None}
-    address = start_coordinator("127.0.0.1", TOKEN, Settings(last_call_s=0.0), **limits, log=tmp_path / "log")
+    address, pid = start_coordinator("127.0.0.1", TOKEN, Settings(last_call_s=0.0), **limits, log=tmp_path / "log")
     (process,) = [p for p in psutil.process_iter() if listens(p, address[1])]
     try:
+        assert process.pid == pid
         assert process.ppid() != os.getpid()
         assert TOKEN.secret not in " ".join(process.cmdline())
         assert os.getsid(process.pid) != os.getsid(0)

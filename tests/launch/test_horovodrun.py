@@ -137,11 +137,11 @@ def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.Monk
     published_before: list[bytes | None] = []
     limits: dict[str, Any] = {}
 
-    def start(host: str, token: Token, settings: Any, **kwargs: Any) -> Address:
+    def start(host: str, token: Token, settings: Any, **kwargs: Any) -> tuple[Address, int]:
         limits.update(kwargs)
         timer = threading.Timer(0.3, come_last)
         timer.start()
-        return host, 5
+        return (host, 5), 6
 
     def come_last() -> None:
         published_before.append(store.get("coordinator"))
@@ -160,7 +160,7 @@ def test_rank_0_begins_when_all_have_come(store: Store, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("given")
 def test_rank_0_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setattr(horovodrun, "start_coordinator", lambda host, *args, **kwargs: (host, 5))
+    monkeypatch.setattr(horovodrun, "start_coordinator", lambda host, *args, **kwargs: ((host, 5), 6))
     join_horovodrun(read_environment({}), gather_s=0.1)
     assert store.get("coordinator")
 

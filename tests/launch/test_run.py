@@ -348,13 +348,16 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
     assert message in text
 
 
+NOBODY = 2**30  # no process has this id
+
+
 def prepared(monkeypatch: pytest.MonkeyPatch, conf: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a local job orders of its coordinator, and its agents' environment."""
     ordered: list[Any] = []
 
     def start(*args: Any, **kwargs: Any) -> tuple[str, int]:
         ordered.extend((args, kwargs))
-        return "127.0.0.1", 5
+        return ("127.0.0.1", 5), NOBODY
 
     monkeypatch.setattr(launcher, "start_coordinator", start)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -137,3 +137,11 @@ def test_copy_of_a_strategy_has_its_settings_and_no_worker(host: str, tmp_path: 
         assert fresh.world_size == 1
     plugin = checkpoint_io_for(TREES[host])()
     assert type(pickled(plugin)) is type(plugin)
+
+
+def test_class_of_the_strategy_is_pickled_by_its_name() -> None:
+    """As it is with a function of a notebook, which refers to it."""
+    import ef_lightning
+
+    again = pickle.loads(pickle.dumps(ef_lightning.ElasticFlowStrategy))  # noqa: S301
+    assert again is ef_lightning.ElasticFlowStrategy

@@ -23,4 +23,7 @@ def model() -> dict[str, object]:
     return {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1)}
 
 
+launched: elasticflow.Launched = elasticflow.launch(print, 1, 2, workers=2, checkpoint="s3://bucket/run")
+holds: bool = elasticflow.audit(launched.run_dir).ok
+
 result: elasticflow.Result = elasticflow.train(model, lambda x, net: net(x).sum(), (torch.zeros(8, 4),), epochs=2)

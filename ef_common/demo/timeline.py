@@ -1,10 +1,14 @@
 """The story of a run, told from its event log alone."""
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import click
 from rich.live import Live
 from rich.table import Table
 
@@ -13,9 +17,18 @@ from ef_common.events import Follower
 COLUMNS = ("time", "event", "world size", "step", "loss", "pause")
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
-    """One line of the table; None where something does not apply."""
+    """One line of the table; None where something does not apply.
+
+    Args:
+        time: Seconds since the beginning.
+        event: What has happened.
+        world_size: Number of workers that train.
+        step: Number of the newest update.
+        loss: Mean over the workers in that step.
+        pause: Seconds for which the training stood still, at most.
+    """
 
     time: float
     event: str
@@ -25,6 +38,7 @@ class Row:
     pause: float | None = None
 
     def cells(self) -> list[str]:
+        """The line, as text."""
         return [
             f"{self.time:5.1f} s",
             self.event,
@@ -39,23 +53,26 @@ class Timeline:
     """Follows the event log of a run.
 
     Every worker logs what it sees, so most events come once from each: the first makes a row, the others can
-    only add to it.
+    only add to it. Workers are numbered in the order in which they start.
 
     Args:
         run_dir: Directory of the run.
-        name_of: Tells a worker's name from its process id.
+
+    Attributes:
+        pids: Process ids of the workers, by name, in the order of their start.
+        members: Names of those that train.
     """
 
-    def __init__(self, run_dir: Path, name_of: Callable[[int], str]):
+    def __init__(self, run_dir: Path) -> None:
         self._follower = Follower(run_dir)
-        self._name_of = name_of
         self._began = time.time()
         self._names: dict[str, str] = {}
         self._members: dict[int, list[str]] = {0: []}  # of each generation
         self._view_rows: dict[int, Row] = {}
         self._losses: list[float] = []
+        self.pids: dict[str, int] = {}
         self.rows: list[Row] = []
-        self.world_size = 0
+        self.members: list[str] = []
         self.epoch = -1
         self.step = 0
         self.first_step = 0  # of this epoch
@@ -78,48 +95,51 @@ class Timeline:
 
     def now(self) -> Row:
         """The line that is still moving."""
-        event = "training" if self.world_size else "importing"
-        return Row(time.time() - self._began, event, self.world_size, self.step, self.loss)
+        event = "training" if self.members else "importing"
+        return Row(time.time() - self._began, event, len(self.members), self.step, self.loss)
 
     def update(self) -> None:
         """Take in what is new in the log."""
         for record in self._follower.news():
-            handle = getattr(self, f"_on_{record['kind']}", None)
-            if handle is not None:
-                handle(record)
+            match record["kind"]:
+                case "start":
+                    name = f"worker {len(self.pids) + 1}"
+                    self._names[record["worker"]], self.pids[name] = name, record["pid"]
+                case "view":
+                    self._take_view(record)
+                case "step":
+                    self._take_step(record)
 
     def _add(self, event: str, at: float) -> Row:
-        row = Row(at - self._began, event, self.world_size, self.step, self.loss)
+        row = Row(at - self._began, event, len(self.members), self.step, self.loss)
         self.rows.append(row)
         return row
 
-    def _on_start(self, record: dict) -> None:
-        self._names[record["worker"]] = self._name_of(record["pid"])
-
-    def _on_view(self, record: dict) -> None:
-        generation, members = record["generation"], record["members"]
+    def _take_view(self, record: dict[str, Any]) -> None:
+        generation = record["generation"]
         before = self._members[max(g for g in self._members if g < generation)]
         if generation not in self._members:
-            self._members[generation] = members
-            self.world_size = len(members)
-            self._view_rows[generation] = self._add(self._describe(before, members, record["reason"]), record["time"])
+            self._members[generation] = record["members"]
+            self.members = [self._names[worker] for worker in record["members"]]
+            self._view_rows[generation] = self._add(self._describe(before, record), record["time"])
         row = self._view_rows[generation]
         if record["worker"] in before and record["pause_s"] is not None:  # a newcomer's wait is no pause
             row.pause = max(row.pause or 0.0, record["pause_s"])
 
-    def _describe(self, before: list[str], members: list[str], reason: str) -> str:
+    def _describe(self, before: list[str], record: dict[str, Any]) -> str:
+        members = record["members"]
         if not before:
-            return "started"
-        if "goodbye" in reason:  # no loss: at the end of the program somebody is the first to go
-            return ", ".join(f"{self._names[worker]} has ended" for worker in before if worker not in members)
+            return f"started: {', '.join(self.members)}"
         lost = [self._names[worker] for worker in before if worker not in members]
         joined = [self._names[worker] for worker in members if worker not in before]
+        if "goodbye" in record["reason"]:  # no loss: at the end of the program one worker is the first to leave
+            return ", ".join(f"{name} has ended" for name in lost)
         self.num_lost += len(lost)
         self.num_joined += len(joined)
         changes = [f"lost {name}" for name in lost] + [f"joined {name}" for name in joined]
         return ", ".join(changes) or "same workers, new group"
 
-    def _on_step(self, record: dict) -> None:
+    def _take_step(self, record: dict[str, Any]) -> None:
         if record["step"] > self.step:
             self.step, self._losses = record["step"], []
         if record["step"] == self.step and record["loss"] is not None:
@@ -130,22 +150,26 @@ class Timeline:
 
 
 class Display:
-    """Shows a timeline: a live table on a terminal, else one line per event."""
+    """Shows a timeline: a live table on a terminal, else one line per event.
 
-    def __init__(self, timeline: Timeline):
+    Args:
+        timeline: The timeline.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._live = Live(auto_refresh=False)
         self._on_terminal = self._live.console.is_terminal
         self._num_printed = self._num_settled = 0
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Display:
         if self._on_terminal:
             self._live.start()
         else:
             self._print_line(COLUMNS)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._on_terminal:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
@@ -165,8 +189,8 @@ class Display:
 
     @staticmethod
     def _print_line(cells: Sequence[str]) -> None:
-        time, event, *others = cells
-        print(f"{time:>8}  {event:<30}" + "".join(f"{cell:>12}" for cell in others), flush=True)
+        moment, event, *others = cells
+        click.echo(f"{moment:>8}  {event:<36}{''.join(f'{cell:>12}' for cell in others)}".rstrip())
 
     def _table(self, moving: Row | None = None) -> Table:
         table = Table()

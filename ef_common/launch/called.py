@@ -1,0 +1,143 @@
+"""The worker's side of `elasticflow.launch`: `python -m ef_common.launch.called NAME FOLDER DIGEST`.
+
+::
+
+    FOLDER/call             the function and its arguments, pickled by the process that launches
+    FOLDER/raised-PID       the traceback of an exception that has ended a worker
+    FOLDER/returned-RANK    what the function returned there, as JSON
+
+Nothing is unpickled that comes over the network or that others have written: the folder belongs to the user alone, and
+a worker refuses a call whose digest is not that of its command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import linecache
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ef_common.errors import JobFailed, UsageError
+
+_CALL, _RAISED, _RETURNED = "call", "raised", "returned"
+
+
+def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Serialize a function with its arguments, and the source of the cells in which it may be defined.
+
+    Raises:
+        UsageError: They cannot be serialized.
+    """
+    if not callable(fn):
+        raise UsageError(f"expected a function. Received: fn={fn!r}")
+    import cloudpickle
+
+    # Of a file there is a time of modification, and in workers there is the file.
+    cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    try:
+        return pickle.dumps((cells, cloudpickle.dumps((fn, args))))
+    except Exception as error:  # whatever the objects raise
+        raise UsageError(
+            "the function cannot be sent to the workers, because something that it uses or is given cannot be "
+            f"serialized. Make it inside of the function. ({type(error).__name__}: {error})"
+        ) from error
+
+
+class Exchange:
+    """The folder.
+
+    Args:
+        folder: Its path.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, call: bytes) -> list[str]:
+        """Hand a call to the workers; returns how they find it, for their command line."""
+        self._write(_CALL, call)
+        return [str(self._folder), hashlib.sha256(call).hexdigest()]
+
+    def take(self, digest: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """In a worker, what is to be called.
+
+        Raises:
+            UsageError: It is not what was handed over.
+        """
+        call = (self._folder / _CALL).read_bytes()
+        if hashlib.sha256(call).hexdigest() != digest:
+            raise UsageError(f"the function in this folder was changed. Received: {self._folder}")
+        cells, function = pickle.loads(call)  # noqa: S301 - of the launching process, see above
+        linecache.cache.update(cells)
+        found: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(function)  # noqa: S301
+        return found
+
+    def raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """An exception has ended this worker. Fits `sys.excepthook`."""
+        if isinstance(error, JobFailed):  # that of another worker
+            return
+        try:
+            self._write(f"{_RAISED}-{os.getpid()}", "".join(traceback.format_exception(error)).encode())
+        except OSError:
+            sys.__excepthook__(kind, error, trace)
+
+    def returned(self, rank: int, value: Any) -> None:
+        """The function has returned this in the worker of this rank: the first one, as ranks change."""
+        name = f"{_RETURNED}-{rank}"
+        if (self._folder / name).exists():
+            return
+        try:
+            text = json.dumps({"value": value}, default=lambda one: one.tolist())
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            text = json.dumps({"refused": f"{type(value).__name__}"})
+        self._write(name, text.encode())
+
+    def exceptions(self) -> list[str]:
+        """Tracebacks of the workers that have raised an exception, the first one first."""
+        found = sorted(self._folder.glob(f"{_RAISED}-*"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.read_text(errors="replace") for path in found]
+
+    def value(self) -> tuple[Any, str]:
+        """What was returned in the worker of the lowest rank; and if it cannot be passed on, its type, else ""."""
+        found = sorted(self._folder.glob(f"{_RETURNED}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        record = json.loads(found[0].read_text()) if found else {}
+        return record.get("value"), record.get("refused", "")
+
+    def _write(self, name: str, data: bytes) -> None:
+        """At once or not at all, and for nobody else to read."""
+        beside = self._folder / f".{name}-{os.getpid()}"
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        beside.replace(self._folder / name)
+
+
+def main() -> None:
+    """Body of a worker."""
+    _, folder, digest = sys.argv[1:]
+    exchange = Exchange(Path(folder))
+    sys.excepthook = exchange.raised
+    fn, args = exchange.take(digest)
+    del sys.argv[1:]  # they are none of the function's
+    value = fn(*args)
+    with contextlib.suppress(FileNotFoundError):  # the process that has launched it is gone
+        exchange.returned(_rank(), value)
+
+
+def _rank() -> int:
+    """Rank of this worker; 0 if the function has trained nothing, so that it has become none."""
+    process = sys.modules.get("ef_common.launch.process")
+    worker = None if process is None else process.worker_if_any()
+    return 0 if worker is None else int(worker.session.rank)
+
+
+if __name__ == "__main__":
+    main()

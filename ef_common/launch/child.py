@@ -1,0 +1,79 @@
+"""`elasticflow run` as the child of a program, which starts it, may interrupt it, and outlives it.
+
+It has a session of its own, so Ctrl-C in a terminal reaches the program alone, which passes it on. When the program
+ends, by whatever cause, the job stops as after SIGTERM: its workers save a checkpoint and leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1
+_AGAIN_S = 0.5
+
+
+class Child:
+    """`elasticflow run`. Leaving the context ends what is left of it.
+
+    Args:
+        arguments: Its command line.
+        output: Where it and its workers write: the descriptor of a file, or `subprocess.PIPE`.
+        environ: Variables that are added to this process's.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, output: int, environ: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(os.getpid()), *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.stdout is not None:
+            self.process.stdout.close()  # nobody waits for us to read it
+        while self.process.poll() is None:  # the first signal lets the workers leave, the second one ends them
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_AGAIN_S)
+
+    def interrupt(self) -> None:
+        """Pass Ctrl-C on: the first one lets the workers save a checkpoint and leave, the second one ends them."""
+        self.process.send_signal(signal.SIGINT)
+
+
+def end_with_parent(number: signal.Signals, parent: int) -> None:
+    """Have the kernel send a signal to this process when its parent ends.
+
+    Args:
+        number: The signal.
+        parent: Process id of the parent: it may have ended already.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def main() -> int:
+    """Body of the process: the id of its parent comes first, then the command line of `elasticflow run`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # until the launcher listens
+    end_with_parent(signal.SIGTERM, int(sys.argv[1]))
+    from ef_common.launch.run import main as run
+
+    return run(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""What `elasticflow.launch` refuses. Jobs are launched in test_launched.py."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elasticflow as ef
+from ef_common.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("fn", "settings", "message"),
+    [
+        (print, {"workers": 0}, "workers must be an integer of at least 1. Received: workers=0"),
+        (print, {"workers": 1.5}, "workers=1.5"),
+        (print, {"max_workers": 0}, "max_workers=0"),
+        ("print", {}, "expected a function. Received: fn='print'"),
+        (threading.Lock().acquire, {}, "cannot be sent to the workers"),
+    ],
+)
+def test_launch_refuses_what_cannot_be_launched(
+    fn: Any, settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        ef.launch(fn, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launch_in_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "127.0.0.1:1")
+    with pytest.raises(UsageError, match="a worker of a job already"):
+        ef.launch(print)
