@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+WAYS = ("alone", "in_a_job", "two")
+"""Ways of running with ElasticFlow."""
+
 Passed = Mapping[str, bool]
 """Whether each test has passed, by its name; one that was skipped is not there."""
 
@@ -47,7 +50,7 @@ def read_known(text: str) -> list[Known]:
         if line.startswith("#"):
             named, separator, reason = line[1:].partition(":")
             ways, reason = frozenset(way.strip() for way in named.split(",")), reason.strip()
-            if not separator or not reason or not ways <= {"alone", "in_a_job"}:
+            if not separator or not reason or not ways.issubset(WAYS):
                 raise ValueError(f"line {number}: expected '# alone, in_a_job: a reason'. Received: {line}")
         elif not reason:
             raise ValueError(f"line {number}: a test without a reason. Received: {line}")
