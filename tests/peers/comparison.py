@@ -68,17 +68,23 @@ class Outcomes:
 
 
 def read_outcomes(path: Path, name: Callable[[str], str] = str) -> Outcomes:
-    """What the plugin has written; of several records of a test (its teardown, a second try), none may have failed."""
-    passed: dict[str, bool] = {}
+    """What the plugin has written.
+
+    Of several records of a test (its teardown, a second try, another worker), none may have failed. One that follows
+    another counts only if all do.
+    """
+    leading: dict[str, bool] = {}
+    following: dict[str, bool] = {}
     used: set[str] = set()
     for line in path.read_text().splitlines():
         record = json.loads(line)
         test = name(record["test"])
+        passed = following if record.get("follows") else leading
         if record["outcome"] != "skipped":
             passed[test] = passed.get(test, True) and record["outcome"] == "passed"
         if record["used"]:
             used.add(test)
-    return Outcomes(passed, frozenset(used))
+    return Outcomes(following | leading, frozenset(used))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import faulthandler
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
+import pluggy
 import pytest
 
+from ef_common.errors import JobFailed
 from ef_common.launch import process
 
 FOLLOWS = ("elasticflow-follows", True)
-"""Marks a test whose outcome in this worker does not count."""
+"""Marks a test in the worker whose outcome does not count, if there is one in the other."""
 
 _HANG_S = 300
 
 
 class Pair:
-    """What makes two workers one program: the same random numbers in both, files in one, and an end to what hangs.
+    """What makes two workers one program: the same random numbers in both, and an end to what hangs.
 
-    Callbacks write in the first worker only, so of a test with files of its own, what comes of it there counts.
+    Of some tests what comes of them in one of the workers counts:
+
+    * Callbacks write in the first worker, so a test with files of its own is that worker's.
+    * An exception that leaves a `fit` ends the job. A test that expects one is of the worker that is the first to raise it.
     """
 
     def __init__(self) -> None:
@@ -38,13 +43,24 @@ class Pair:
         yield
         faulthandler.cancel_dump_traceback_later()
 
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
         import keras
 
         keras.utils.set_random_seed(0)
         self._has_files = False
-        yield
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pluggy.Result[pytest.TestReport], None]:
+        result = yield
+        if call.when == "call" and self._follows(None if call.excinfo is None else call.excinfo.value):
+            result.get_result().user_properties.append(FOLLOWS)
+
+    def _follows(self, error: BaseException | None) -> bool:
         worker = process.worker_if_any()
-        if self._has_files and worker is not None and worker.session.rank > 0:
-            item.user_properties.append(FOLLOWS)
+        if worker is None:
+            return False
+        of_another = isinstance(error, JobFailed) and worker.session.worker.id not in str(error)
+        return of_another or (self._has_files and worker.session.rank > 0)

@@ -75,10 +75,16 @@ class Outcomes:
         self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if (report.when != "call" and report.outcome == "passed") or FOLLOWS in map(tuple, report.user_properties):
+        if report.when != "call" and report.outcome == "passed":
             return
         crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") if report.failed else ""
-        used = USED in map(tuple, report.user_properties)  # xdist makes lists of them
-        record = {"test": report.nodeid, "outcome": report.outcome, "used": used, "message": crash[:300]}
+        properties = [*map(tuple, report.user_properties)]  # xdist makes lists of them
+        record = {
+            "test": report.nodeid,
+            "outcome": report.outcome,
+            "used": USED in properties,
+            "follows": FOLLOWS in properties,
+            "message": crash[:300],
+        }
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")

@@ -57,6 +57,17 @@ def test_outcome_of_a_test_is_the_worst_of_its_parts(tmp_path: Path) -> None:
     assert read_outcomes(path) == Outcomes({"a": False, "b": True}, frozenset("a"))
 
 
+def test_outcome_of_a_worker_that_follows_counts_where_none_leads(tmp_path: Path) -> None:
+    rows = [("a", "failed", True), ("a", "passed", False), ("b", "failed", True), ("b", "passed", True)]
+    path = tmp_path / "outcomes"
+    lines = (
+        json.dumps({"test": test, "outcome": outcome, "used": False, "follows": follows})
+        for test, outcome, follows in rows
+    )
+    path.write_text("\n".join(lines))
+    assert read_outcomes(path).passed == {"a": True, "b": False}
+
+
 def test_tests_are_run_by_the_suite_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tests" / "tests_pytorch").mkdir(parents=True)
     monkeypatch.setenv("LIGHTNING_SRC", str(tmp_path))
