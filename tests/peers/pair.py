@@ -24,7 +24,7 @@ class Pair:
     Of some tests what comes of them in one of the workers counts:
 
     * Callbacks write in the first worker, so a test with files of its own is that worker's.
-    * An exception that leaves a `fit` ends the job. A test that expects one is of the worker that is the first to raise it.
+    * An exception that leaves a `fit` ends the job: a test that expects one is that of the worker that raises it first.
     """
 
     def __init__(self) -> None:
