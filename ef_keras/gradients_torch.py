@@ -1,4 +1,8 @@
-"""Gradients of the torch backend: reduced during the backward pass, as Lightning's are."""
+"""Gradients of the torch backend: reduced during the backward pass, as Lightning's are.
+
+Where `torch.compile` compiles the steps (`jit_compile=True`), its graphs end where the workers meet, which it must not
+trace. The gradients of a compiled backward pass are complete only at its end, so they are reduced after it.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,10 @@ class TorchReducer(Reducer):
         super().__init__(session, model, weights)
         statistics = [variable.value for variable in hooks.statistics(model)]
         self._gradients = GradientReducer(session, model, weights=weights, buffers=statistics)
+        self._is_compiled = bool(model.jit_compile)
+        untraced = torch.compiler.disable if self._is_compiled else _as_it_is
+        self._begin: Callable[[], None] = untraced(self._before_backward)
+        self._complete: Callable[[Any], None] = untraced(self._after_backward)
 
     def attach(self) -> None:
         """Stand between the model and its optimizers, and hook into its parameters."""
@@ -43,21 +51,28 @@ class TorchReducer(Reducer):
         super().see_loss(loss)
         self._begin()
 
-    def _begin(self) -> None:
+    def _before_backward(self) -> None:
         self._gradients.fraction = self.fraction()
-        self._gradients.before_backward()
+        self._gradients.before_backward(overlap=not self._is_compiled)
+
+    def _after_backward(self, loss: Any) -> None:
+        self._gradients.wants_stop = self.wants_stop
+        with leaving_cleanly():
+            contributors = self._gradients.after_backward() or self.session.completed_in
+        self.stop_agreed = self._gradients.num_stops > 0
+        self.on_update(contributors, None if loss is None else float(loss.detach()))
 
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The members' mean gradients, which then are those of the parameters too."""
         loss = self.take_loss()
         if loss is None:  # a `train_step` of the user's that does not scale its loss, or a second optimizer
             self._begin()
-        self._gradients.wants_stop = self.wants_stop
-        with leaving_cleanly():
-            contributors = self._gradients.after_backward() or self.session.completed_in
-        self.stop_agreed = self._gradients.num_stops > 0
-        self.on_update(contributors, None if loss is None else float(loss.detach()))
+        self._complete(loss)
         return [variable.value.grad for variable in variables]
+
+
+def _as_it_is(act: Callable[..., None]) -> Callable[..., None]:
+    return act
 
 
 class TorchPasses:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -454,6 +456,18 @@ def evaluation_of_several_steps_at_a_time(run: Run) -> Any:
 def xla(run: Run) -> Any:
     model = compiled(net(), jit_compile=run.elastic and IS_TENSORFLOW)
     return model, run.fit(model, *data(), validation_data=data(77), epochs=1)
+
+
+@feature
+def torch_compile(run: Run) -> Any:
+    if not run.elastic or IS_TENSORFLOW or IS_JAX:
+        return (model := compiled(net())), run.fit(model, *data())
+    import torch
+
+    traced = partial(torch.compile, backend="eager")  # needs no C++ compiler
+    with mock.patch.object(torch, "compile", traced):
+        model = compiled(net(), jit_compile=True)
+        return model, run.fit(model, *data())
 
 
 @feature

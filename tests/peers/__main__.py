@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from tests.peers.comparison import Difference, compare, read_known, read_outcomes
-from tests.peers.plugin import WAYS
+from tests.peers import meetings
+from tests.peers.comparison import WAYS, Difference, compare, read_known, read_outcomes
 from tests.peers.suites import Suite, suites_of
 
 ROOT = Path(__file__).parents[2]
@@ -22,17 +22,17 @@ _TIMEOUT_S = 240
 
 @click.command()
 @click.argument("tests", nargs=-1)
-@click.option("--way", "ways", multiple=True, type=click.Choice(WAYS[1:]), help="Only this one, beside the plain one.")
+@click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), help="Only this one, beside the plain one.")
 @click.option("--again", is_flag=True, help="Compare what the last run has left in build/peers.")
 def main(tests: tuple[str, ...], ways: tuple[str, ...], again: bool) -> None:
     """Run the peers' own tests plain and with ElasticFlow, and hold the differences against those that are known."""
-    chosen = ways or WAYS[1:]
     OUTCOMES.mkdir(parents=True, exist_ok=True)
-    is_as_known = [_is_as_known(suite, chosen, again=again) for suite in suites_of(tests)]
+    is_as_known = [_is_as_known(suite, ways, again=again) for suite in suites_of(tests)]
     sys.exit(not all(is_as_known))
 
 
-def _is_as_known(suite: Suite, ways: tuple[str, ...], *, again: bool) -> bool:
+def _is_as_known(suite: Suite, chosen: tuple[str, ...], *, again: bool) -> bool:
+    ways = tuple(way for way in suite.ways if way in chosen or not chosen)
     for way in () if again else ("plain", *ways):
         _run(suite, way)
     outcomes = {way: read_outcomes(_file(suite, way, "jsonl"), suite.name_of) for way in ("plain", *ways)}
@@ -61,7 +61,8 @@ def _run(suite: Suite, way: str) -> None:
     environment = {**os.environ, **suite.environment, "OMP_NUM_THREADS": "1"}
     paths = [str(ROOT), suite.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    options = ["-q", "-p", "tests.peers.plugin", "-p", "no:cacheprovider", "-n", "1", f"--timeout={_TIMEOUT_S}"]
+    options = ["-q", "-p", "tests.peers.plugin", "-p", "no:cacheprovider", f"--timeout={_TIMEOUT_S}"]
+    options += meetings.options(2) if way == "two" else ["-n", "1"]
     options += [f"--peer={suite.peer}", f"--way={way}", f"--outcomes={outcomes}", *suite.options]
     output = _file(suite, way, "txt")
     click.echo(f"{suite.name}, {way}: output in {output}")

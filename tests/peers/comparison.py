@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+WAYS = ("alone", "in_a_job", "two")
+"""Ways of running with ElasticFlow."""
+
 Passed = Mapping[str, bool]
 """Whether each test has passed, by its name; one that was skipped is not there."""
 
@@ -47,7 +50,7 @@ def read_known(text: str) -> list[Known]:
         if line.startswith("#"):
             named, separator, reason = line[1:].partition(":")
             ways, reason = frozenset(way.strip() for way in named.split(",")), reason.strip()
-            if not separator or not reason or not ways <= {"alone", "in_a_job"}:
+            if not separator or not reason or not ways.issubset(WAYS):
                 raise ValueError(f"line {number}: expected '# alone, in_a_job: a reason'. Received: {line}")
         elif not reason:
             raise ValueError(f"line {number}: a test without a reason. Received: {line}")
@@ -65,17 +68,23 @@ class Outcomes:
 
 
 def read_outcomes(path: Path, name: Callable[[str], str] = str) -> Outcomes:
-    """What the plugin has written; of several records of a test (its teardown, a second try), none may have failed."""
-    passed: dict[str, bool] = {}
+    """What the plugin has written.
+
+    Of several records of a test (its teardown, a second try, another worker), none may have failed. One that follows
+    another counts only if all do.
+    """
+    leading: dict[str, bool] = {}
+    following: dict[str, bool] = {}
     used: set[str] = set()
     for line in path.read_text().splitlines():
         record = json.loads(line)
         test = name(record["test"])
+        passed = following if record.get("follows") else leading
         if record["outcome"] != "skipped":
             passed[test] = passed.get(test, True) and record["outcome"] == "passed"
         if record["used"]:
             used.add(test)
-    return Outcomes(passed, frozenset(used))
+    return Outcomes(following | leading, frozenset(used))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ef_common.control.coordinator import Coordinator
-from ef_common.core.membership import Settings
-from ef_common.launch import process
+from tests.peers.comparison import WAYS
+from tests.peers.jobs import Host, Jobs, own_job, shared_jobs
+from tests.peers.pair import FOLLOWS, Pair
 
 USED = ("elasticflow", True)
-WAYS = ("plain", "alone", "in_a_job")
 PEERS = {"lightning": "tests.peers.lightning_trainer", "keras": "tests.peers.keras_trainer"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--peer", choices=list(PEERS), default="lightning")
-    parser.addoption("--way", choices=WAYS, default="plain")
+    parser.addoption("--way", choices=("plain", *WAYS), default="plain")
     parser.addoption("--outcomes", type=Path, help="Where one line for each test is appended.")
 
 
@@ -34,9 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if way != "plain":
         uses = Uses()
         config.pluginmanager.register(uses, "elasticflow-uses")
-        importlib.import_module(PEERS[config.getoption("--peer")]).put_in(uses.note)
+        peer = importlib.import_module(PEERS[config.getoption("--peer")])
+        (peer.put_in_sharing if way == "two" else peer.put_in)(uses.note)
     if way == "in_a_job":
-        config.pluginmanager.register(Jobs(), "elasticflow-jobs")
+        config.pluginmanager.register(Jobs(own_job), "elasticflow-jobs")
+    if way == "two" and is_worker:
+        config.pluginmanager.register(Jobs(shared_jobs(config)), "elasticflow-jobs")
+        config.pluginmanager.register(Pair(), "elasticflow-pair")
+    if way == "two" and not is_worker:
+        config.pluginmanager.register(Host(), "elasticflow-host")
     outcomes = config.getoption("--outcomes")
     if outcomes is not None and not is_worker:
         config.pluginmanager.register(Outcomes(outcomes), "elasticflow-outcomes")
@@ -66,40 +68,6 @@ class Uses:
             self._test.user_properties.append(USED)
 
 
-class Jobs:
-    """Each test is a job of its own: a coordinator, and this process as its only worker."""
-
-    def __init__(self) -> None:
-        self._coordinator: Coordinator | None = None
-        # The suite takes a thread that is left for a fault of the test's; the coordinator outlives its fixtures.
-        everything = threading.enumerate
-        threading.enumerate = lambda: [t for t in everything() if not t.name.startswith("elasticflow")]
-
-    @pytest.hookimpl(tryfirst=True, hookwrapper=True)
-    def pytest_runtest_protocol(self) -> Iterator[None]:
-        hook = sys.excepthook
-        settings = Settings(min_nodes=1, max_nodes=1)
-        coordinator = Coordinator(("127.0.0.1", 0), settings=settings, heartbeat_timeout_s=60)
-        coordinator.start()
-        os.environ["ELASTICFLOW_COORDINATOR"] = "{}:{}".format(*coordinator.address)
-        yield
-        self._leave()
-        coordinator.stop()
-        os.environ.pop("ELASTICFLOW_COORDINATOR", None)
-        sys.excepthook = hook
-
-    @pytest.hookimpl(tryfirst=True, hookwrapper=True)
-    def pytest_runtest_teardown(self) -> Iterator[None]:
-        self._leave()  # before the suite's fixtures look for threads
-        yield
-
-    def _leave(self) -> None:
-        worker, process._this = process._this, None
-        if worker is not None:
-            worker.notices.close()
-            worker.session.stop()
-
-
 class Outcomes:
     """What has come of each test."""
 
@@ -110,7 +78,13 @@ class Outcomes:
         if report.when != "call" and report.outcome == "passed":
             return
         crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") if report.failed else ""
-        used = USED in map(tuple, report.user_properties)  # xdist makes lists of them
-        record = {"test": report.nodeid, "outcome": report.outcome, "used": used, "message": crash[:300]}
+        properties = [*map(tuple, report.user_properties)]  # xdist makes lists of them
+        record = {
+            "test": report.nodeid,
+            "outcome": report.outcome,
+            "used": USED in properties,
+            "follows": FOLLOWS in properties,
+            "message": crash[:300],
+        }
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from tests.peers.comparison import WAYS
+
 HERE = Path(__file__).parent
 KERAS = tuple(f"keras/src/{part}" for part in ("callbacks", "distillation", "models", "trainers"))
 
@@ -23,6 +25,7 @@ class Suite:
         peer: Whose it is.
         tests: Those to run.
         known: The list of failures that are known.
+        ways: Those in which they are run, beside the plain one.
         folder: Where they are run; if None, in an empty one.
         options: Of pytest.
         environment: What is added to it.
@@ -32,6 +35,7 @@ class Suite:
     peer: str
     tests: tuple[str, ...]
     known: Path
+    ways: tuple[str, ...]
     folder: Path | None = None
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -69,7 +73,8 @@ def _lightning(tests: tuple[str, ...]) -> list[Suite]:
         raise click.ClickException(f"LIGHTNING_SRC has no tests/tests_pytorch. Received: {source}")
     # TensorFlow sets it when it is imported, and the suite blames the test at hand.
     environment = {"PYTHONPATH": str(folder), "HDF5_PLUGIN_PATH": "disable"}
-    return [Suite("lightning", "lightning", tests, HERE / "known_lightning.txt", folder, environment=environment)]
+    ways = tuple(way for way in WAYS if way != "two")
+    return [Suite("lightning", "lightning", tests, HERE / "known_lightning.txt", ways, folder, environment=environment)]
 
 
 def _keras(tests: tuple[str, ...]) -> list[Suite]:
@@ -81,6 +86,7 @@ def _keras(tests: tuple[str, ...]) -> list[Suite]:
             "keras",
             tuple(str(folder / test) for test in tests),
             HERE / "known_keras.txt",
+            WAYS,
             options=options,
             environment={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"},
         )

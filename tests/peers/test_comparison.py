@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from tests.peers import __main__ as peers
-from tests.peers.comparison import Outcomes, compare, read_known, read_outcomes
+from tests.peers.comparison import WAYS, Outcomes, compare, read_known, read_outcomes
 from tests.peers.suites import HERE, Suite, suites_of
 
 LIST = """
 ## A heading
 # alone: It counts calls.
 a.py::test_calls[1-*]
-# alone, in_a_job: It looks for a name.
+# alone, in_a_job, two: It looks for a name.
 a.py::test_name
 """
 
@@ -57,12 +57,24 @@ def test_outcome_of_a_test_is_the_worst_of_its_parts(tmp_path: Path) -> None:
     assert read_outcomes(path) == Outcomes({"a": False, "b": True}, frozenset("a"))
 
 
+def test_outcome_of_a_worker_that_follows_counts_where_none_leads(tmp_path: Path) -> None:
+    rows = [("a", "failed", True), ("a", "passed", False), ("b", "failed", True), ("b", "passed", True)]
+    path = tmp_path / "outcomes"
+    lines = (
+        json.dumps({"test": test, "outcome": outcome, "used": False, "follows": follows})
+        for test, outcome, follows in rows
+    )
+    path.write_text("\n".join(lines))
+    assert read_outcomes(path).passed == {"a": True, "b": False}
+
+
 def test_tests_are_run_by_the_suite_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tests" / "tests_pytorch").mkdir(parents=True)
     monkeypatch.setenv("LIGHTNING_SRC", str(tmp_path))
     names = ("lightning", "keras-tensorflow", "keras-torch")
     lightning, *keras = suites = suites_of(())
     assert tuple(suite.name for suite in suites) == names
+    assert [suite.ways for suite in suites] == [("alone", "in_a_job"), WAYS, WAYS]
     assert all(Path(test).exists() for suite in keras for test in suite.tests)
     assert tuple(suite.name for suite in suites_of(["keras/src/models"])) == names[1:]
     assert suites_of(["tests_pytorch/core"])[0].tests == ("tests_pytorch/core",)
