@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job, WorkerProcess
+from tests.faults.faults import MARKS
 from tests.lightning import contrastive
 from tests.lightning.conftest import HOSTS
 
@@ -23,14 +24,21 @@ AFTER_THE_GATHER = {
 
 
 def start(job: Job, options: dict[str, Any], fault: dict[str, Any], *, rank: int) -> list[WorkerProcess]:
-    """Three workers, of which that of one rank bears a fault. Returns them, that one last."""
+    """Three workers, of which that of one rank bears a fault. Returns them, that one last.
+
+    Whoever is lost before the step's first collective is lost when the others are in the step as well: else they might
+    begin it without the one that is lost.
+    """
+    marks = job.directory / "begun"
+    marks.mkdir()
+    after = 2 if fault["where"] == "before_gather" else 0
     workers = [
         job.start(
             contrastive.train,
             options,
-            {"step": 1, "index": 0, "generation": 1, **fault, "rank": rank},
+            {"step": 1, "index": 0, "generation": 1, "after": after, **fault, "rank": rank},
             node="founders",
-            environ={"LOCAL_WORLD_SIZE": "3", "LOCAL_RANK": str(local)},
+            environ={"LOCAL_WORLD_SIZE": "3", "LOCAL_RANK": str(local), MARKS: str(marks)},
         )
         for local in range(3)
     ]
