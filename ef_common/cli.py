@@ -187,7 +187,8 @@ def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> 
 
     from ef_common.demo import play
 
-    signal.signal(signal.SIGTERM, play.end_at_once)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, play.end_at_once)
     try:
         with _refusing("demo"):
             sys.exit(play.run(framework, workers=workers, run_dir=run_dir, limit_s=limit_s))

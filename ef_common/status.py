@@ -150,7 +150,7 @@ class Status:
     _before: tuple[str, ...] = ()  # members of the view before the newest one
     counted: tuple[int, int] = (1, 0)
     _view: Change | None = None  # the newest view
-    _rolled_back: int = -1  # generation of the newest rollback
+    _rolled_back: tuple[int, int] = (0, -1)  # generation of the newest rollback
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -185,8 +185,8 @@ class Status:
                 worker.training = record["number"]
                 if worker.training > self.counted[0]:
                     self._begin(worker.training)
-            case "rollback" if record["generation"] > self._rolled_back:  # each worker tells of it
-                self._rolled_back = record["generation"]
+            case "rollback" if (worker.training, record["generation"]) > self._rolled_back:  # each worker tells of it
+                self._rolled_back = (worker.training, record["generation"])
                 self.counted = (worker.training, record["step"])
                 self.num_done = _num(record.get("cursor_positions", ()))
         self._tell(record)
@@ -200,7 +200,7 @@ class Status:
             first = not before or begins_anew
             if begins_anew:
                 self._seen.clear()
-                self._rolled_back = -1
+                self._rolled_back = (0, -1)
                 self._begin(1)
             text = (
                 f"training with {num_workers(len(members))}" if first else in_words(before, members, record["reason"])

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -46,6 +47,7 @@ class Launcher:
         state: ``running``, ``stopping`` or ``ended``.
         order: Number of the newest order of `elasticflow scale` that it has followed.
         outcome: What has become of the job, in words, once it has ended.
+        host: Name of its machine; "" for this one.
     """
 
     pid: int
@@ -57,10 +59,18 @@ class Launcher:
     state: str = "running"
     order: int = 0
     outcome: str = ""
+    host: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """It is of this machine, so its process can be looked at."""
+        return self.host in ("", socket.gethostname())
 
     @property
     def alive(self) -> bool:
-        """It runs, on this machine."""
+        """It runs; of another machine that is known by its own word alone."""
+        if not self.is_here:
+            return self.state != "ended"
         try:
             process = psutil.Process(self.pid)
             same = process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE
@@ -77,7 +87,8 @@ class Launcher:
 def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
     """This process as one; see :class:`Launcher`."""
     began = psutil.Process().create_time()
-    return Launcher(os.getpid(), began, command, num_workers=0, max_workers=max_workers, local=local)
+    host = socket.gethostname()
+    return Launcher(os.getpid(), began, command, num_workers=0, max_workers=max_workers, local=local, host=host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +163,8 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
         UsageError: There is no such launcher.
     """
     launcher = _at_work(run_dir)
+    if not launcher.is_here:
+        raise UsageError(f"its launcher runs on another machine. Stop it there. Received: host={launcher.host}")
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(launcher.pid)
         process.terminate()

@@ -66,6 +66,8 @@ class Ledger:
             case "view":
                 pause_s = record["pause_s"] or 0.0
                 self._since[worker] = moment if since is None else min(since + pause_s, moment)
+            case "training" if since is not None:  # what the program did since the one before is no training
+                self._since[worker] = moment
             case "repeated" if since is not None:
                 self.num_repeated += 1
                 self._since[worker] = moment

@@ -47,7 +47,9 @@ class Live:
         with self._lock:
             ended = over(self.run_dir)  # before the last events are read
             changed = self._timeline.update()
-            if ended and (self._audit is None or changed):
+            if not ended:
+                self._audit = None  # it was of a run before this one, in the same directory
+            elif self._audit is None or changed:
                 self._audit, changed = _audited(self.run_dir), True
             self.version += changed or not ended
 

@@ -74,7 +74,7 @@ class Server:
         guarded = Guard(
             Starlette(routes=routes, lifespan=self._lifespan),
             key=key,
-            hosts=_LOOPBACK_NAMES if is_loopback(host) else None,
+            hosts=_LOOPBACK_NAMES | {host} if is_loopback(host) else None,
         )
         # No log of requests: their addresses may hold the key.
         config = uvicorn.Config(

@@ -153,8 +153,10 @@ class Timeline:
         """Share of the workers' time that went into training which was kept; None before the first view."""
         if self.trained is None:
             return None
+        members = set(self.status.members)  # of another worker nothing is known after its last event
         alive_s = self.lanes.forgotten_s + sum(
-            lane.seconds(self.trained, max(lane.last, now)) for lane in self.lanes.lanes.values()
+            lane.seconds(self.trained, max(lane.last, now) if worker in members else lane.last)
+            for worker, lane in self.lanes.lanes.items()
         )
         return min(self.ledger.useful_s / alive_s, 1.0) if alive_s > 0 else None
 
@@ -169,6 +171,7 @@ class Timeline:
         over = launcher is not None and not launcher.alive
         if launcher is None or over:
             now = self.newest  # nothing is known of what came after it
+        now = max(now, self.newest)  # the clock of this machine may be behind those of the workers
         began = self.began if self.began is not None else now
         return {
             "version": VERSION,

@@ -83,7 +83,6 @@ SOME = {
         "run_eagerly",
         "mixed_precision",
         "global_batch_of_a_py_dataset",
-        "torch_compile",
     ],
 }
 """What the README names, on the backend that is alone with it, or else on the one that takes less time to begin."""

@@ -131,6 +131,7 @@ def test_exception_in_one_worker_is_raised_and_ends_the_others(program: Callable
     assert left_of(run.directory) == []
 
 
+@pytest.mark.thorough
 def test_interrupt_stops_a_launched_job_with_a_checkpoint(program: Callable[..., Program], tmp_path: Path) -> None:
     run = program("wait", "1", checkpoint=str(tmp_path / "store"))
     run.wait_for_step(2)

@@ -25,7 +25,6 @@ DIST = ROOT / "dist"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 _TORCH = "torch==2.13.0"
 _EXTRAS = "lightning,pytorch-lightning,keras"
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "dist", "__pycache__", ".*_cache", "*.egg-info")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,10 @@ def main(repository: str | None, versions: Sequence[str]) -> None:
 def _export(repository: str | None) -> Path:
     """Copy what is in the repository, with the README and the metadata as the index shows them."""
     sources = PLACE / "sources"
-    shutil.copytree(ROOT, sources, ignore=_LEFT_OUT)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, sources / name)
     page, project = sources / "README.md", sources / "pyproject.toml"
     tag = f"v{__version__}"
     page.write_text(readme.for_index(page.read_text(), repository=repository, tag=tag))

@@ -52,6 +52,24 @@ def test_warming_up_is_no_training_once_the_job_trains(tmp_path: Path) -> None:
     assert timeline_of(run).goodput(run.now) == pytest.approx((20 + 10) / (20 + 16))
 
 
+def test_process_that_never_joins_counts_until_its_last_word(tmp_path: Path) -> None:
+    run, _ = started(tmp_path, 2)
+    run.train(4)
+    run.start()
+    run.train(100)
+    assert timeline_of(run).goodput(run.now) == pytest.approx(1.0)
+
+
+def test_time_between_two_trainings_is_no_training(tmp_path: Path) -> None:
+    run, (worker,) = started(tmp_path, 1)
+    run.train(10)
+    run.now += 80.0
+    run.log(worker, "training", number=2)
+    run.step = 0
+    run.train(10)
+    assert timeline_of(run).goodput(run.now) == pytest.approx(20 / 100)
+
+
 def test_repeated_step_counts_once(tmp_path: Path) -> None:
     run, (worker,) = started(tmp_path, 1)
     run.train(9)

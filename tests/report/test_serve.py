@@ -119,6 +119,11 @@ def test_audit_comes_when_the_run_has_ended(tmp_path: Path) -> None:
         assert state["verdict"] == "finished"
         assert state["figures"]["step"] == 221
         assert state["audit"]["properties"]
+        run_directory.write_launcher(tmp_path, launcher)  # the same command again
+        run.train(1)
+        run.write()
+        state = subscriber.next(lambda state: state["figures"]["step"] == 222)
+        assert state["audit"] is None
         subscriber.close()
 
 

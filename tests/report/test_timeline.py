@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,39 @@ def test_outcome_is_that_of_the_launcher(tmp_path: Path) -> None:
     assert (snapshot["state"], snapshot["verdict"], snapshot["command"]) == ("ended", "finished", ["train.py"])
     lanes = {lane["worker"]: lane["how"] for lane in snapshot["lanes"]}
     assert lanes[run.members[0]] == "ended"
+
+
+def test_run_of_another_machine_goes_on_until_it_says_that_it_has_ended(tmp_path: Path) -> None:
+    small(tmp_path)
+    launcher = run_directory.Launcher(1, 0.0, ["train.py"], 2, 4, local=True, host="elsewhere")
+    run_directory.write_launcher(tmp_path, launcher)
+    assert shown(tmp_path)["state"] == "running"
+    with pytest.raises(UsageError, match="another machine"):
+        run_directory.stop(tmp_path)
+    run_directory.write_launcher(tmp_path, replace(launcher, state="ended"))
+    assert shown(tmp_path)["state"] == "ended"
+
+
+def test_clock_of_the_reader_that_is_behind_makes_no_speed(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["train.py"], max_workers=4, local=True))
+    timeline = Timeline(tmp_path)
+    timeline.update()
+    behind, right = (timeline.snapshot(now)["figures"] for now in (run.now - 60.0, run.now))
+    assert behind == right
+
+
+def test_rollbacks_of_two_trainings_in_one_view_both_count(tmp_path: Path) -> None:
+    run = Generated(tmp_path, step_s=1.0)
+    (worker,) = run.start(1)
+    run.view([worker], "start")
+    run.log(worker, "rollback", generation=1, step=100, epoch=0)
+    run.log(worker, "training", number=2)
+    run.log(worker, "rollback", generation=1, step=50, epoch=0)
+    run.write()
+    timeline = Timeline(tmp_path)
+    timeline.update()
+    assert timeline.status.counted == (2, 50)
 
 
 def test_snapshot_of_hostile_numbers_is_json(tmp_path: Path) -> None:
