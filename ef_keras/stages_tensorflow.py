@@ -8,7 +8,7 @@ does between two steps, in its own thread, with nothing of TensorFlow's in progr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -21,10 +21,12 @@ Act = Callable[[Sequence[Any]], Sequence[Any]]
 """What is called: takes tensors, and returns tensors of the shapes and types that were said."""
 
 _TRACE = "elasticflow_trace"
+_MAX_PROGRAMS = 16
+"""So many compiled steps are kept, for batches of different shapes; of more, those that were made last."""
 
 
 class NotCut(UnsupportedError):
-    """Python is called within a function, a condition or a loop of the step."""
+    """Python is called within a function, a condition or a loop, or what a loop keeps is needed after the call."""
 
 
 @dataclass
@@ -93,8 +95,10 @@ class StagedStep:
             NotCut: It cannot be cut; nothing has been done.
         """
         leaves = [None if leaf is None else tf.convert_to_tensor(leaf) for leaf in _flat(batch)]
-        key = tuple(None if leaf is None else (leaf.dtype, *leaf.shape) for leaf in leaves)
+        key = (_names(batch), *(None if leaf is None else (leaf.dtype, *leaf.shape) for leaf in leaves))
         if key not in self._programs:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
             self._programs[key] = _Program(self._step, batch, leaves)
         return self._programs[key].run(leaves)
 
@@ -163,6 +167,8 @@ class _Program:
             needed.pop(name, None)
         captured = {name: self._captured[name] for name in needed if name in self._captured}
         reads = [name for name in needed if name not in captured]
+        if any(needed[name].dtype == tf.variant for name in reads):
+            raise NotCut("what a loop of the step keeps is needed after its gradients are reduced")
         writes = [name for name in made if name in wanted]
         part = _part_of(definition, {operation.name for operation in operations})
 
@@ -198,6 +204,15 @@ def _part_of(definition: Any, names: set[str]) -> Any:
                 if key != "_class":  # where it lies, if that is where another one does
                     copy.attr[key].CopyFrom(value)
     return part
+
+
+def _names(structure: Any) -> Any:
+    """The keys and lengths of a nested structure: what its leaves do not tell."""
+    if isinstance(structure, Mapping):
+        return tuple((name, _names(structure[name])) for name in structure)
+    if isinstance(structure, (tuple, list)):
+        return tuple(map(_names, structure))
+    return None
 
 
 def _flat(structure: Any) -> list[Any]:

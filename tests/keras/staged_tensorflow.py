@@ -53,7 +53,12 @@ def refuse() -> list[str]:
         return call(lambda found: found, [value], like=[value])[0]
 
     messages = []
-    for step in (tf.function(called), lambda value: tf.cond(value > 0, lambda: called(value), lambda: value)):
+
+    def kept(value: Any) -> Any:
+        stack = tf.TensorArray(tf.float32, size=1).write(0, value)
+        return called(value) + stack.read(0)
+
+    for step in (tf.function(called), lambda value: tf.cond(value > 0, lambda: called(value), lambda: value), kept):
         try:
             StagedStep(step)(tf.ones(()))
         except NotCut as error:
@@ -167,10 +172,29 @@ def train_what_xla_cannot_compile() -> list[str]:
     return found
 
 
+def take_names() -> list[float]:
+    """Results of a step that depend on the names in its batch."""
+    staged = StagedStep(lambda batch: batch["one"] - batch["two"] if "two" in batch else batch["other"] - batch["one"])
+    one, two = tf.constant(4.0), tf.constant(1.0)
+    return [
+        float(staged(batch))
+        for batch in ({"one": one, "two": two}, {"one": one, "other": two}, {"one": one, "two": two})
+    ]
+
+
+def take_many_shapes() -> dict[str, Any]:
+    """Results for batches of more sizes than are kept."""
+    staged = StagedStep(tf.reduce_sum)
+    sums = [float(staged(tf.ones(size))) for size in (*range(1, 21), 1)]
+    return {"sums": sums, "kept": len(staged._programs)}
+
+
 def run_all() -> dict[str, Any]:
     return {
         "cut": cut_a_step(),
         "refused": refuse(),
+        "named": take_names(),
+        "many": take_many_shapes(),
         "plain": train_plainly_too(Decays, (False, True, False)),
         "function": train_plainly_too(DecaysInAFunction, (True,)),
         "not_compiled": train_what_xla_cannot_compile(),

@@ -54,8 +54,20 @@ def test_fit_between_two_of_plain_keras_leaves_nothing_and_gives_what_it_gives(f
 
 @on_tensorflow
 def test_update_within_a_function_or_a_condition_is_no_place_to_cut(found: dict[str, Any]) -> None:
-    assert len(found["refused"]) == 2
-    assert all("within a function, a condition or a loop" in told for told in found["refused"])
+    *within, kept = found["refused"]
+    assert len(within) == 2
+    assert all("within a function, a condition or a loop" in told for told in within)
+    assert "what a loop of the step keeps" in kept
+
+
+@on_tensorflow
+def test_batches_of_the_same_shapes_with_other_names_are_steps_of_their_own(found: dict[str, Any]) -> None:
+    assert found["named"] == [3.0, -3.0, 3.0]
+
+
+@on_tensorflow
+def test_steps_of_many_shapes_are_kept_up_to_a_number(found: dict[str, Any]) -> None:
+    assert found["many"] == {"sums": [float(size) for size in (*range(1, 21), 1)], "kept": 16}
 
 
 @on_tensorflow
