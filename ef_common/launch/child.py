@@ -67,9 +67,9 @@ def end_with_parent(number: signal.Signals, parent: int) -> None:
 
 def main() -> int:
     """Body of the process: the id of its parent comes first, then the command line of `elasticflow run`."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # until the launcher listens
-    end_with_parent(signal.SIGTERM, int(sys.argv[1]))
+    end_with_parent(signal.SIGHUP, int(sys.argv[1]))
     from ef_common.launch.run import main as run
 
     return run(sys.argv[2:])

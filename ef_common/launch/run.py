@@ -168,18 +168,30 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _listening() -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM down, in place of ending by them."""
+    """Note SIGINT and SIGTERM down, in place of ending by them. A second one kills the workers.
+
+    SIGHUP, the end of the terminal or of the process that has launched this one, is no second one: a job that is about
+    to stop then has the time for its checkpoint. Whoever ignores it (nohup) goes on ignoring it.
+    """
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
+        if number != signal.SIGHUP:
+            signals.append(number)
+        elif not signals:
+            signals.append(signal.SIGTERM)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in _listened_to()}
     try:
         yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _listened_to() -> list[signal.Signals]:
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 class _Agents:
@@ -379,7 +391,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[environment.NOTES] = str(notes)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _listened_to():
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM, launcher)
     if device is not None:

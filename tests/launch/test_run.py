@@ -212,6 +212,34 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     again.audit()
 
 
+@pytest.mark.parametrize(
+    ("sent", "noted"),
+    [
+        ([signal.SIGINT, signal.SIGHUP], [signal.SIGINT]),
+        ([signal.SIGHUP, signal.SIGHUP], [signal.SIGTERM]),
+        ([signal.SIGHUP, signal.SIGINT], [signal.SIGTERM, signal.SIGINT]),
+    ],
+)
+def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
+    sent: list[signal.Signals], noted: list[signal.Signals]
+) -> None:
+    with launcher._listening() as signals:
+        for number in sent:
+            signal.raise_signal(number)
+    assert signals == noted
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_launcher_that_is_to_outlive_its_terminal_goes_on_ignoring_its_end() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launcher._listening() as signals:
+            signal.raise_signal(signal.SIGHUP)
+        assert signals == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_second_interrupt_ends_all_at_once(job: Callable[..., Launched]) -> None:
     # No boundary comes for long, and nobody ends by himself.
     run = job("--nproc-per-node=2", *script(step_sleep_s=600.0, num_workers=1), ELASTICFLOW_GRACE="600")
