@@ -304,12 +304,12 @@ class Status:
 def over(run_dir: Path) -> bool:
     """Nothing more is to come of it, as far as its launcher says."""
     launcher = read_launcher(run_dir)
-    return launcher is not None and not launcher.alive
+    return launcher is not None and launcher.over
 
 
 def verdict(launcher: Launcher | None) -> str:
     """What has become of a run, in words; "" while it goes on, or if nobody knows."""
-    if launcher is None or launcher.alive:
+    if launcher is None or not launcher.over:
         return ""
     return launcher.outcome or ("its launcher no longer runs on this machine" if launcher.seen == "lost" else "ended")
 

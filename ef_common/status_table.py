@@ -186,7 +186,7 @@ def _facts(status: Status, launcher: Launcher | None, now: float) -> Iterator[tu
     yield "run", str(status.run_dir)
     if launcher is not None:
         state = verdict(launcher) or launcher.seen
-        yield "state", Text(state, style=_STATES.get(state, "red" if not launcher.alive else ""))
+        yield "state", Text(state, style=_STATES.get(state, "red" if launcher.over else ""))
         yield "command", f"{' '.join(launcher.command)} (launcher: process {launcher.pid})"
     wanted = ""
     if launcher is not None and launcher.local and launcher.alive:

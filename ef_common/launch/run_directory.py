@@ -68,9 +68,9 @@ class Launcher:
 
     @property
     def alive(self) -> bool:
-        """It runs; of another machine that is known by its own word alone."""
+        """It runs, on this machine."""
         if not self.is_here:
-            return self.state != "ended"
+            return False
         try:
             process = psutil.Process(self.pid)
             same = process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE
@@ -79,9 +79,14 @@ class Launcher:
         return same and self.state != "ended"
 
     @property
+    def over(self) -> bool:
+        """It has ended. Of one on another machine, that is known by its own word alone."""
+        return self.state == "ended" or (self.is_here and not self.alive)
+
+    @property
     def seen(self) -> str:
         """The state that can be seen from outside: also ``lost``, if it has ended without a word."""
-        return self.state if self.alive or self.state == "ended" else "lost"
+        return "lost" if self.over and self.state != "ended" else self.state
 
 
 def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
@@ -163,8 +168,6 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
         UsageError: There is no such launcher.
     """
     launcher = _at_work(run_dir)
-    if not launcher.is_here:
-        raise UsageError(f"its launcher runs on another machine. Stop it there. Received: host={launcher.host}")
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(launcher.pid)
         process.terminate()
@@ -179,6 +182,8 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
 
 def _at_work(run_dir: Path) -> Launcher:
     launcher = read_launcher(run_dir)
+    if launcher is not None and not launcher.is_here and not launcher.over:
+        raise UsageError(f"this run belongs to another machine: give the command there. Received: host={launcher.host}")
     if launcher is None or not launcher.alive:
         raise UsageError(f"no `elasticflow run` is at work there. Received: {run_dir}")
     return launcher

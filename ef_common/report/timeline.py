@@ -168,7 +168,7 @@ class Timeline:
             report: The audit of the run, why there is none, or None if it has not been made.
         """
         launcher = read_launcher(self.run_dir)
-        over = launcher is not None and not launcher.alive
+        over = launcher is not None and launcher.over
         if launcher is None or over:
             now = self.newest  # nothing is known of what came after it
         now = max(now, self.newest)  # the clock of this machine may be behind those of the workers
