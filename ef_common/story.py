@@ -151,14 +151,24 @@ GOODBYE = "goodbye"
 """This word is in the reason of a view without those whose program has ended."""
 
 
+def how_gone(reason: str) -> str:
+    """How workers have gone that are not in a view which was made for this reason: ``left``, ``ended`` or ``lost``."""
+    return "left" if reason.startswith(PLANNED) else "ended" if GOODBYE in reason else "lost"
+
+
+def why_gone(reason: str) -> str:
+    """What was seen of it: the words in parentheses; "" if there are none."""
+    return reason.partition("(")[2].rpartition(")")[0]
+
+
 def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED) -> str:
     """What has become of the workers of one view in another one, which has been made for this reason."""
     come, lost = _differences(before, after)
     parts = [f"{_named(come)} joined"] if come else []
     if lost:
-        why = f" ({reason.partition('(')[2].rpartition(')')[0]})" if "(" in reason else ""
-        left = "left" if reason.startswith(PLANNED) else "ended with the program" if GOODBYE in reason else ""
-        parts.append(f"{_named(lost)} {left or f'{_was(lost)} lost{why}'}")
+        seen = f" ({why})" if (why := why_gone(reason)) else ""
+        words = {"left": "left", "ended": "ended with the program", "lost": f"{_was(lost)} lost{seen}"}
+        parts.append(f"{_named(lost)} {words[how_gone(reason)]}")
     if not parts:
         parts = ["the connections between them were built again"]
     return f"{len(before)} → {num_workers(len(after))}: {', '.join(parts)}"

@@ -5,24 +5,18 @@ It is a program like that of any user: `elasticflow run --nproc-per-node=2 -m ef
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import keras
 
 import ef_keras
+from ef_common.demo import options
 from ef_common.demo.digits import HEIGHT, WIDTH, digits
 
 
 def main() -> None:
     """Train, test, and print the accuracy."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=1296)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples per worker and step")
-    parser.add_argument("--step-s", type=float, default=0.0, help="seconds that a step takes longer")
-    args = parser.parse_args()
-
+    args = options.parse(__doc__)
     images, labels = digits(args.samples, seed=0)
     test_images, test_labels = digits(500, seed=1)
     model = keras.Sequential(

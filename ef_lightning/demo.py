@@ -5,13 +5,13 @@ It is a program like that of any user: `elasticflow run --nproc-per-node=2 -m ef
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ef_common.demo import options
 from ef_common.demo.digits import digits
 from ef_lightning import ElasticFlowStrategy
 
@@ -61,13 +61,7 @@ def data(num_samples: int, *, seed: int) -> TensorDataset:
 
 def main() -> None:
     """Train, test, and print the accuracy."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=1296)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples per worker and step")
-    parser.add_argument("--step-s", type=float, default=0.0, help="seconds that a step takes longer")
-    args = parser.parse_args()
-
+    args = options.parse(__doc__)
     trainer = Trainer(
         strategy=ElasticFlowStrategy(),  # the one line
         max_epochs=args.epochs,

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from ef_common.events import EventLogError, Follower
+from ef_common.story import GOODBYE
 from ef_common.terminal import can_print
 
 WIDTH, LEFT, RIGHT = 860, 86, 20
@@ -113,7 +114,7 @@ class Picture:
         found = []
         for generation, view in sorted(self._views.items()):
             before = self._views.get(generation - 1)
-            if before is None or "goodbye" in view["reason"]:
+            if before is None or GOODBYE in view["reason"]:
                 continue
             pause = f"{1000 * self._pauses.get(generation, 0.0):.0f} ms"
             lost = [self._by_id[one] for one in before["members"] if one not in view["members"]]

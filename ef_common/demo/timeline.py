@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ef_common.events import Follower
+from ef_common.story import GOODBYE
 
 COLUMNS = ("time", "event", "world size", "step", "loss", "pause")
 
@@ -132,7 +133,7 @@ class Timeline:
             return f"started: {', '.join(self.members)}"
         lost = [self._names[worker] for worker in before if worker not in members]
         joined = [self._names[worker] for worker in members if worker not in before]
-        if "goodbye" in record["reason"]:  # no loss: at the end of the program one worker is the first to leave
+        if GOODBYE in record["reason"]:  # no loss: at the end of the program one worker is the first to leave
             return ", ".join(f"{name} has ended" for name in lost)
         self.num_lost += len(lost)
         self.num_joined += len(joined)

@@ -17,7 +17,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from ef_common.story import GOODBYE, PLANNED
+from ef_common.story import how_gone, why_gone
 
 MAX_LANES = 1024
 MAX_SPANS = 128
@@ -141,8 +141,8 @@ class Lanes:
 
     def leave(self, workers: set[str], moment: float, reason: str) -> None:
         """A view has been made without these, for this reason."""
-        how = "left" if reason.startswith(PLANNED) else "ended" if GOODBYE in reason else "lost"
-        why = reason.partition("(")[2].rpartition(")")[0] if how == "lost" else ""
+        how = how_gone(reason)
+        why = why_gone(reason) if how == "lost" else ""
         for worker in workers & self.lanes.keys():
             self.lanes[worker].close(moment, how, why)
 

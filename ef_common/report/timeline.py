@@ -20,7 +20,7 @@ from ef_common.report.goodput import DEFINITION, Ledger
 from ef_common.report.lanes import Lanes
 from ef_common.report.series import Buckets, Levels
 from ef_common.status import Change, Status, verdict
-from ef_common.story import PLANNED
+from ef_common.story import how_gone
 
 VERSION = 1
 MAX_ROWS = 1000
@@ -314,7 +314,7 @@ def _tone(change: Change) -> str:
     if change.ends:
         return "ended"
     if set(change.before) - set(change.after):
-        return "left" if change.reason.startswith(PLANNED) else "lost"
+        return how_gone(change.reason)
     return "joined" if set(change.after) - set(change.before) else "rebuilt"
 
 
