@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ef_common.files import write_whole
+
 MAX_RANGES = 16
 """So many ranges of positions fit; of more, the first."""
 _STATE = struct.Struct("<8sQBBqqddQQQ")  # magic, changes, in a step, excused, epoch, step, first and newest time,
@@ -196,10 +198,8 @@ def _data(path: Path) -> bytes | None:
 
 def write_failure(directory: Path, why: str) -> None:
     """Note down, for the launcher, that the job has failed. What cannot be written is left."""
-    path = directory / f"{_FAILED}-{os.getpid()}"
     with contextlib.suppress(OSError):
-        path.write_text(why, errors="replace")
-        path.replace(directory / _FAILED)
+        write_whole(directory / _FAILED, why.encode(errors="replace"))
 
 
 def read_failure(directory: Path) -> str:

@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from ef_common.errors import JobFailed, UsageError
+from ef_common.files import write_whole
 
 _CALL, _RAISED, _RETURNED = "call", "raised", "returned"
 
@@ -112,12 +113,8 @@ class Exchange:
         return record.get("value"), record.get("refused", "")
 
     def _write(self, name: str, data: bytes) -> None:
-        """At once or not at all, and for nobody else to read."""
-        beside = self._folder / f".{name}-{os.getpid()}"
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        beside.replace(self._folder / name)
+        """For nobody else to read."""
+        write_whole(self._folder / name, data, mode=0o600)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ef_common import note
-from ef_common.launch.run_directory import write_whole
+from ef_common.launch.run_directory import write_json
 from ef_common.note import Noted
 
 MAX_AT_ONE_STEP = 3
@@ -150,7 +150,7 @@ class Restarts:
         for path in self.directory.glob("worker-*"):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            write_whole(self.directory / _COUNT, asdict(self.count.after(death)))
+            write_json(self.directory / _COUNT, asdict(self.count.after(death)))
         return death
 
     def too_often(self, death: Death, *, node: str) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from ef_common.errors import UsageError
+from ef_common.files import write_whole
 
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
@@ -201,7 +202,7 @@ def read_launcher(run_dir: Path) -> Launcher | None:
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:
     """For the launcher."""
-    write_whole(run_dir / _LAUNCHER, asdict(launcher))
+    write_json(run_dir / _LAUNCHER, asdict(launcher))
 
 
 def read_order(run_dir: Path) -> Order | None:
@@ -233,7 +234,7 @@ def order(run_dir: Path, num_workers: int) -> Order:
     with _locked(run_dir):  # of two orders at the same time, the launcher follows both, one after the other
         before = read_order(run_dir)
         made = Order((before.number if before else 0) + 1, num_workers)
-        write_whole(run_dir / _WANTED, asdict(made))
+        write_json(run_dir / _WANTED, asdict(made))
     return made
 
 
@@ -247,12 +248,6 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_whole(path: Path, value: object) -> None:
-    """Write JSON so that readers find all of it, or what was there before."""
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(value))
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+def write_json(path: Path, value: object) -> None:
+    """Write it so that readers find all of it, or what was there before."""
+    write_whole(path, json.dumps(value).encode())
