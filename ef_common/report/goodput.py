@@ -13,8 +13,8 @@ DEFINITION = (
     "Goodput is the share of the workers' time that went into training which was kept. The time of a worker "
     "counts from its first event, which comes after its imports, or from the first view of the job if that was "
     "later, to its end; that of a process which has not joined, to its last event. Not counted as training are: "
-    "warming up before its first view, pauses for changes of the workers, steps that were repeated or undone by a return "
-    "to a checkpoint, what the program does between two trainings, and the time after its last step. "
+    "warming up before its first view, pauses for changes of the workers, steps that were repeated or undone by a "
+    "return to a checkpoint, what the program does between two trainings, and the time after its last step. "
     "Validation between steps counts as training."
 )
 

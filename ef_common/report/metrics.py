@@ -29,7 +29,8 @@ class RunCollector(Collector):
     """
 
     def __init__(self, timeline: Timeline, launcher: Launcher | None, now: float) -> None:
-        self._timeline, self._launcher, self._now = timeline, launcher, now
+        self._timeline, self._launcher = timeline, launcher
+        self._now = timeline.not_before_newest(now)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_the_job()

@@ -149,6 +149,10 @@ class Timeline:
 
     # ------------------------------------------------------------ what is shown
 
+    def not_before_newest(self, now: float) -> float:
+        """Now, or the time of the newest event: this machine's clock may be behind those of the workers."""
+        return max(now, self.newest)
+
     def goodput(self, now: float) -> float | None:
         """Share of the workers' time that went into training which was kept; None before the first view."""
         if self.trained is None:
@@ -171,7 +175,7 @@ class Timeline:
         over = launcher is not None and launcher.over
         if launcher is None or over:
             now = self.newest  # nothing is known of what came after it
-        now = max(now, self.newest)  # the clock of this machine may be behind those of the workers
+        now = self.not_before_newest(now)
         began = self.began if self.began is not None else now
         return {
             "version": VERSION,

@@ -39,6 +39,14 @@ def launched(run: Generated) -> None:
     run_directory.write_launcher(run.run_dir, replace(launcher, num_workers=3))
 
 
+def test_clock_of_the_server_that_is_behind_changes_no_value(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    launched(run)
+    right = metrics_of(run)
+    run.now -= 60.0
+    assert metrics_of(run) == right
+
+
 def test_values_are_those_of_the_run(tmp_path: Path) -> None:
     run = small(tmp_path)
     launched(run)
