@@ -187,10 +187,8 @@ def demo(framework: str, workers: int, run_dir: Path | None, limit_s: float) -> 
 
     from ef_common.demo import play
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, play.end_at_once)
     try:
-        with _refusing("demo"):
+        with _refusing("demo"), play.ending_at_once():
             sys.exit(play.run(framework, workers=workers, run_dir=run_dir, limit_s=limit_s))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

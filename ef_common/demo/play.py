@@ -25,6 +25,7 @@ from ef_common.errors import UsageError
 from ef_common.events import EventLogError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.child import Child
+from ef_common.launch.signals import handled, to_end
 
 PROGRAMS = {"lightning": "ef_lightning.demo", "keras": "ef_keras.demo"}
 _NEEDED = {"lightning": ("torch", "lightning"), "keras": ("torch", "keras")}
@@ -190,6 +191,10 @@ def _tail(path: Path, num_lines: int = 30) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
 
 
-def end_at_once(number: int, _: object) -> None:
-    """Handler of a signal: leave by way of the context managers, which end the job."""
-    raise SystemExit(128 + signal.Signals(number))
+def ending_at_once() -> contextlib.AbstractContextManager[None]:
+    """Within this, SIGTERM and SIGHUP leave by way of the context managers, which end the job, as Ctrl-C does."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    return handled([number for number in to_end() if number != signal.SIGINT], end)

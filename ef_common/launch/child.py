@@ -10,8 +10,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 
 _PR_SET_PDEATHSIG = 1
@@ -30,7 +32,7 @@ class Child:
     def __init__(self, arguments: Sequence[str], *, output: int, environ: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(os.getpid()), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environ or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -51,6 +53,16 @@ class Child:
     def interrupt(self) -> None:
         """Pass Ctrl-C on: the first one lets the workers save a checkpoint and leave, the second one ends them."""
         self.process.send_signal(signal.SIGINT)
+
+
+def _paths() -> list[str]:
+    """Where this program finds modules, but for those of its interpreter, which has them by itself.
+
+    The processes that the workers start inherit them, and may be of another Python.
+    """
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    of_interpreter = (*(sysconfig.get_path(name) for name in names), site.getusersitepackages())
+    return [path for path in sys.path if path and not path.startswith(of_interpreter)]
 
 
 def end_with_parent(number: signal.Signals, parent: int) -> None:

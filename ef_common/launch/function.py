@@ -25,6 +25,7 @@ from typing import Any
 from ef_common.errors import JobFailed, UsageError
 from ef_common.launch import called, environment, run_directory
 from ef_common.launch.child import Child
+from ef_common.launch.signals import handled
 from ef_common.terminal import say
 
 _LOOK_S = 0.1
@@ -142,15 +143,12 @@ def _run(command: list[str]) -> _End:
 def _interrupts() -> Iterator[list[int]]:
     """Meanwhile, note Ctrl-C down in place of raising KeyboardInterrupt, which comes to the main thread alone."""
     numbers: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    cannot_be_put_back = signal.getsignal(signal.SIGINT) is None
+    if threading.current_thread() is not threading.main_thread() or cannot_be_put_back:
         yield numbers
         return
-    signal.signal(signal.SIGINT, lambda number, frame: numbers.append(number))
-    try:
+    with handled([signal.SIGINT], lambda number, frame: numbers.append(number)):
         yield numbers
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _hand_on(child: Child, interrupts: list[int]) -> str:

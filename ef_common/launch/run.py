@@ -43,6 +43,7 @@ from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
+from ef_common.launch.signals import handled, to_end
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.note import read_failure
 from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
@@ -181,17 +182,8 @@ def _listening() -> Iterator[list[int]]:
         elif not signals:
             signals.append(signal.SIGTERM)
 
-    before = {number: signal.signal(number, note) for number in _listened_to()}
-    try:
+    with handled(to_end(), note):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _listened_to() -> list[signal.Signals]:
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 class _Agents:
@@ -391,7 +383,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[environment.NOTES] = str(notes)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
-    for number in _listened_to():
+    for number in to_end():
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM, launcher)
     if device is not None:

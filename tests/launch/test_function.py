@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 import elasticflow as ef
 from ef_common.errors import UsageError
+from ef_common.launch import child
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,13 @@ def test_launch_in_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "127.0.0.1:1")
     with pytest.raises(UsageError, match="a worker of a job already"):
         ef.launch(print)
+
+
+def test_workers_find_the_modules_of_the_program_and_other_pythons_find_nothing_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", ["/program", *sys.path])
+    found = child._paths()
+    assert found[0] == "/program"
+    assert os.path.dirname(os.__file__) not in found
+    assert str(Path(pytest.__file__).parents[1]) not in found

@@ -1,0 +1,25 @@
+"""Signals that end a program, and other handlers for them for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+
+
+def to_end() -> list[signal.Signals]:
+    """SIGINT, SIGTERM and SIGHUP; without SIGHUP where that is ignored, as `nohup` does, and is to stay so."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within this, these signals have this handler. In the main thread only, as Python sets handlers nowhere else."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, one in before.items():
+            signal.signal(number, one)
