@@ -157,16 +157,17 @@ def render(status: Status, usage: Usage, now: float) -> Group:
     has_gpu = any(used["gpu_memory_bytes"] for _, _, used in rows)
     has_hosts = any(one.host not in ("", socket.gethostname()) for _, one, _ in rows)
     workers = Table("rank", show_edge=False)
-    workers.add_column("worker", no_wrap=True)
-    for title in (*(["host"] if has_hosts else []), "step", "loss", "samples/s", "CPU", "memory"):
-        workers.add_column(title)
+    workers.add_column("worker", overflow="fold")  # the only one that gives way on a narrow terminal
+    for title in ("pid", *(["host"] if has_hosts else []), "step", "loss", "samples/s", "CPU", "memory"):
+        workers.add_column(title, no_wrap=True)
     for title in (*(["GPU memory"] if has_gpu else []), "seen"):
-        workers.add_column(title)
+        workers.add_column(title, no_wrap=True)
     for rank, (name, one, used) in enumerate(rows):
         cpu, memory, gpu = used.values()
         workers.add_row(
             str(rank),
             escape(name) + (" [yellow]slow[/]" if one.slow else ""),
+            str(one.pid or ""),
             *([escape(one.host)] if has_hosts else []),
             str(one.step),
             "" if one.loss is None else f"{one.loss:.4g}",

@@ -128,7 +128,8 @@ def step_of(model: Any, reducer: Reducer, *, xla: bool) -> Callable[[Any], Any]:
         from ef_keras.gradients_jax import JaxReducer, JaxStep
 
         return JaxStep(model, reducer if isinstance(reducer, JaxReducer) else None)
-    if xla and check_backend() == "tensorflow" and model.jit_compile:
+    by_batch = model.steps_per_execution == 1 or not hooks.has_own_train_function(model)
+    if xla and by_batch and check_backend() == "tensorflow" and model.jit_compile:
         from ef_keras.gradients_tensorflow import TensorFlowStep
 
         return TensorFlowStep(model)

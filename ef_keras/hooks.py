@@ -462,6 +462,11 @@ def renew_train_function(model: Any, *, xla: bool = True) -> None:
             model.jit_compile = compiled
 
 
+def has_own_train_function(model: Any) -> bool:
+    """Whether a user's code makes the train function of a model, which may take its batches in a way of its own."""
+    return getattr(model.make_train_function, "__func__", None) is not keras.Model.make_train_function
+
+
 def new_train_function(model: Any, *, xla: bool = True) -> Callable[[Any], Any]:
     """A train function that has not been traced; the model keeps its own."""
     own = model.train_function
