@@ -1,0 +1,53 @@
+"""Runs blocks of Python, in a process of their own: the target of a worker."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.pages import preambles, uses
+from tests.pages.blocks import ROOT, Block, all_blocks
+from tests.pages.rows import PROGRAMS
+
+PLACES = ("s3://bucket", "gs://bucket", "/mnt/shared")
+"""Where pages keep checkpoints; a folder stands in for them."""
+
+
+def run_alone(names: Sequence[str], folder: str) -> int:
+    """Run these blocks as a program that no launcher has started."""
+    for name in [name for name in os.environ if name.startswith("ELASTICFLOW_")]:
+        del os.environ[name]
+    return run(names, folder)
+
+
+def run(names: Sequence[str], folder: str) -> int:
+    """Run these blocks of a page, one after the other, in a namespace that they share. Returns how many there were."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a model this small is for the CPU
+    os.chdir(folder)
+    found = {block.name: block for block in all_blocks("python")}
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for name in names:
+        row = PROGRAMS[name]
+        space.update(getattr(preambles, row.preamble)())
+        uses.use(_execute(found[name], space))
+        if row.use:
+            getattr(uses, row.use)(space)
+    return len(names)
+
+
+def _execute(block: Block, space: dict[str, Any]) -> list[Any]:
+    """Run a block. Returns the values of its lines that are expressions, as a notebook shows them."""
+    code = block.code
+    for place in PLACES:
+        code = code.replace(place, str(Path.cwd()))
+    file = str(ROOT / block.page)  # so a traceback shows the line of the page
+    values = []
+    for statement in ast.parse("\n" * (block.line - 1) + code, filename=file).body:
+        if isinstance(statement, ast.Expr):
+            values.append(eval(compile(ast.Expression(statement.value), file, "eval"), space))
+        else:
+            exec(compile(ast.Module([statement], []), file, "exec"), space)
+    return values

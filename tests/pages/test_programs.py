@@ -1,0 +1,71 @@
+"""The Python of the documentation runs, each page in a process of its own; see `tests.pages.rows`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.testing.harness import Job
+from tests.pages import running
+from tests.pages.blocks import PAGES, ROOT, all_blocks
+from tests.pages.rows import PROGRAMS
+
+pytestmark = pytest.mark.timeout(300)
+
+NAMES = [block.name for block in all_blocks("python")]
+WARM = ("tests.pages.running", "tensorflow", "torch.utils.tensorboard")
+"""What the process has imported from which all others are forked: both frameworks, so it is one for this file."""
+
+
+def of_page(page: str, **fields: Any) -> list[str]:
+    """Its blocks whose rows are such."""
+    rows = [(name, PROGRAMS[name]) for name in NAMES if name.startswith(f"{page}: ") and name in PROGRAMS]
+    return [name for name, row in rows if all(getattr(row, field) == value for field, value in fields.items())]
+
+
+def pages(**fields: Any) -> list[str]:
+    return [page for page in (str(path.relative_to(ROOT)) for path in PAGES) if of_page(page, **fields)]
+
+
+@pytest.fixture(scope="module")
+def server() -> None:
+    """Keeps the tests of this file in one process of pytest, which has one warm process for them."""
+
+
+def test_every_program_has_a_row_and_every_row_a_program() -> None:
+    missing = [name for name in NAMES if name not in PROGRAMS]
+    assert not missing, f"tests/pages/rows.py lacks a row that says how to run these blocks of Python: {missing}"
+    assert set(PROGRAMS) <= set(NAMES), "tests/pages/rows.py has rows of blocks that are not there (any more)"
+
+
+@pytest.mark.parametrize("page", pages(workers=1, thorough=False))
+def test_programs_of_a_page_run(page: str, tmp_path: Path, server: None) -> None:
+    run_alone(of_page(page, workers=1, thorough=False), tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", pages(workers=1, thorough=True))
+def test_programs_of_a_page_that_start_a_job_run(page: str, tmp_path: Path, server: None) -> None:
+    run_alone(of_page(page, workers=1, thorough=True), tmp_path)
+
+
+def run_alone(names: list[str], folder: Path) -> None:
+    with Job(folder / "run", preload=WARM) as job:
+        worker = job.start(running.run_alone, names, str(folder))
+        assert worker.result() == len(names)
+
+
+@pytest.mark.processes
+def test_programs_about_several_workers_run_in_two_of_which_one_is_lost(tmp_path: Path, server: None) -> None:
+    names = [name for page in pages(workers=2) for name in of_page(page, workers=2)]
+    for number, name in enumerate(names):
+        folder = tmp_path / str(number)
+        with Job(folder, preload=WARM) as job:
+            workers = job.start_world(2, running.run, [name], str(folder))
+            assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0], job.tails()
+            printed = "".join(worker.output.read_text() for worker in workers)
+            assert "2 → 1 worker: " in printed
+            job.audit()
