@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ef_common.terminal import LOG_FORMAT
 from tests.pages import preambles, uses
 from tests.pages.blocks import ROOT, Block, all_blocks
 from tests.pages.rows import PROGRAMS
@@ -21,6 +22,12 @@ def run_alone(names: Sequence[str], folder: str) -> int:
     for name in [name for name in os.environ if name.startswith("ELASTICFLOW_")]:
         del os.environ[name]
     return run(names, folder)
+
+
+def run_in_job(name: str, folder: str, log_format: str) -> int:
+    """Run a block as a worker of a job, whose lines on the terminal have this format."""
+    os.environ[LOG_FORMAT] = log_format
+    return run([name], folder)
 
 
 def run(names: Sequence[str], folder: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from ef_common.testing.harness import Job
+from tests.horovod_built import is_built
 from tests.pages import running
 from tests.pages.blocks import PAGES, ROOT, all_blocks
 from tests.pages.rows import PROGRAMS
@@ -41,9 +43,15 @@ def test_every_program_has_a_row_and_every_row_a_program() -> None:
     assert set(PROGRAMS) <= set(NAMES), "tests/pages/rows.py has rows of blocks that are not there (any more)"
 
 
-@pytest.mark.parametrize("page", pages(workers=1, thorough=False))
+@pytest.mark.parametrize("page", pages(workers=1, thorough=False, horovod=False))
 def test_programs_of_a_page_run(page: str, tmp_path: Path, server: None) -> None:
-    run_alone(of_page(page, workers=1, thorough=False), tmp_path)
+    run_alone(of_page(page, workers=1, thorough=False, horovod=False), tmp_path)
+
+
+@pytest.mark.skipif(not is_built("tensorflow"), reason="Horovod is not built: elasticflow horovod build")
+@pytest.mark.parametrize("page", pages(horovod=True))
+def test_programs_with_horovod_run(page: str, tmp_path: Path, server: None) -> None:
+    run_alone(of_page(page, horovod=True), tmp_path)
 
 
 @pytest.mark.thorough
@@ -60,12 +68,19 @@ def run_alone(names: list[str], folder: Path) -> None:
 
 @pytest.mark.processes
 def test_programs_about_several_workers_run_in_two_of_which_one_is_lost(tmp_path: Path, server: None) -> None:
+    """The lines in which they tell of it are as they are shown, too."""
     names = [name for page in pages(workers=2) for name in of_page(page, workers=2)]
-    for number, name in enumerate(names):
-        folder = tmp_path / str(number)
+    for name, log_format in zip(names, ("text", "json"), strict=True):
+        folder = tmp_path / log_format
         with Job(folder, preload=WARM) as job:
-            workers = job.start_world(2, running.run, [name], str(folder))
+            workers = job.start_world(2, running.run_in_job, name, str(folder), log_format)
             assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0], job.tails()
             printed = "".join(worker.output.read_text() for worker in workers)
-            assert "2 → 1 worker: " in printed
             job.audit()
+        if log_format == "text":
+            assert "2 → 1 worker: " in printed
+        else:
+            (shown,) = (json.loads(block.code) for block in all_blocks("json"))
+            told = [json.loads(line) for line in printed.splitlines() if line.startswith('{"time"')]
+            (change,) = (line for line in told if line.get("event") == shown["event"])
+            assert list(change) == list(shown)
