@@ -1,8 +1,9 @@
-"""The fenced code of the documentation, block by block."""
+"""The code of the documentation, block by block: what is fenced in pages, and the examples in docstrings."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
+SOURCES = [file for name in ("elasticflow", "ef_*") for file in sorted(ROOT.glob(f"{name}/**/*.py"))]
+_EXAMPLE = re.compile(r"^( *)Example::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
 
 
@@ -69,6 +72,19 @@ def blocks(page: Path, *languages: str) -> Iterator[Block]:
                 yield block
         elif line.startswith("#"):
             heading = line.lstrip("#").strip()
+
+
+def examples(file: Path) -> Iterator[Block]:
+    """The blocks of Python below `Example::` in docstrings of a module."""
+    text = file.read_text()
+    for number, found in enumerate(_EXAMPLE.finditer(text), start=1):
+        line = text.count("\n", 0, found.start(2)) + 1
+        yield Block(str(file.relative_to(ROOT)), "Example", number, "python", line, textwrap.dedent(found[2]).rstrip())
+
+
+def programs() -> list[Block]:
+    """All blocks of Python."""
+    return [*all_blocks("python"), *(block for file in SOURCES for block in examples(file))]
 
 
 def all_blocks(*languages: str) -> list[Block]:

@@ -105,6 +105,30 @@ def forward() -> dict[str, Any]:
     return {"Net": net, "partial": partial, "torch": torch, "F": F, "x": x, "y": y, "x_val": x_val, "y_val": y_val}
 
 
+def by_hand() -> dict[str, Any]:
+    """Of a program of one `forward` with a Trainer of its own; its net is for other data."""
+    data = TensorDataset(tensors()[0], tensors()[1] % 2)
+    loader_of_two = DataLoader(data, _BATCH, shuffle=True)
+    return {"nn": nn, "Trainer": pl.Trainer, "ef_lightning": ef_lightning, "loader": loader_of_two, **forward()}
+
+
+def regression() -> dict[str, Any]:
+    x, _ = arrays()
+    return {"keras": keras, "ef_keras": ef_keras, "x": x, "y": x[:, :2]}
+
+
+def files() -> dict[str, Any]:
+    """The file of each sample, and what reads it."""
+    x, y = arrays()
+    for number, values in enumerate(x):
+        np.save(f"{number}.npy", values)
+
+    def load(path: Any, label: Any) -> Any:
+        return np.load(f"{path}.npy"), label
+
+    return {**of_keras(), "ef_keras": ef_keras, "np": np, "paths": range(len(x)), "labels": y, "load": load}
+
+
 def notebook() -> dict[str, Any]:
     return {"Trainer": pl.Trainer, "Model": Classifier, "loader": loader}
 

@@ -1,7 +1,7 @@
 """How each block of the documentation is run: one row each for Python and for what pages show, one for each command.
 
 A block without a row fails the tests. Rows are found by the page and the heading that a block stands under, and a
-number if it is not the first there.
+number if it is not the first there. Docstrings with `Example::` are pages, too.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ PROGRAMS = {
     "docs/guides/worker-changes.md: When workers join or leave (2)": Program(
         "both", "lose_a_worker_in_lightning", workers=2
     ),
+    "ef_keras/callbacks.py: Example": Program("both"),
+    "ef_keras/dataset.py: Example": Program("files"),
+    "ef_keras/program.py: Example": Program("regression"),
+    "ef_keras/public.py: Example": Program("both"),
+    "ef_lightning/program.py: Example": Program("by_hand"),
 }
 
 # ---------------------------------------------------------------- commands

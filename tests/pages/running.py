@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from ef_common.terminal import LOG_FORMAT
 from tests.pages import preambles, uses
-from tests.pages.blocks import ROOT, Block, all_blocks
+from tests.pages.blocks import ROOT, SOURCES, Block, programs
 from tests.pages.rows import PROGRAMS
 
 PLACES = ("s3://bucket", "gs://bucket", "/mnt/shared")
@@ -34,7 +36,7 @@ def run(names: Sequence[str], folder: str) -> int:
     """Run these blocks of a page, one after the other, in a namespace that they share. Returns how many there were."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a model this small is for the CPU
     os.chdir(folder)
-    found = {block.name: block for block in all_blocks("python")}
+    found = {block.name: block for block in programs()}
     space: dict[str, Any] = {"__name__": "__main__"}
     for name in names:
         row = PROGRAMS[name]
@@ -43,6 +45,14 @@ def run(names: Sequence[str], folder: str) -> int:
         if row.use:
             getattr(uses, row.use)(space)
     return len(names)
+
+
+def run_doctests(folder: str) -> dict[str, list[int]]:
+    """Run the examples with prompts in docstrings of all modules. Returns how many have failed, and of how many."""
+    os.chdir(folder)
+    names = [file.relative_to(ROOT).with_suffix("").as_posix() for file in SOURCES if ">>> " in file.read_text()]
+    modules = [importlib.import_module(name.replace("/", ".").removesuffix(".__init__")) for name in names]
+    return {module.__name__: list(doctest.testmod(module)) for module in modules}
 
 
 def _execute(block: Block, space: dict[str, Any]) -> list[Any]:

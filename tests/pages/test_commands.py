@@ -35,18 +35,20 @@ def of_page(page: str) -> list[Block]:
 
 def test_every_command_has_a_row_and_every_row_a_command() -> None:
     missing = [f"{command} ({name})" for command, name in COMMANDS.items() if not known(command)]
-    assert not missing, f"{ROWS} does not say how to run these commands, or which test gives them: {missing}"
+    assert not missing, (
+        f"{ROWS} does not say how to run these commands: {missing}. Add a row to FOLLOWED, ELSEWHERE or NOT_RUN"
+    )
     for table in (FOLLOWED, ELSEWHERE, NOT_RUN):
         unused = [pattern for pattern in table if not any(re.fullmatch(pattern, command) for command in COMMANDS)]
-        assert not unused, f"{ROWS} has rows of commands that are on no page (any more): {unused}"
+        assert not unused, f"{ROWS} has rows of commands that are on no page: {unused}"
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
 
 
 def test_every_block_of_output_has_a_row_and_every_row_a_block() -> None:
     names = {block.name for block in all_blocks() if block.language not in ("python", "sh", "bash")}
     missing = names - set(SHOWN)
-    assert not missing, f"{ROWS} does not say what prints what these blocks show: {sorted(missing)}"
-    assert set(SHOWN) <= names, f"{ROWS} has rows of blocks that are not there (any more): {sorted(set(SHOWN) - names)}"
+    assert not missing, f"{ROWS} does not say what prints what these blocks show: {sorted(missing)}. Add rows to SHOWN"
+    assert set(SHOWN) <= names, f"{ROWS} has rows of blocks that are gone: {sorted(set(SHOWN) - names)}"
 
 
 def test_address_that_prometheus_reads_is_where_the_page_is_served() -> None:

@@ -12,12 +12,13 @@ import pytest
 from ef_common.testing.harness import Job
 from tests.horovod_built import is_built
 from tests.pages import running
-from tests.pages.blocks import PAGES, ROOT, all_blocks
+from tests.pages.blocks import all_blocks, programs
 from tests.pages.rows import PROGRAMS
 
 pytestmark = pytest.mark.timeout(300)
 
-NAMES = [block.name for block in all_blocks("python")]
+BLOCKS = programs()
+NAMES = [block.name for block in BLOCKS]
 WARM = ("tests.pages.running", "tensorflow", "torch.utils.tensorboard")
 """What the process has imported from which all others are forked: both frameworks, so it is one for this file."""
 
@@ -29,7 +30,7 @@ def of_page(page: str, **fields: Any) -> list[str]:
 
 
 def pages(**fields: Any) -> list[str]:
-    return [page for page in (str(path.relative_to(ROOT)) for path in PAGES) if of_page(page, **fields)]
+    return [page for page in dict.fromkeys(block.page for block in BLOCKS) if of_page(page, **fields)]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +40,22 @@ def server() -> None:
 
 def test_every_program_has_a_row_and_every_row_a_program() -> None:
     missing = [name for name in NAMES if name not in PROGRAMS]
-    assert not missing, f"tests/pages/rows.py lacks a row that says how to run these blocks of Python: {missing}"
-    assert set(PROGRAMS) <= set(NAMES), "tests/pages/rows.py has rows of blocks that are not there (any more)"
+    assert not missing, (
+        f"PROGRAMS in tests/pages/rows.py does not say how to run these blocks: {missing}. Add a row for each"
+    )
+    assert set(PROGRAMS) <= set(NAMES), "PROGRAMS in tests/pages/rows.py has rows of blocks that are gone"
 
 
 @pytest.mark.parametrize("page", pages(workers=1, thorough=False, horovod=False))
 def test_programs_of_a_page_run(page: str, tmp_path: Path, server: None) -> None:
     run_alone(of_page(page, workers=1, thorough=False, horovod=False), tmp_path)
+
+
+def test_examples_with_prompts_in_docstrings_print_what_they_show(tmp_path: Path, server: None) -> None:
+    with Job(tmp_path / "run", preload=WARM) as job:
+        found = job.start(running.run_doctests, str(tmp_path)).result()
+    assert [name for name, (failed, _) in found.items() if failed] == []
+    assert sum(attempted for _, attempted in found.values()) > 50
 
 
 @pytest.mark.skipif(not is_built("tensorflow"), reason="Horovod is not built: elasticflow horovod build")
