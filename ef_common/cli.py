@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -122,6 +122,7 @@ def report(run: Path | None, output: Path | None, png: Path | None, audits: bool
     change has cost over time; what each process did; and tables of the changes, checkpoints and warnings.
     """
     from ef_common.events import finite
+    from ef_common.files import write_whole
     from ef_common.launch import run_directory
     from ef_common.report.page import page
     from ef_common.report.timeline import snapshot_of
@@ -133,20 +134,20 @@ def report(run: Path | None, output: Path | None, png: Path | None, audits: bool
             click.echo(json.dumps(finite(snapshot)))
             return
         target = output or place / "report.html"
-        _write(target, page(snapshot).encode())
+        _write(target, page(snapshot).encode(), how=Path.write_bytes if output else write_whole)
         click.echo(f"The report is in {target}")
         if png is not None:
             from ef_common.report.image import picture
 
-            _write(png, picture(snapshot))
+            _write(png, picture(snapshot), how=Path.write_bytes)
             click.echo(f"The picture is in {png}")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, *, how: Callable[[Path, bytes], object]) -> None:
     from ef_common.errors import UsageError
 
     try:
-        path.write_bytes(content)
+        how(path, content)
     except OSError as error:
         raise UsageError(f"cannot write the file: {error.strerror}. Received: {path}") from None
 

@@ -17,6 +17,8 @@ from ef_common.terminal import num_workers
 SPEED_S = 10.0
 """Speeds are those of so many seconds."""
 _NUM_CHANGES = 8
+_NUM_SEEN = 4096
+"""Of so many events it is known that a worker has told of them; all tell of the same within moments."""
 _TOLD_BY_ALL = ("training", "run", "rollback", "epoch", "evaluation")
 
 
@@ -151,7 +153,7 @@ class Status:
     counted: tuple[int, int] = (1, 0)
     _view: Change | None = None  # the newest view
     _rolled_back: tuple[int, int] = (0, -1)  # generation of the newest rollback
-    _seen: set[tuple[Any, ...]] = field(default_factory=set)
+    _seen: dict[tuple[Any, ...], None] = field(default_factory=dict)  # in the order in which they came
 
     def __post_init__(self) -> None:
         self._follower = Follower(self.run_dir)
@@ -269,7 +271,9 @@ class Status:
         told = {name: value for name, value in record.items() if name not in ("v", "time", "worker", "rank")}
         key = (kind, None if by_all else worker, training, json.dumps(told, sort_keys=True))
         if key not in self._seen:
-            self._seen.add(key)
+            self._seen[key] = None
+            if len(self._seen) > _NUM_SEEN:
+                del self._seen[next(iter(self._seen))]
             if text:
                 self._note(Change(record["time"], text, kind, worker))
             else:

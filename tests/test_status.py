@@ -23,7 +23,7 @@ from ef_common.cli import main
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
-from ef_common.status import Status, verdict
+from ef_common.status import _NUM_SEEN, Status, verdict
 from ef_common.status_table import Usage, as_json, render
 
 
@@ -70,6 +70,16 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert text.count("training with 2 workers") == 1
     assert "step 7, epoch 3" in text
     assert status.samples_per_second(time.time() + 60) == 0.0
+
+
+def test_status_of_a_long_run_keeps_a_bounded_number_of_events(tmp_path: Path) -> None:
+    status, told = Status(tmp_path), []
+    status.on_news = told.append
+    for epoch in range(_NUM_SEEN + 100):
+        for worker in ("a", "b"):
+            status.take({"time": float(epoch), "worker": worker, "kind": "epoch", "epoch": epoch, "length": 8})
+    assert len(told) == _NUM_SEEN + 100  # each once
+    assert len(status._seen) == _NUM_SEEN
 
 
 def test_status_tells_of_each_training_of_a_program_once(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from ef_common.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_HEARTBEAT_TIMEOUT_S = 2.0
+DEFAULT_HEARTBEAT_TIMEOUT_S = 5.0
+"""Compilers and loaders hold Python's lock for two seconds now and then; a worker that dies is noticed without this."""
 _TIMEOUTS_TO_NOTICE = 1.5
 _ACCEPTS_AT_ONCE = 64
 _ACCEPT_PAUSE_S = 0.1

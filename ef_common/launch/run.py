@@ -209,8 +209,12 @@ class _Agents:
         self._coordinator: psutil.Process | None = None
 
     def __enter__(self) -> _Agents:
-        if self._options.local:
-            self._prepare_local_job()
+        try:
+            if self._options.local:
+                self._prepare_local_job()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,13 +1,15 @@
 """Who may look at a live page: whoever has its key or, where there is none, is on this machine.
 
 The key follows from the job's token, which itself is never sent. It comes as ``Authorization: Bearer KEY``, or once as
-``?key=KEY``: then the browser gets a cookie, and is sent to the address without the key. Without a key the server
+``?key=KEY``: then the browser gets a cookie, and is sent to the address without the key. Cookies do not tell the ports
+of a host apart, so that of each key has a name of its own. Without a key the server
 listens on the loopback interface only. There it answers only to its own names, so that no page of another site can
 read it by a name of that site that leads here (DNS rebinding).
 """
 
 from __future__ import annotations
 
+import hashlib
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl
 
@@ -17,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ef_common.control.auth import proves
 
-COOKIE = "elasticflow"
 _HEADERS = {
     b"cache-control": b"no-store",
     b"content-security-policy": b"frame-ancestors 'none'",
@@ -64,10 +65,12 @@ class Guard:
             if not proves(self._key, given):
                 return _refused()
             answer = RedirectResponse(URL(scope=scope).path, status_code=303)
-            answer.set_cookie(COOKIE, self._key, httponly=True, samesite="strict")
+            answer.set_cookie(cookie_name(self._key), self._key, httponly=True, samesite="strict")
             return answer
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        shown = bearer.strip() if scheme.lower() == "bearer" else _cookie(headers.get("cookie", ""))
+        shown = (
+            bearer.strip() if scheme.lower() == "bearer" else _cookie(headers.get("cookie", ""), cookie_name(self._key))
+        )
         return None if proves(self._key, shown) else _refused()
 
 
@@ -84,9 +87,14 @@ def _key_of_query(scope: Scope) -> str:
         return ""
 
 
-def _cookie(header: str) -> str:
+def cookie_name(key: str) -> str:
+    """Name of the cookie that holds a key."""
+    return f"elasticflow-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+
+def _cookie(header: str, name: str) -> str:
     try:
-        morsel = SimpleCookie(header).get(COOKIE)
+        morsel = SimpleCookie(header).get(name)
     except CookieError:
         return ""
     return str(morsel.value) if morsel is not None else ""

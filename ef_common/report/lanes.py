@@ -51,6 +51,7 @@ class Lane:
         last: Time of its newest event, in seconds since the epoch.
         how: How it has ended; "" while it has not.
         why: In words, if there is more to say.
+        left_at: Generation of the view that was made without it; -1 if there was none.
     """
 
     worker: str
@@ -60,6 +61,7 @@ class Lane:
     last: float = 0.0
     how: str = ""
     why: str = ""
+    left_at: int = -1
 
     def turn(self, state: str, moment: float) -> None:
         """It is in this state from now on, if it was in another one."""
@@ -130,21 +132,23 @@ class Lanes:
         match record["kind"]:
             case "start":
                 lane.close(moment, "silent")  # a process before it had the same id
-                lane.host, lane.pid = record["host"], record["pid"]
+                lane.host, lane.pid, lane.left_at = record["host"], record["pid"], -1
                 lane.turn("warming", moment)
-            case "view" if record["worker"] in record["members"] and lane.state in ("", "warming"):
-                lane.turn("training", moment)
+            case "view" if record["worker"] in record["members"] and record["generation"] > lane.left_at:
+                if lane.state in ("", "warming"):
+                    lane.turn("training", moment)
             case "straggler" if lane.state in ("training", "slow"):
                 lane.turn("slow" if record["slow"] else "training", moment)
             case "notice" if lane.state:
                 lane.turn("leaving", moment)
 
-    def leave(self, workers: set[str], moment: float, reason: str) -> None:
-        """A view has been made without these, for this reason."""
+    def leave(self, workers: set[str], moment: float, reason: str, *, generation: int) -> None:
+        """The view of this generation has been made without these, for this reason."""
         how = how_gone(reason)
         why = why_gone(reason) if how == "lost" else ""
         for worker in workers & self.lanes.keys():
             self.lanes[worker].close(moment, how, why)
+            self.lanes[worker].left_at = generation
 
     def begin_anew(self, members: set[str], moment: float) -> None:
         """Another job has begun, with these: the processes of the one before are gone."""

@@ -36,6 +36,7 @@ class Live:
         self._timeline = Timeline(run_dir)
         self._lock = threading.Lock()
         self._audit: Report | str | None = None
+        self._behind = 0.0  # by how much new events seem to be older than they are
         self._state: tuple[int, str] = (-1, "")
 
     def update(self) -> None:
@@ -47,23 +48,28 @@ class Live:
         with self._lock:
             ended = over(self.run_dir)  # before the last events are read
             changed = self._timeline.update()
+            if changed and self.version:  # they have been written since the last time
+                self._behind = self._clock() - self._timeline.newest
             if not ended:
                 self._audit = None  # it was of a run before this one, in the same directory
-            elif self._audit is None or changed:
-                self._audit, changed = _audited(self.run_dir), True
             self.version += changed or not ended
+        if ended and (self._audit is None or changed):
+            report = _audited(self.run_dir)  # takes long, and others ask meanwhile
+            with self._lock:
+                self._audit = report
+                self.version += 1
 
     def state(self) -> str:
         """As JSON. It is made once for all that ask for it."""
         with self._lock:
             if self._state[0] != self.version:
-                self._state = (self.version, embedded(self._timeline.snapshot(self._clock(), self._audit)))
+                self._state = (self.version, embedded(self._timeline.snapshot(self._now(), self._audit)))
             return self._state[1]
 
     def page(self) -> str:
         """The page, with the state in it."""
         with self._lock:
-            return page(self._timeline.snapshot(self._clock(), self._audit), live=True)
+            return page(self._timeline.snapshot(self._now(), self._audit), live=True)
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """For Prometheus.
@@ -82,8 +88,12 @@ class Live:
         registry = CollectorRegistry()
         encode, kind = choose_encoder(accept)
         with self._lock:
-            registry.register(RunCollector(self._timeline, read_launcher(self.run_dir), self._clock()))
+            registry.register(RunCollector(self._timeline, read_launcher(self.run_dir), self._now()))
             return encode(registry), kind
+
+    def _now(self) -> float:
+        """By the workers' clocks once an event has come while this was looking, by this machine's until then."""
+        return self._clock() - self._behind
 
 
 def _audited(run_dir: Path) -> Report | str:

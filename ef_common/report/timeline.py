@@ -144,7 +144,7 @@ class Timeline:
             self.lanes.begin_anew(set(change.after), change.time)
             return
         gone = set(change.before) - set(change.after)
-        self.lanes.leave(gone, change.time, change.reason)
+        self.lanes.leave(gone, change.time, change.reason, generation=change.generation)
         self.ledger.forget(gone)
 
     # ------------------------------------------------------------ what is shown

@@ -15,7 +15,6 @@ import pytest
 
 from ef_common.control import wire
 from ef_common.control.auth import Token
-from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
 from ef_common.control.sockets import LOOPBACK
 from ef_common.core.membership import Settings
 from ef_common.core.place import Place
@@ -27,7 +26,8 @@ from tests.control.test_robustness import HELLO
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 TOKEN = Token("hunter2")
-FLOOD_S = 3 * DEFAULT_HEARTBEAT_TIMEOUT_S
+HEARTBEAT_TIMEOUT_S = 2.0
+FLOOD_S = 3 * HEARTBEAT_TIMEOUT_S
 """Whoever is not heard for a third of it is evicted."""
 NUM_CONNECTIONS = 3000
 MORE_BYTES = 64 << 20
@@ -39,7 +39,11 @@ class Job:
 
     def __init__(self, join: Callable) -> None:
         self.address, pid = start_coordinator(
-            LOOPBACK, TOKEN, Settings(min_nodes=2, last_call_s=0.0), heartbeat_timeout_s=2.0, hang_timeout_s=None
+            LOOPBACK,
+            TOKEN,
+            Settings(min_nodes=2, last_call_s=0.0),
+            heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
+            hang_timeout_s=None,
         )
         self.process = psutil.Process(pid)
         self.workers = [join(self.address, name, TOKEN) for name in ("w0", "w1")]

@@ -44,7 +44,7 @@ def test_environment_empty_is_a_world_of_one():
     env = read_environment({})
     assert (env.coordinator, env.token, env.run_dir, env.audit) == (None, None, None, False)
     assert (env.local_rank, env.local_world_size, env.address) == (0, 1, "")
-    assert (env.notice, env.grace_s, env.heartbeat_timeout_s, env.hang_timeout_s) == (None, 30.0, 2.0, None)
+    assert (env.notice, env.grace_s, env.heartbeat_timeout_s, env.hang_timeout_s) == (None, 30.0, 5.0, None)
     assert (env.checkpoint, env.claims) == (None, None)
     assert env.node
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 
 from ef_common.cli import main
 from ef_common.core.membership import Settings
+from ef_common.errors import UsageError
 from ef_common.launch import run as launcher
 from ef_common.launch import run_directory
 from ef_common.storage.checkpoints import Checkpoints
@@ -374,6 +376,14 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_p
     code, text = elasticflow("run", f"--run-dir={tmp_path}", *arguments)
     assert code == 2
     assert message in text
+
+
+def test_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = launcher.Options.parse(["--nproc-per-node=2", "--rdzv-conf=hang_timeout=soon", "x.py"])
+    with pytest.raises(UsageError, match="hang_timeout=soon"), launcher._Agents(options):
+        raise AssertionError("it was not refused")
+    assert not list(tmp_path.iterdir())
 
 
 NOBODY = 2**30  # no process has this id

@@ -33,7 +33,7 @@ def restore_environment(monkeypatch):
 def test_options_defaults():
     options = Options.parse(parameters("example.org", timeout="900", unknown="1"))
     assert options.endpoint == ("example.org", 29400)
-    assert (options.token, options.is_host, options.heartbeat_timeout_s) == (None, None, 2.0)
+    assert (options.token, options.is_host, options.heartbeat_timeout_s) == (None, None, 5.0)
     assert (options.settings.min_nodes, options.settings.max_nodes, options.settings.last_call_s) == (
         2,
         5,
@@ -62,7 +62,7 @@ def test_options_limit_of_hangs_is_given_or_in_the_environment(monkeypatch, vari
 
 
 @pytest.mark.parametrize(
-    ("variable", "given", "expected"), [(None, {}, 2.0), ("7", {}, 7.0), ("7", {"heartbeat_timeout": "0.5"}, 0.5)]
+    ("variable", "given", "expected"), [(None, {}, 5.0), ("7", {}, 7.0), ("7", {"heartbeat_timeout": "0.5"}, 0.5)]
 )
 def test_options_limit_of_silence_is_given_or_in_the_environment(monkeypatch, variable, given, expected):
     if variable is not None:

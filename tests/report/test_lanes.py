@@ -71,7 +71,7 @@ def test_processes_of_an_earlier_job_end_where_another_one_begins(tmp_path: Path
 def test_second_process_with_the_same_id_begins_again() -> None:
     lanes = Lanes()
     lanes.take({"time": 1.0, "worker": "a", "kind": "start", "host": "h", "pid": 1})
-    lanes.take({"time": 2.0, "worker": "a", "kind": "view", "members": ["a"]})
+    lanes.take({"time": 2.0, "worker": "a", "kind": "view", "members": ["a"], "generation": 1})
     lanes.take({"time": 9.0, "worker": "a", "kind": "start", "host": "h", "pid": 2})
     (lane,) = lanes.shown()
     assert [(span.state, span.begin, span.end) for span in lane.spans] == [
@@ -80,6 +80,19 @@ def test_second_process_with_the_same_id_begins_again() -> None:
         ("warming", 9.0, None),
     ]
     assert (lane.pid, lane.how) == (2, "")
+
+
+def test_view_of_a_lost_worker_that_is_read_late_does_not_bring_it_back() -> None:
+    lanes = Lanes()
+    view = {"worker": "a", "kind": "view", "members": ["a", "b"]}
+    lanes.take({"time": 1.0, "worker": "a", "kind": "start", "host": "h", "pid": 1})
+    lanes.take({"time": 2.0, "generation": 1, **view})
+    lanes.leave({"a"}, 8.0, "a gone (its connection ended)", generation=3)
+    lanes.take({"time": 9.0, "generation": 2, **view})  # its machine's clock is ahead
+    (lane,) = lanes.shown()
+    assert (lane.state, lane.how) == ("", "lost")
+    lanes.take({"time": 10.0, "generation": 4, **view})  # the same process, admitted again
+    assert (lane.state, lane.how) == ("training", "")
 
 
 def test_lane_has_a_bounded_number_of_spans_and_no_gap() -> None:
@@ -96,9 +109,10 @@ def test_of_very_many_processes_the_earliest_are_forgotten_and_their_time_is_not
     for number in range(MAX_LANES + 50):
         moment, worker = 10.0 * number, f"w{number}"
         lanes.take({"time": moment, "worker": worker, "kind": "start", "host": "h", "pid": 1}, training_since=5.0)
-        lanes.take({"time": moment + 1, "worker": worker, "kind": "view", "members": [worker]}, training_since=5.0)
+        view = {"time": moment + 1, "worker": worker, "kind": "view", "members": [worker], "generation": 1}
+        lanes.take(view, training_since=5.0)
         lanes.take({"time": moment + 9, "worker": worker, "kind": "step"}, training_since=5.0)
-        lanes.leave({worker}, moment + 9, "gone")
+        lanes.leave({worker}, moment + 9, "gone", generation=2)
     assert len(lanes.lanes) == MAX_LANES
     assert lanes.num_forgotten == 50
     assert lanes.forgotten_s == pytest.approx(4.0 + 49 * 9.0)  # of the first one, what came after 5 s

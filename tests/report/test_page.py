@@ -136,6 +136,21 @@ def test_report_of_no_log_exits_2(tmp_path: Path, arguments: list[str]) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+def test_report_in_the_run_replaces_a_link_and_one_elsewhere_follows_it(tmp_path: Path) -> None:
+    small(tmp_path)
+    target, link = tmp_path / "target", tmp_path / "report.html"
+    target.write_text("another's")
+    link.symlink_to(target)
+    assert CliRunner().invoke(main, ["report", str(tmp_path), "--no-audit"]).exit_code == 0
+    assert not link.is_symlink()
+    assert target.read_text() == "another's"
+    link.unlink()
+    link.symlink_to(target)
+    assert CliRunner().invoke(main, ["report", str(tmp_path), "--no-audit", "-o", str(link)]).exit_code == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("<!doctype html>")
+
+
 def test_report_that_cannot_be_written_exits_2(tmp_path: Path) -> None:
     small(tmp_path)
     result = CliRunner().invoke(main, ["report", str(tmp_path), "-o", str(tmp_path / "no" / "such.html")])

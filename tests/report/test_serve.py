@@ -22,12 +22,14 @@ from ef_common.control.auth import Token, page_key
 from ef_common.errors import UsageError
 from ef_common.launch import run_directory
 from ef_common.testing.ports import free_ports
-from tests.report.generated import small
+from tests.report.generated import BEGAN, small
 
 pytest.importorskip("prometheus_client", reason="needs the extra `live`")
 pytest.importorskip("starlette", reason="needs the extra `live`")
 pytest.importorskip("uvicorn", reason="needs the extra `live`")
 
+from ef_common.report import live as live_module
+from ef_common.report.live import Live
 from ef_common.report.serve import Server
 
 SECRET = "a secret of the job"
@@ -127,6 +129,46 @@ def test_audit_comes_when_the_run_has_ended(tmp_path: Path) -> None:
         subscriber.close()
 
 
+def test_clocks_that_differ_from_this_machines_change_no_speed(tmp_path: Path) -> None:
+    run = small(tmp_path)
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["train.py"], max_workers=4, local=True))
+    for ahead_s in (-500.0, 0.0, 500.0):
+        live = Live(tmp_path, clock=lambda ahead_s=ahead_s: run.now + ahead_s)
+        live.update()
+        run.train(10)
+        run.write()
+        live.update()
+        run.now += 0.5
+        state = json.loads(live.state())
+        assert state["figures"]["samples_per_s"] > 0
+        assert state["now"] == pytest.approx(run.now - BEGAN, abs=0.01)
+
+
+def test_others_are_answered_while_the_run_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(tmp_path)
+    launcher = run_directory.this_launcher(["train.py"], max_workers=4, local=True)
+    run_directory.write_launcher(tmp_path, replace(launcher, state="ended", outcome="finished"))
+    begun, answered = threading.Event(), threading.Event()
+
+    def slow_audit(run_dir: Path) -> str:
+        begun.set()
+        assert answered.wait(GUARD_S)
+        return "slow"
+
+    monkeypatch.setattr(live_module, "_audited", slow_audit)
+    live = Live(tmp_path)
+    reader = threading.Thread(target=live.update)
+    reader.start()
+    try:
+        assert begun.wait(GUARD_S)
+        assert json.loads(live.state())["audit"] is None
+        assert b"elasticflow_workers" in live.metrics("")[0]
+    finally:
+        answered.set()
+        reader.join(GUARD_S)
+    assert json.loads(live.state())["audit"]["why"] == "slow"
+
+
 def test_run_that_has_not_logged_yet_is_served(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert get(server, "/")[0] == 200
@@ -179,6 +221,10 @@ def test_key_of_an_address_becomes_a_cookie(tmp_path: Path) -> None:
         assert get(server, "/", Cookie=cookie.partition(";")[0])[0] == 200
     with serving(tmp_path, token=Token("another")) as other:
         assert get(other, "/", Cookie=cookie.partition(";")[0])[0] == 401
+        both = [cookie, get(other, f"/?key={page_key(Token('another'))}")[1]["set-cookie"]]
+        assert get(other, "/", Cookie="; ".join(one.partition(";")[0] for one in both))[0] == 200
+        both.reverse()
+        assert get(other, "/", Cookie="; ".join(one.partition(";")[0] for one in both))[0] == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
