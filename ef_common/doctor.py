@@ -1,4 +1,4 @@
-"""`elasticflow doctor`: what is installed, what it can do, and what is missing.
+"""`elasticflow doctor`: shows what is installed, what it supports, and what is missing.
 
 Nothing is imported into this process: a broken package is a line of the report, not the end of it. The short form
 reads what packages and the driver have written down, which takes a moment. The thorough form also imports the

@@ -1,4 +1,4 @@
-"""Small files that others read while they are written."""
+"""Small files that other processes read while they are written."""
 
 from __future__ import annotations
 

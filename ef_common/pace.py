@@ -1,4 +1,4 @@
-"""How a worker's training moves on, noted down by its main thread and read by others."""
+"""The progress of a worker's training, recorded by its main thread and read by other threads."""
 
 from __future__ import annotations
 

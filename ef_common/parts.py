@@ -22,7 +22,7 @@ _MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Part:
-    """A private part.
+    """A private part of another package.
 
     Args:
         owner: Path to what holds it, which begins with the name of a root. The owner may be an object, a class, a

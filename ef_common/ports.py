@@ -1,4 +1,4 @@
-"""The ports: what the session needs of the world, and what a plugin gives it.
+"""The ports: what the session needs from its environment, and what a plugin provides.
 
 Each has a real adapter, and an in-memory one for the simulator:
 

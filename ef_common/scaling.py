@@ -1,4 +1,4 @@
-"""What `elasticflow scale` does: it orders a number of workers, and watches the run until it has them."""
+"""`elasticflow scale`: orders a number of workers, and watches the run until it has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a run: as a table for people, and as JSON for programs."""
+"""The state of a run as a table for people, and as JSON for programs."""
 
 from __future__ import annotations
 

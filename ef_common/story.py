@@ -1,4 +1,4 @@
-"""What happens to a job, told on the terminal of the training: one line for each change, by one worker.
+"""Tells what happens to a job, on the terminal of the training: one worker writes one line per change.
 
 The worker of rank 0 tells it, from what it writes into its event log. A change of the workers is told with the first
 update after it, when it is known what it has cost.

@@ -1,4 +1,4 @@
-"""Lines on the terminal, beside a progress bar, in a file, and after whoever has read them is gone.
+"""Lines on the terminal: next to a progress bar, in a file, and after their reader has gone.
 
 With `ELASTICFLOW_LOG_FORMAT=json`, each line is a JSON object, for those who collect logs.
 """

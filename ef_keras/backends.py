@@ -1,4 +1,4 @@
-"""Which backend of Keras is in use, and what serves it."""
+"""Which backend Keras uses, and the modules that serve it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ef_keras.callbacks()`: what a user hands to `fit`.
+"""`ef_keras.callbacks()`, the callbacks that a user passes to `fit`.
 
 A callback sees when a `fit` begins and ends, and that is where everything else is put in place (`Fit`) and taken
 away again. The model is the user's, and so is `fit`.

@@ -1,4 +1,4 @@
-"""Checkpoints that a `fit` takes by itself, and starts from: Keras's own format, ElasticFlow's places."""
+"""The checkpoints that a `fit` takes itself and starts from, in Keras's own format."""
 
 from __future__ import annotations
 

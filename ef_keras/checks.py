@@ -1,4 +1,4 @@
-"""What a fixed global batch leaves no room for: refused before anything is trained."""
+"""Refuses, before training, data and settings that an elastic `fit` cannot support."""
 
 from __future__ import annotations
 

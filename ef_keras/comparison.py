@@ -1,4 +1,4 @@
-"""Whether the workers read the same data.
+"""Checks that all workers read the same data.
 
 Two batches are compared part by part, by checksums. A part that comes out another one each time that this worker reads
 the batch (augmented with random numbers that nobody can share, say) tells nothing, and is left out.

@@ -1,4 +1,4 @@
-"""The optimizers of a `fit` follow its global batch: see `ef_common.core.compensation`."""
+"""Lets the optimizers of a `fit` follow its global batch; see `ef_common.core.compensation`."""
 
 from __future__ import annotations
 

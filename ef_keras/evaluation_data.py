@@ -1,4 +1,4 @@
-"""The data of an `evaluate`, also of that within a `fit`: every sample once, over whoever is left."""
+"""The data of an `evaluate`, including one within a `fit`: the remaining workers evaluate every sample once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One `fit` while it is elastic: what is put in place when it begins, and taken away when it ends."""
+"""One elastic `fit`: what is installed when it begins, and removed when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step on a global batch: this worker's passes, those that it makes up for others, one reduction, one update.
+"""A step on a global batch: this worker's passes, replacements for lost ones, one reduction, one update.
 
 To Keras it is one step. Each pass is a run of the model's own train function in which `optimizer.apply` hands the
 gradients out instead of applying them. Every pass begins with what the step began with: the same statistics (those of

@@ -1,4 +1,4 @@
-"""Gradients of the TensorFlow backend: out of the compiled step, reduced, and back into it.
+"""Gradients of the TensorFlow backend leave the compiled step, are reduced, and return to it.
 
 No operation of a communication library is in the graph. A step that XLA compiles is cut in two where its gradients are
 reduced (see `stages_tensorflow`). Out of the graph of any other, gradients go bucket by bucket as the backward pass

@@ -1,4 +1,4 @@
-"""Gradients of the torch backend: reduced during the backward pass, as Lightning's are.
+"""Gradients of the torch backend, reduced during the backward pass as under Lightning.
 
 Where `torch.compile` compiles the steps (`jit_compile=True`), its graphs end where the workers meet, which it must not
 trace. The gradients of a compiled backward pass are complete only at its end, so they are reduced after it.

@@ -1,4 +1,4 @@
-"""Sees what ends a `fit` before its time, also if the user catches it there.
+"""Notices when an exception leaves a `fit`, even if the user catches it.
 
 Keras tells nobody of an exception, and no frame of ours is around `fit`. So what `fit` calls is called through here, as
 long as it runs: whatever comes out of that leaves `fit`, which catches nothing. What is raised before `fit` has its

@@ -1,4 +1,4 @@
-"""The private parts of Keras 3 that ElasticFlow touches, nearly all of them, and why.
+"""Nearly all private parts of Keras 3 that ElasticFlow touches, and why.
 
 They are listed in `probe`, which tells at the start of a `fit` if a release of Keras has moved one, and so does
 `tests/keras/test_hooks.py`.

@@ -1,4 +1,4 @@
-"""A torch `DataLoader` of a map-style data set: each worker reads the samples that it trains on, and no others.
+"""A torch `DataLoader` of a map-style data set: each worker reads only the samples that it trains on.
 
 The loader reads what it is told, with its collate function and its data workers. The order is that of its sampler:
 `shuffle=True` and no shuffling are functions of the job's seed and the pass; from a sampler of the user's, rank 0

@@ -1,4 +1,4 @@
-"""What callbacks remember, so that those of another worker, or of the next run, can go on from it."""
+"""What callbacks remember, so that those of another worker, or of the next run, can continue from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of all workers as one: each worker's hold what it has seen, and are merged at the end of a pass."""
+"""Metrics of all workers as one: each worker accumulates its own, and they are merged at the end of a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as Keras's own files hold it, in two steps: a copy in memory, and a file that is written from it later."""
+"""A model in Keras's own file format, in two steps: a copy in memory, and a file that is written from it later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of a `fit`; and such as can be asked for a part.
+"""The data of a `fit`, and data that can be asked for a part.
 
 Of those, each worker reads what it trains on, in an order that all must have.
 """

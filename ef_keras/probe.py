@@ -1,4 +1,4 @@
-"""The private parts of Keras that ElasticFlow touches: the list, and the search.
+"""The list of private parts of Keras that ElasticFlow touches, and the search for them.
 
 They are looked for when a `fit` or `evaluate` sets its callbacks up, and by the contract tests; see `ef_common.parts`.
 """

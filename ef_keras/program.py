@@ -1,4 +1,4 @@
-"""`ef_keras.model()`: a Keras model of a `model` and a `forward`."""
+"""`ef_keras.model()` makes a Keras model of a `model` and a `forward`."""
 
 from __future__ import annotations
 

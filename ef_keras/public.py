@@ -1,4 +1,4 @@
-"""What a program asks of its worker, and `fit` with the callbacks in it."""
+"""Functions for programs: the worker's rank and the number of workers, and `fit` with elastic callbacks."""
 
 from __future__ import annotations
 

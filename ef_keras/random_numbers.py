@@ -1,4 +1,4 @@
-"""Random numbers of a data set that are a function of what they are for, and leave no trace."""
+"""Random numbers of a data set that depend only on their purpose, and leave no trace."""
 
 from __future__ import annotations
 

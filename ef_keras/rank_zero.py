@@ -1,4 +1,4 @@
-"""Callbacks that write to a disk or a terminal: in one worker, the first, whoever that is."""
+"""Callbacks that write to a disk or a terminal run only in the worker that is rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between a model's gradients and its optimizers while a `fit` is elastic."""
+"""The layer between a model's gradients and its optimizers while a `fit` is elastic."""
 
 from __future__ import annotations
 

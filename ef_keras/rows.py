@@ -1,4 +1,4 @@
-"""Some batches as one row of samples, of which any part can be had."""
+"""Several batches as one row of samples, of which any part can be taken."""
 
 from __future__ import annotations
 

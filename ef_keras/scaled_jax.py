@@ -1,4 +1,4 @@
-"""Compensated settings in JAX's steps, which are traced once: each step asks for them before its update."""
+"""Compensated settings in JAX's steps, which are traced once and request the settings before each update."""
 
 from __future__ import annotations
 

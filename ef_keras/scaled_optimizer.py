@@ -1,4 +1,4 @@
-"""Compensated settings of a Keras optimizer: there while it makes an update, and nobody else sees them."""
+"""Compensated settings of a Keras optimizer, visible only during an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compensated settings in TensorFlow's graphs, which are traced once: tensors, which are read anew in each step."""
+"""Compensated settings in TensorFlow's graphs, as variables that each step reads again."""
 
 from __future__ import annotations
 

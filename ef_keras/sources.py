@@ -1,4 +1,4 @@
-"""Where the batches of an epoch come from, and in which order: the same in all workers."""
+"""The sources of an epoch's batches, and their order, which is the same in all workers."""
 
 from __future__ import annotations
 

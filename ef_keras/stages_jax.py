@@ -1,4 +1,4 @@
-"""Calls of Python out of a step that JAX compiles, without a callback of XLA's: the step is cut into stages there.
+"""Cuts a step that JAX compiles into stages, so that Python is called between them and not from XLA.
 
 A step is traced once for each shape of its batch, into a program of JAX's. Where it calls Python, the trace has an
 operation of ours. The program is cut at these: a stage consists of all operations that need nothing which comes out of

@@ -1,4 +1,4 @@
-"""Calls of Python out of a step that XLA compiles in TensorFlow: the step is cut into stages there.
+"""Cuts a step that XLA compiles in TensorFlow into stages, so that Python can be called between them.
 
 XLA compiles no operation that calls Python. So a step is traced once for each shape of its batch, into the graph that
 TensorFlow would compile, and that is cut in the order in which the step was written: the operations before a call of

@@ -1,4 +1,4 @@
-"""What Keras saves of the variables of a model and its optimizers, and the layout of the file that it would write.
+"""What Keras saves of a model's and its optimizers' variables, and the layout of the resulting file.
 
 Keras's layers hand their variables to a store, which writes them to a file. Here they hand them to one that keeps
 them. What HDF5 writes of them is recorded, so that the file can be written to any place without a detour by the local

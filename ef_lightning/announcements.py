@@ -1,4 +1,4 @@
-"""What Lightning announces before it knows its rank ("GPU available: …", "Seed set to 0"): once in a job, by rank 0.
+"""Lightning's messages before it knows its rank ("GPU available: …"): rank 0 shows them, once per job.
 
 Each worker of an elastic job is started as if it were the only one, so Lightning takes it for rank 0 until a Trainer
 runs. Whether it is, or a newcomer, the coordinator says, and no launcher knows it before. So what is announced until

@@ -1,4 +1,4 @@
-"""How checkpoints that the user's callbacks ask for are written: to a store as ElasticFlow's own are."""
+"""Writes the checkpoints of the user's callbacks; to a store, in the way of ElasticFlow's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a training takes by itself, and starts from: Lightning's own format, ElasticFlow's places."""
+"""The checkpoints that a training takes itself and starts from, in Lightning's own format."""
 
 from __future__ import annotations
 

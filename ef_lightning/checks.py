@@ -1,4 +1,4 @@
-"""What a Trainer may ask for that elastic training cannot keep: refused before anything runs.
+"""Refuses, before anything runs, Trainer options that elastic training cannot support.
 
 Data loaders are checked where they are wrapped (:func:`ef_lightning.data_workers.check`).
 """

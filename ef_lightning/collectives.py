@@ -1,4 +1,4 @@
-"""What Lightning and its users call to talk to the other workers, as collectives of the session."""
+"""The functions with which Lightning and its users talk to other workers, as collectives of the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that a user has as arrays, for a DataLoader."""
+"""A user's arrays as a data set for a DataLoader."""
 
 from __future__ import annotations
 

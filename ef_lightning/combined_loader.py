@@ -1,4 +1,4 @@
-"""A CombinedLoader that shows users the loaders that they gave, while Lightning's loops read ElasticFlow's.
+"""A CombinedLoader that shows users their own loaders, while Lightning's loops read ElasticFlow's.
 
 A loader of ElasticFlow's belongs to the loop that reads it: who takes a batch out of it takes it from the training, and
 takes part in a collective. `trainer.train_dataloader`, `trainer.val_dataloaders` and their like are the `iterables` of

@@ -1,4 +1,4 @@
-"""Compensated settings in torch's parameter groups: there for the update, and nobody else sees them."""
+"""Compensated settings in torch's parameter groups, visible only during the update."""
 
 from __future__ import annotations
 

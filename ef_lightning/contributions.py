@@ -1,4 +1,4 @@
-"""What each worker has added to an evaluation, known to all of them once a pass over a loader is complete.
+"""Each worker's contribution to an evaluation, known to all once a pass over a loader is complete.
 
 So a worker that is lost after it takes nothing along.
 """

@@ -1,4 +1,4 @@
-"""The user's DataLoaders: which of them can be dealt, and what stands in their place."""
+"""The user's DataLoaders: which of them can be dealt, and what replaces them."""
 
 from __future__ import annotations
 

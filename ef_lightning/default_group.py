@@ -1,4 +1,4 @@
-"""The other workers, as the default process group of `torch.distributed` sees them.
+"""The other workers, as `torch.distributed`'s default process group sees them.
 
 Each collective is one of the step in which it is called, so the step is made again if a worker is lost in it; see
 :mod:`ef_lightning.repetition`. With a collective in the backward pass, gradients are reduced after that pass.

@@ -1,4 +1,4 @@
-"""The parts of a model as a module of torch, so that Lightning moves, saves and trains them."""
+"""The parts of a model as a torch module, so that Lightning moves, saves and trains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation, test and prediction loaders: every sample once, over whoever is left.
+"""Validation, test and prediction loaders: the remaining workers evaluate every sample once.
 
 A pass deals the whole data set to the members at its start. When a worker has read its share, all exchange what
 they have done. What nobody has done, because its worker died and its part of the metrics died with it, is dealt

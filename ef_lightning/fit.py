@@ -1,4 +1,4 @@
-"""One training of a Trainer, from the set-up of its run to the teardown."""
+"""One training of a Trainer, from the setup of its run to the teardown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step on a global batch: this worker's forward and backward passes, and those that it makes up for others.
+"""A step on a global batch: this worker's passes, and those that it computes in place of lost workers.
 
 Lightning makes the first pass. The others follow when it has made its backward pass, before the gradients are reduced:
 to Lightning all of it is one batch, and none of them is larger than the loader's `batch_size`.

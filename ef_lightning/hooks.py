@@ -1,4 +1,4 @@
-"""The private parts of Lightning that ElasticFlow touches, and nothing else does (those of loggers: `logs`).
+"""The private parts of Lightning that ElasticFlow touches, all in this module except those of loggers (`logs`).
 
 Everything here reads or sets attributes of one Trainer's own objects. They are listed in `probe`, by which a training
 that is set up with another release of Lightning tells what has moved, and so does `tests/lightning/test_hooks.py`.

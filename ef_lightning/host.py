@@ -1,4 +1,4 @@
-"""Which Lightning the user works with.
+"""Finds out which of the two Lightning packages the user works with.
 
 `lightning.pytorch` and `pytorch_lightning` are the same code as two class trees: a strategy of one is no strategy
 for the other's Trainer. What ElasticFlow needs of either is named here.

@@ -1,4 +1,4 @@
-"""Copies of a state in host memory, which is used again from one copy to the next."""
+"""Copies of a state in host memory that is reused for the next copy."""
 
 from __future__ import annotations
 

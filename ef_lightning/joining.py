@@ -1,4 +1,4 @@
-"""How a newcomer joins a training: what it does before, at, and after its admission.
+"""How a newcomer joins a training: what it does before, during and after its admission.
 
 It joins right before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the
 epoch, the step, and the state of optimizers and callbacks that the others have:

@@ -1,4 +1,4 @@
-"""Several training DataLoaders, dealt together: a position of the epoch is a batch of each.
+"""Several training DataLoaders that are dealt together: a position of the epoch is one batch of each.
 
 The epoch is the one that a single process would have with the same loaders: the mode says how many batches it has, and
 what stands beside the last batches of a loader that is shorter. Each worker reads a position of its own in a step, so

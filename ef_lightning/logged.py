@@ -1,4 +1,4 @@
-"""What `self.log` collects, the same in all workers before anybody decides by it.
+"""Makes the values of `self.log` equal in all workers before anybody decides by them.
 
 Workers see different batches, so each has collected other values, maybe under other names. They exchange them by name
 where all of them pass, whoever reads them later:

@@ -1,4 +1,4 @@
-"""What loggers write: by rank 0 alone, and by the next rank 0 again if the one before it may not have done so.
+"""What loggers write: only rank 0 writes, and a new rank 0 repeats what may have been lost.
 
 A killed rank 0 may take along what it was about to write. All workers call their loggers, where all but rank 0 do
 nothing; so each of them remembers these calls until a later collective has shown that rank 0 has made them too.

@@ -1,4 +1,4 @@
-"""What Lightning's limits leave of a DataLoader."""
+"""How many samples of a DataLoader Lightning's limits leave."""
 
 from __future__ import annotations
 

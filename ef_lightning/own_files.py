@@ -1,4 +1,4 @@
-"""What a ModelCheckpoint may be told by a store: which of its own files there are, and nothing of others'.
+"""Restricts what a store may tell a ModelCheckpoint about files to the callback's own files.
 
 It removes the files that its state names, and `Trainer.test(ckpt_path="best")` loads them, from any URL.
 """

@@ -1,4 +1,4 @@
-"""Parameter groups of optimizers, by the names of their parameters: what is added in the middle of a training.
+"""Optimizers' parameter groups by parameter names, for groups that are added during a training.
 
 A newcomer makes its optimizers by `configure_optimizers`. What the others have added since (`add_param_group`, when a
 layer was unfrozen, say) it adds as well, found by name.

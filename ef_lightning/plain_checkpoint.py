@@ -1,4 +1,4 @@
-"""Checkpoints that torch loads without running what they name (`weights_only`): the store brings no code into a worker.
+"""Checkpoints that torch loads with `weights_only`, so that a store brings no code into a worker.
 
 A checkpoint of Lightning's may hold more than tensors and plain values. Hyper-parameters of other types are left out:
 Lightning resumes nothing from them. What the codec knows is encoded as for newcomers. The rest only the user can allow.

@@ -1,4 +1,4 @@
-"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches: the list, and the search.
+"""The list of private parts of Lightning, torchmetrics and torch that ElasticFlow touches, and the search for them.
 
 They are looked for when a run of the Trainer is set up, and by the contract tests; see `ef_common.parts`. A path begins
 with the Trainer, with the package ("host"), or with what exists in a training only, whose class is looked at before.

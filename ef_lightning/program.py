@@ -1,4 +1,4 @@
-"""`ef_lightning.module()`: a LightningModule of a `model` and a `forward`."""
+"""`ef_lightning.module()` makes a LightningModule of a `model` and a `forward`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress bar: rank 0 shows one. When rank 0 is lost, the worker that is rank 0 then does."""
+"""The progress bar, which only rank 0 shows; when rank 0 is lost, the next rank 0 shows one."""
 
 from __future__ import annotations
 

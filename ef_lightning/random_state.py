@@ -1,4 +1,4 @@
-"""The random generators of a worker, as bytes that run no code when they are read."""
+"""A worker's random generators, as bytes whose reading executes no code."""
 
 from __future__ import annotations
 

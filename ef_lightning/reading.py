@@ -1,4 +1,4 @@
-"""What the positions of a training epoch are, and how they are read.
+"""The meaning of positions in a training epoch, and how they are read.
 
 Of one DataLoader, positions are samples. Several DataLoaders are dealt together: a position is a batch of each.
 """

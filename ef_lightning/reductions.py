@@ -1,4 +1,4 @@
-"""One value from those of several workers, as one process would have reduced it."""
+"""Combines the values of several workers into the value that one process would have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which class `ElasticFlowStrategy` is, and how `Trainer(strategy="elasticflow")` finds it."""
+"""The class of `ElasticFlowStrategy`, and how `Trainer(strategy="elasticflow")` finds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step that is made again, if a worker was lost which the others had exchanged values with in it.
+"""Repeats a training step in which a worker was lost that had exchanged values with the others.
 
 A loss in a collective is repaired within that collective: those that are left have one result, of the same members. But
 what a step computes from tensors of several workers is one thing only if all its collectives have the same members,

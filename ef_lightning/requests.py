@@ -1,4 +1,4 @@
-"""What the code of one worker asks of all: to stop the training, or to change how long it is.
+"""Requests of one worker's code that concern all: to stop the training, or to change its length.
 
 Lightning's loops end by `trainer.should_stop` and by the Trainer's limits, and read them where no message could be
 exchanged. So all workers must find the same there, though user code may have set it in one of them alone.

@@ -1,4 +1,4 @@
-"""One run of a Trainer (a fit, a validation, a test, a prediction), from its set-up to its teardown."""
+"""One run of a Trainer (fit, validation, test or prediction), from its setup to its teardown."""
 
 from __future__ import annotations
 

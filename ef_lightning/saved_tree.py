@@ -1,4 +1,4 @@
-"""The file that `torch.save` writes of a tree, as :class:`~ef_common.data.source.SourceState`.
+"""The file that `torch.save` writes for a tree, as :class:`~ef_common.data.source.SourceState`.
 
 Its layout (see :mod:`ef_common.storage.layout`) is that of the file that a host copy of the tree is saved to.
 """

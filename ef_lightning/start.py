@@ -1,4 +1,4 @@
-"""What all workers begin a run of the Trainer with alike, besides the weights.
+"""What all workers agree on at the start of a run of the Trainer, besides the weights.
 
 Whoever has joined in a later training of the program has skipped those before it. So its Trainers have not trained
 there, and their loops and callbacks lack what those of the others know: where an epoch counter stands, which checkpoint

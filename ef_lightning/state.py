@@ -1,4 +1,4 @@
-"""The state that a newcomer receives: what a Lightning checkpoint holds, and what it forgets.
+"""The state that a newcomer receives: the content of a Lightning checkpoint, and what a checkpoint omits.
 
 A checkpoint is enough to start a new Trainer. A newcomer goes on in the middle of an epoch with others, and a
 difference in what anybody logs, monitors or saves would make the workers' next collectives differ.

@@ -1,4 +1,4 @@
-"""A validation that is due by the clock (`val_check_interval` is a duration): by that of rank 0, for all workers.
+"""Validations that are due by the clock (`val_check_interval` as a duration) follow rank 0's clock in all workers.
 
 What that clock says travels with the flags of each reduction, so all workers know it alike at the end of that batch,
 and it costs no message. Lightning compares its own clock there; it is shown a last validation that is for ever ago, or

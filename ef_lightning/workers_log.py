@@ -1,4 +1,4 @@
-"""What the Trainer's loggers get to know of the workers of an elastic training."""
+"""The values about the workers of an elastic training that the Trainer's loggers receive."""
 
 from __future__ import annotations
 

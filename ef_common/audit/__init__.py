@@ -1,4 +1,4 @@
-"""Prove from the event log of a run what ElasticFlow promises.
+"""Proves from the event log of a run that ElasticFlow kept its promises.
 
 `audit` reads the log (`ef_common.events`) and checks five properties, one module each:
 

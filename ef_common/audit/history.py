@@ -1,4 +1,4 @@
-"""The event log as facts that stand: records gathered by kind, without what a rollback made void.
+"""The event log as valid facts: records grouped by kind, without those that a rollback voided.
 
 Records without a generation of their own (weights, epochs, evaluations) take that of their worker at the
 time, and the number of its last step: both follow from the order of the lines in its file.

@@ -1,4 +1,4 @@
-"""What an audit finds: a property holds, or this is where it first fails."""
+"""The findings of an audit: a property holds, or this is where it first fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples: each position exactly once in an epoch that ended whole, at most once in any other.
+"""Samples: each position was committed exactly once in a complete epoch, and at most once in any other.
 
 A position is the same sample for all workers: where they have compared what they read, they have read the same.
 """

@@ -1,4 +1,4 @@
-"""NumPy arrays as what travels between members: their bytes."""
+"""Access to the bytes of NumPy arrays that travel between members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torch's process groups find their peers: over the bootstrap of a view, and not for longer than it holds."""
+"""The store through which torch's process groups find their peers, as long as a view holds."""
 
 from __future__ import annotations
 

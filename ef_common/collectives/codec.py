@@ -1,4 +1,4 @@
-"""Python values as bytes and arrays, without pickle.
+"""A codec that turns Python values into bytes and arrays, without pickle.
 
 A codec turns a tree of plain values into a JSON header and a list of *leaves*, and builds it again. Leaves stay
 arrays (here of NumPy; tensors in `torch_codec`), so a large state is sent at memory speed. A type that is not

@@ -1,4 +1,4 @@
-"""The data planes that can be chosen, by name."""
+"""The data planes that can be chosen by name."""
 
 from __future__ import annotations
 

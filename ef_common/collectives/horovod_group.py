@@ -1,4 +1,4 @@
-"""The group of a view on Horovod. Membership stays ours; Horovod moves the data.
+"""The process group of a view on Horovod, which moves data and does not decide on membership.
 
 Horovod knows one group per process, and only collectives of all its members. So it is shut down and started anew
 for each view, and what goes from one member to another takes :class:`~ef_common.collectives.links.Links`.

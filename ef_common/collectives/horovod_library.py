@@ -1,4 +1,4 @@
-"""Horovod's library itself, on plain memory; it needs no framework, and nothing of Horovod's Python.
+"""Calls Horovod's library directly on plain memory, without a framework and without Horovod's Python code.
 
 Horovod has one library for each framework, with a state of its own. `elasticflow horovod build` adds functions to it
 that begin an operation on memory and wait for it (`ef_common/horovod/memory.cc`). Calls release Python's lock.

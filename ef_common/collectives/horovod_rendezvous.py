@@ -1,4 +1,4 @@
-"""How the members of a view find each other for Horovod: a server for this process alone, in front of the bootstrap.
+"""Lets the members of a view find each other for Horovod: a local server in front of the bootstrap.
 
 Horovod's own rendezvous is a server that everybody on the network may write to. Here each worker asks one on its
 own loopback interface, and values travel over the coordinator, to members of the view only.

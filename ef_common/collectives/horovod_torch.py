@@ -1,4 +1,4 @@
-"""Horovod for torch: by way of the library; by Horovod's own functions for tensors on a GPU, if it has NCCL."""
+"""Horovod for torch: through the library itself, or through Horovod's own functions for GPUs if it has NCCL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the groups of all engines have in common: they break once, and for good, and have links between two members."""
+"""What the groups of all engines share: they break once and for good, and have links between members."""
 
 from __future__ import annotations
 

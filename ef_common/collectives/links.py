@@ -1,4 +1,4 @@
-"""Bytes from one member of a view to another, over a connection of their own.
+"""Connections that carry bytes from one member of a view to another.
 
 It is opened when it is first needed: a socket of the node if both are there (half the time for the same bytes), else
 TCP. A receiver publishes its addresses and a secret over the view's bootstrap, which only members can read; who

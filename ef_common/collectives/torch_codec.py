@@ -1,4 +1,4 @@
-"""Trees with torch tensors in them as bytes and tensors; see `codec`."""
+"""A codec for trees that contain torch tensors; see `codec`."""
 
 from __future__ import annotations
 

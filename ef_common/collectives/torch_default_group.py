@@ -1,4 +1,4 @@
-"""A default process group that follows the view, for code that asks `torch.distributed`.
+"""A default process group that follows the view, for code that calls `torch.distributed`.
 
 `rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`), so it
 is carried to its end by those that are left if a worker is lost, and it is complete when it returns, also with

@@ -1,4 +1,4 @@
-"""Small messages from everybody to everybody over Gloo, each with a header that tells the call that it is sent in.
+"""Small messages between all members over Gloo, each with a header that names the call it belongs to.
 
 Gloo ends the process if a message is longer than what was expected, and takes a shorter one for it. So a message is
 received into memory that has room for any of them, and believed only if its header tells the call of this member.

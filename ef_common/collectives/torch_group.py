@@ -1,4 +1,4 @@
-"""The group of a view on `torch.distributed`'s Gloo, without the global default group.
+"""The process group of a view on `torch.distributed`'s Gloo, without the global default group.
 
 Several things make it elastic:
 

@@ -1,4 +1,4 @@
-"""Sums of tensors on GPUs by NCCL, on `torch.distributed`'s process group, without the global default group.
+"""Sums of GPU tensors with NCCL, on `torch.distributed`'s process group, without the global default group.
 
 It is built when the first such tensor comes: only then is it sure that all members have one, and on which device.
 Each publishes its GPU. If two have the same one, or one has no NCCL, all leave it: the sums are Gloo's then.

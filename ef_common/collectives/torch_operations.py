@@ -1,4 +1,4 @@
-"""Small logical collectives on torch tensors; see `operations` for those that need no framework."""
+"""Small logical collectives on torch tensors; `operations` has those that need no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which a member's operations begin: that of its calls, though some must wait until all have met.
+"""Keeps a member's operations in the order of its calls, although some wait until all members have met.
 
 Gloo counts operations, so members must begin them in one order, whenever each of them comes to it.
 """

@@ -1,4 +1,4 @@
-"""Torch tensors, and NumPy arrays beside them, for the engines that know tensors."""
+"""Torch tensors and NumPy arrays, for the engines that handle tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job token, and the proofs by which a worker and the coordinator show each other that they know it.
+"""The job token, and the proofs with which a worker and the coordinator show each other that they know it.
 
 The token itself never crosses the network. Each side answers the other's nonce with an HMAC; the worker's
 covers all that it says about itself. Nothing is encrypted: whoever can change packets on the network can

@@ -1,4 +1,4 @@
-"""Gets claims in a store, on behalf of the coordinator."""
+"""Acquires claims in a store on behalf of the coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's end of one connection: cuts lines, bounds what a peer can make us hold."""
+"""The coordinator's end of a connection: it cuts lines and limits what a peer can make us store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator: a server in a thread of its own, for an agent or a worker to host."""
+"""The coordinator: a server in its own thread, hosted by an agent or a worker."""
 
 from __future__ import annotations
 

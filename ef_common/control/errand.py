@@ -1,4 +1,4 @@
-"""How a launcher, which is no worker, exchanges a word with the coordinator that leads."""
+"""Lets a launcher, which is not a worker, exchange a message with the leading coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a launcher, which is no worker, tells the coordinator that the job has failed."""
+"""Lets a launcher, which is not a worker, tell the coordinator that the job has failed."""
 
 from __future__ import annotations
 

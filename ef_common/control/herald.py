@@ -1,4 +1,4 @@
-"""What a coordinator tells others of its kind: that it leads, that it gathers its members, that the job has failed."""
+"""Tells other coordinators that this one leads or gathers members, or that the job has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker knows from its coordinator, and how its threads wait for more."""
+"""What a worker has received from its coordinator, and how its threads wait for more."""
 
 from __future__ import annotations
 

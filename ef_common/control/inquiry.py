@@ -1,4 +1,4 @@
-"""How a launcher, which is no worker, learns that the others go on without a worker of its."""
+"""Lets a launcher ask the coordinator whether the others continue without one of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's connection to the coordinator: connect, prove the token to each other, send, receive."""
+"""A worker's connection to the coordinator: it connects, authenticates both sides, sends and receives."""
 
 from __future__ import annotations
 

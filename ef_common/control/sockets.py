@@ -1,4 +1,4 @@
-"""What the control plane asks of the operating system: addresses, socket options, file limits, forks."""
+"""What the control plane needs from the operating system: addresses, socket options, file limits, forks."""
 
 from __future__ import annotations
 

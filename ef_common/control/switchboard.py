@@ -1,4 +1,4 @@
-"""The coordinator's inside: connections on one side, the membership machine on the other.
+"""The inside of the coordinator, between the connections and the membership machine.
 
 All of it runs in the event loop of :class:`~ef_common.control.coordinator.Coordinator`. What follows from an
 event is decided by :func:`ef_common.core.membership.decide` and by nothing here; this module turns lines and

@@ -1,4 +1,4 @@
-"""Messages between the workers and the coordinator: JSON lines, with a version, validated in full.
+"""Messages between workers and coordinator: JSON lines with a version, completely validated.
 
 One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its
 dataclass below. Whatever else arrives raises `ProtocolError`, and nothing else. Texts are printable, so that

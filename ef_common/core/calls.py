@@ -1,4 +1,4 @@
-"""Which call a member is in, told with the first message of each: members in different calls must not meet unnoticed.
+"""The call that a member is in travels with each first message, so that different calls never meet unnoticed.
 
 A call is a line of text that says what a worker does ("barrier 'fit'", "reduction of the gradients"), equal in all
 members that are in it. It travels in a header of a fixed size, so that whatever two members send each other can be read

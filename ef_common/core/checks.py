@@ -1,4 +1,4 @@
-"""What a setting may be."""
+"""Checks of the values of settings."""
 
 from __future__ import annotations
 

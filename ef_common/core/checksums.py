@@ -1,4 +1,4 @@
-"""Checksums of what workers have read, part by part."""
+"""Checksums of the parts of a batch that workers have read."""
 
 from __future__ import annotations
 

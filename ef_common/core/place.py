@@ -1,4 +1,4 @@
-"""The place of a training: how far it has come for sure."""
+"""The place of a training: how far it has certainly come."""
 
 from __future__ import annotations
 

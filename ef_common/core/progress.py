@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: what the members tell of their progress, and what follows from it.
+"""Decides who keeps the others waiting, from the progress that the members report.
 
 A member *waits* in a collective, at a boundary, or while a view settles; else it computes. Its *position* is the view
 and the collective that it waits for, or will wait for next. Whoever computes, or waits at an earlier position than

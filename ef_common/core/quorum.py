@@ -1,4 +1,4 @@
-"""The quorum: which coordinator may issue a view, so that two of them can never do harm.
+"""The quorum: which coordinator may issue a view, so that two coordinators never do harm.
 
 The members of a view train only if *all* of them take part in each collective, so two coordinators do harm only if
 each of them issues a view, and nobody is a member of both. Each worker listens to one coordinator at a time, and tells

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints may be removed, each with the reason."""
+"""Retention: which checkpoints may be removed, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules that count steps, in a world whose size changes: they follow the samples.
+"""Learning-rate schedules that count steps follow the samples when the size of the world changes.
 
 A user makes a schedule for the world in which the job began, the *reference world*: W₀ workers, whose steps take b₀
 positions each. A world of another size takes b positions in a step, so a schedule that moved on with each update would

@@ -1,4 +1,4 @@
-"""Where a worker stands, as it must tell a coordinator that knows nothing of it."""
+"""The standing of a worker: what it must report to a coordinator that knows nothing about it."""
 
 from __future__ import annotations
 

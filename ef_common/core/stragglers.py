@@ -1,4 +1,4 @@
-"""Who is slower than the others: smoothed throughput against theirs.
+"""Finds members that are slower than the others, by their smoothed throughput.
 
 The throughput of a member is samples per second of computing, without waiting, over about the last minute: sums that
 fade as ``exp(-t / 60 s)``. A member below 0.8 of the median of the others' for a minute is a straggler (the ratio of

@@ -1,4 +1,4 @@
-"""Sums whose rounding does not depend on who computed which part.
+"""Sums whose rounding does not depend on who computes which part.
 
 The leaves 0 … n-1 are added up in one fixed binary tree: leaf 2k and leaf 2k+1, then their sums in pairs, and so on.
 Whoever holds leaves adds up what the tree allows without the others; the sums of whole *blocks* are what is left to

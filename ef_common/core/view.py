@@ -1,4 +1,4 @@
-"""The view: who takes part, in which order.
+"""The view: who takes part, and in which order.
 
 Everything that a worker computes from its peers (rank, world size, shard, gradient weight) is a function
 of the view. Generations only grow; two views never share one.

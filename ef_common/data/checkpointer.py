@@ -1,4 +1,4 @@
-"""Checkpoints of one training: the one that it starts from, and when the next is taken.
+"""Checkpoints of one training: the one that it starts from, and when the next one is taken.
 
 Rank 0 takes them; whoever becomes rank 0 goes on with it. All members know the run, so that any of them can.
 """

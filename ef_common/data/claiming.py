@@ -1,4 +1,4 @@
-"""The members' one place for claims, by which some go on without the others; see :mod:`ef_common.core.quorum`.
+"""The members' common place for claims, with which some continue without others; see :mod:`ef_common.core.quorum`.
 
 By default it is where the checkpoints are.
 """

@@ -1,4 +1,4 @@
-"""The ratio of a run, from update to update: what is compensated, agreed by all workers and kept for newcomers."""
+"""The ratio of a run from update to update: agreed by all workers and passed to newcomers."""
 
 from __future__ import annotations
 

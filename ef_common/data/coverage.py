@@ -1,4 +1,4 @@
-"""A pass of evaluation: every position once, over whoever is left.
+"""A pass of evaluation, in which the remaining workers evaluate every position once.
 
 A pass deals all positions to the members at its start. When a worker has done its share, all exchange what they
 have done, and what came out of it. What nobody has done, because its worker died and its part of the result died

@@ -1,4 +1,4 @@
-"""An epoch of training: what is dealt, what an update has used, and the record of both.
+"""An epoch of training: what has been dealt, what updates have used, and the record of both.
 
 A *position* is a place in the order of the epoch: of a sample, or of a batch where batches are what can be dealt.
 """

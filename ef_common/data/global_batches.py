@@ -1,4 +1,4 @@
-"""The settings of a fixed global batch: refused before anything is trained if they contradict each other."""
+"""The settings of a fixed global batch, which are refused before training if they contradict each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loggers show of the workers of a training: how many they are, how fast, and what their changes cost."""
+"""What loggers show about the workers of a training: their number, their speed, the cost of changes."""
 
 from __future__ import annotations
 

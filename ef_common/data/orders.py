@@ -1,4 +1,4 @@
-"""The order that an object keeps things in: its lists and rows of numbers, and what a shuffle does to them.
+"""The order of an object's lists and rows of numbers, which a shuffle changes.
 
 A data set of the user's shuffles what it has in itself, mostly a row of indices or a list of paths. Such an attribute
 is equal in two processes but for the order, so the order alone makes it the same in both.

@@ -1,4 +1,4 @@
-"""Reads what will probably be asked for, in threads or processes of its own.
+"""Reads ahead what will probably be needed, in threads or processes of its own.
 
 What is expected changes with the members. Nothing is handed out but what is asked for: what was read for nobody is
 dropped, so reading ahead decides nothing about who trains on what.

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for, and the states of the generators that all programs have."""
+"""Random numbers that are a function of their purpose, and the states of the generators of all programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sets of an elastic training, whatever the framework: declared once, checked once."""
+"""The user's settings of an elastic training, for every framework: declared once and checked once."""
 
 from __future__ import annotations
 

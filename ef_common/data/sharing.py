@@ -1,4 +1,4 @@
-"""When all members write a checkpoint together, and what they settle before.
+"""Decides when all members write a checkpoint together, and what they agree on before.
 
 Rank 0 wishes for it before a step, its wish is summed with the flags of that step's reduction, and all who have
 completed that one take the checkpoint at the next boundary. There rank 0 tells all of them, in one collective, what the

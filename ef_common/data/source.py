@@ -1,4 +1,4 @@
-"""What a framework's plugin gives of a training, so that it can be saved: its state between two steps."""
+"""The state of a training between two steps, which a plugin provides so that it can be saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes one process compute the same bits as another, with torch."""
+"""The torch settings that make one process compute the same bits as another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DataLoader that reads what it is told, and survives the death of its worker processes."""
+"""A DataLoader that reads the planned batches, and survives the death of its worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a training on its way to a newcomer; see :class:`~ef_common.ports.State`."""
+"""The transfer of a training's state to a newcomer; see :class:`~ef_common.ports.State`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's code hears of workers that come and go."""
+"""Tells the user's code of workers that join or leave."""
 
 from __future__ import annotations
 

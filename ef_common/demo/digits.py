@@ -1,4 +1,4 @@
-"""The data of the demo, which need no download: digits of a dot-matrix display, moved, dimmed and with noise."""
+"""The demo's data, which need no download: digits of a dot-matrix display, moved, dimmed and noisy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a run, from its event log: who trained when, at which loss, and what each change of workers cost.
+"""The picture of a run, from its event log: when each worker trained, the loss, the cost of each change.
 
 As SVG, and in characters for a terminal.
 """

@@ -1,4 +1,4 @@
-"""`elasticflow demo`: train with some workers, kill one, let another one join, and prove that nothing went wrong.
+"""`elasticflow demo`: trains, kills a worker, lets another one join, and proves that nothing went wrong.
 
 The job is that of `elasticflow run`, which starts a new worker in the place of the one that is killed. All that this
 process knows of the training comes from the event log.

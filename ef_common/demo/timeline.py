@@ -1,4 +1,4 @@
-"""The story of a run, told from its event log alone."""
+"""The story of a run, derived from its event log alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticflow horovod build`: a wheel of Horovod for the torch and TensorFlow that are installed.
+"""`elasticflow horovod build`: builds a wheel of Horovod for the installed torch and TensorFlow.
 
 The source comes from the package index that pip uses, is verified, changed (see `source`) and compiled. Wheels are
 kept by the versions that they were built for, so the next environment with the same ones installs in seconds.

@@ -1,4 +1,4 @@
-"""Two processes that sum something with Horovod: the proof that what was built works.
+"""Proves that a built Horovod works: two processes sum a tensor with it.
 
 `python -m ef_common.horovod.proof FRAMEWORK` is one of them.
 """

@@ -1,4 +1,4 @@
-"""What has to change in Horovod's source: so that it builds, and so that no lost peer takes a process with it.
+"""Patches of Horovod's source, so that it builds and no lost peer ends a process.
 
 A change is a piece of text that occurs once in a file, and what stands there afterwards. Anything else is an error:
 the source is not the one that the changes were made for.

@@ -1,4 +1,4 @@
-"""`elasticflow run` as the child of a program, which starts it, may interrupt it, and outlives it.
+"""`elasticflow run` as the child of a program that starts it, may interrupt it, and outlives it.
 
 It has a session of its own, so Ctrl-C in a terminal reaches the program alone, which passes it on. When the program
 ends, by whatever cause, the job stops as after SIGTERM: its workers save a checkpoint and leave.

@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, for launchers under which no process is sure to live as long as the job.
+"""A coordinator in its own process, for launchers that guarantee no process as long-lived as the job.
 
 The process is nobody's child: a launcher that ends a worker with its children does not end it. It ends by itself
 when no worker has been connected for a while, so it does not outlive the job.

@@ -1,4 +1,4 @@
-"""What a torchrun agent does when workers of its have died, besides what torchrun does.
+"""What a torchrun agent does, in addition to torchrun, when its workers have died.
 
 It counts, waits before they are started again, and ends instead when the job has failed: by an exception of the user's
 own code, as a worker has noted, or because they die at one step again and again.

@@ -1,4 +1,4 @@
-"""What a worker tells when an exception ends it.
+"""What a worker reports when an exception ends it.
 
 An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
 told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed

@@ -1,4 +1,4 @@
-"""The end of a worker whose whole process stands still, and without which the others have gone on.
+"""Ends a worker whose whole process is frozen after the others have continued without it.
 
 It is stopped by a signal, or something written in C keeps Python's lock. No thread of it runs, so it cannot end itself,
 as a worker does whose main thread hangs (:mod:`ef_common.launch.hung`): its agent does it. The worker notes down its

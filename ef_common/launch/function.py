@@ -1,4 +1,4 @@
-"""`elasticflow.launch`: a function in all workers of an elastic job, from a script or a cell of a notebook.
+"""`elasticflow.launch` runs a function in all workers of an elastic job, from a script or a notebook.
 
 The job is that of `elasticflow run`, whose workers are new interpreters, so what this process has initialized (torch,
 TensorFlow, CUDA) does not matter to them. The function goes to them, and what it returns or raises comes back, in a

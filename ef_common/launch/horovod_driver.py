@@ -1,4 +1,4 @@
-"""A worker's line to Horovod's elastic driver: carries out what :mod:`ef_common.launch.horovod_rounds` decides."""
+"""A worker's connection to Horovod's elastic driver; it does what :mod:`ef_common.launch.horovod_rounds` decides."""
 
 from __future__ import annotations
 

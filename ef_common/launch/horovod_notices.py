@@ -1,4 +1,4 @@
-"""What Horovod's elastic driver tells a worker: that hosts have come or gone.
+"""Notices from Horovod's elastic driver that hosts have been added or removed.
 
 The driver is told an address and a key, by its unauthenticated store, and then sends pickled requests there, with an
 HMAC under that key. Whoever reads the store knows the key. So the requests are not unpickled here: the name of the

@@ -1,4 +1,4 @@
-"""When a worker speaks with Horovod's elastic driver, decided from events alone.
+"""Decides, from events alone, when a worker talks to Horovod's elastic driver.
 
 The driver counts. It starts processes for new hosts, and gives up hosts on which a process has failed, when *all*
 processes that it counts on have either ended or said READY: then a *round* is complete, and each READY is answered

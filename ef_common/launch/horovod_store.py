@@ -1,4 +1,4 @@
-"""The key-value store of horovodrun, which all processes of its job can reach."""
+"""horovodrun's key-value store, which all processes of its job can reach."""
 
 from __future__ import annotations
 

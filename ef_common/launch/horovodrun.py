@@ -1,4 +1,4 @@
-"""Under horovodrun: the worker of rank 0 starts a coordinator in a process of its own, and all find it.
+"""Under horovodrun, the worker of rank 0 starts a coordinator in its own process, and the others find it.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The end of a worker whose main thread hangs, and without which the others have gone on."""
+"""Ends a worker whose main thread hangs after the others have continued without it."""
 
 from __future__ import annotations
 

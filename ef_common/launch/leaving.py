@@ -1,4 +1,4 @@
-"""How a worker that has nothing more to do in the job ends."""
+"""How a worker ends when it has nothing more to do in the job."""
 
 from __future__ import annotations
 

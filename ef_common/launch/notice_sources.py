@@ -1,4 +1,4 @@
-"""Where a notice may be found that this machine is to go: a file, or a URL such as a cloud's metadata server has.
+"""Sources of the notice that this machine will go away: a file, or a URL such as a cloud's metadata server.
 
 What cannot be asked gives no notice: a worker must not leave because a metadata server is slow.
 """

@@ -1,4 +1,4 @@
-"""Notices that this worker is to go: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source that is asked every second.
+"""Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source polled every second.
 
 A notice is a wish, and nothing is interrupted by it: the session leaves at the next boundary that all agree on, and
 the process ends with status 0. If it has not come so far within the grace time (a validation may be long), it ends

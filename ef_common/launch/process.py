@@ -1,4 +1,4 @@
-"""This process as a worker: its session, its event log, made once from the environment.
+"""This process as a worker: its session and its event log, created once from the environment.
 
 A process has one membership, however many Trainers or models it creates; that is why it is kept here, in the only
 module-level variable of ElasticFlow.

@@ -1,4 +1,4 @@
-"""What a launcher does when a worker of its has died: count, wait longer each time, and know when to give up.
+"""What a launcher does when one of its workers has died: count, wait longer each time, and finally give up.
 
 The count lies in a directory, next to what the workers note down there (:mod:`ef_common.note`), so it outlives the
 launcher's own process.

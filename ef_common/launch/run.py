@@ -1,4 +1,4 @@
-"""`elasticflow run`: torchrun, with what an elastic job needs filled in.
+"""`elasticflow run`: torchrun, completed with what an elastic job needs.
 
 With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rendezvous. Without, it is a whole elastic
 job on this machine. Then each worker has an agent of its own, because an agent restarts all of its workers when one

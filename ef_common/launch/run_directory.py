@@ -1,4 +1,4 @@
-"""The directory of a run, by which `elasticflow run`, `status` and `scale` know of each other.
+"""The directory of a run, through which `elasticflow run`, `status` and `scale` communicate.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Signals that end a program, and other handlers for them for a while."""
+"""The signals that end a program, and temporary handlers for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun's rendezvous "elasticflow": agents supervise their own workers, membership is the coordinator's.
+"""torchrun's rendezvous "elasticflow": agents supervise their own workers, and the coordinator decides on membership.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which entry of a batch reaches which parameter of a `forward`.
+"""Binds the entries of a batch to the parameters of a `forward`.
 
 Entries of a tuple are bound in order, those of a dict by their names. A parameter with a default value may go without
 an entry. Two parameters are no entries: `params` (of this name, or the last one without a default), which is the

@@ -1,4 +1,4 @@
-"""What a `forward` returns: a cost, or a dict of a cost and of metrics."""
+"""The values that a `forward` returns: a loss, or a dict of a loss and metrics."""
 
 from __future__ import annotations
 

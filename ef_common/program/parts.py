@@ -1,4 +1,4 @@
-"""What a `model()` has returned: the model's parts, its optimizer, and the framework that they are of."""
+"""The result of a `model()`: the model's parts, its optimizer, and the framework that they belong to."""
 
 from __future__ import annotations
 

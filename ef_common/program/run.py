@@ -1,4 +1,4 @@
-"""What `elasticflow.train` is asked for, as it is handed to the framework."""
+"""The arguments of `elasticflow.train`, as they are passed to the framework."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ef_common.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A training. See :func:`elasticflow.train` for what each means.
+    """A training; :func:`elasticflow.train` describes each field.
 
     Args:
         forward: The cost of a batch.

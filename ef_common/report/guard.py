@@ -1,4 +1,4 @@
-"""Who may look at a live page: whoever has its key or, where there is none, is on this machine.
+"""Decides who may see a live page: holders of its key or, if there is no key, clients on this machine.
 
 The key follows from the job's token, which itself is never sent. It comes as ``Authorization: Bearer KEY``, or once as
 ``?key=KEY``: then the browser gets a cookie, and is sent to the address without the key. Cookies do not tell the ports

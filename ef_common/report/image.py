@@ -1,4 +1,4 @@
-"""A picture of a run, for papers and messages; drawn with matplotlib."""
+"""A picture of a run for papers and messages, drawn with matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each process of a run did over time: a lane each, as spans of states.
+"""What each process of a run did over time: one lane per process, made of spans of states.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A run that goes on, read by one thread at a time and shown to many."""
+"""The state of a running job, read by one thread at a time and shown to many clients."""
 
 from __future__ import annotations
 

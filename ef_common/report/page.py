@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds all it needs, and asks no network for anything."""
+"""The report page: one HTML file that contains everything it needs and loads nothing from the network."""
 
 from __future__ import annotations
 

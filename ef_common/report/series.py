@@ -1,4 +1,4 @@
-"""Values over time in a bounded size: however long a run is, it has at most so many buckets and points."""
+"""Values over time in bounded memory: the number of buckets and points is limited, however long the run."""
 
 from __future__ import annotations
 

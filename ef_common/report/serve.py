@@ -1,4 +1,4 @@
-"""`elasticflow status --serve`: the page of a run that goes on, and its metrics.
+"""`elasticflow status --serve`: the live page of a run, and its metrics.
 
 ::
 

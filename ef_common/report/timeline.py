@@ -1,4 +1,4 @@
-"""A run over time, in a size that does not grow with its length: what the report, the live page and metrics show.
+"""A run over time in bounded memory: the data behind the report, the live page and the metrics.
 
 One pass over the events feeds `Status`, which knows what a run does now, and what keeps its past: series in buckets,
 lanes of processes, and the changes, checkpoints and other news.

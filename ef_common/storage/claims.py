@@ -1,4 +1,4 @@
-"""Claims: files that can be created but once, by which some of a view's members go on without the others.
+"""Claims: files created only once, through which some members of a view continue without the others.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Small files in etcd, which creates a key but once; see `ef_common.storage.claims.Place`.
+"""Small files in etcd, which creates a key only once; see `ef_common.storage.claims.Place`.
 
 It is asked through its JSON gateway (``/v3``: etcd 3.4 and newer). A request that creates goes to one endpoint only: if
 its answer is lost, and the endpoints are no cluster, then the next one would be asked to create the same anew, and the

@@ -1,4 +1,4 @@
-"""What a store's error means, in words that help, and without what must not be logged."""
+"""Explains a store's errors in helpful words, without anything that must not be logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file will hold, before anything of its large arrays has been copied.
+"""The layout of a file, known before any of its large arrays has been copied.
 
 Frameworks hand each array's memory to the file in one piece. So a state in which large arrays are replaced by memory
 that nobody has touched is saved into a :class:`Recorder`, which keeps all bytes but those: it notes where they belong.

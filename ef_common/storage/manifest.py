@@ -1,4 +1,4 @@
-"""The manifest: what makes files a checkpoint. It is written last, and says how to recognize damage, its own included.
+"""The manifest, written last, which makes files a checkpoint and reveals damage, including its own.
 
 JSON: ``{"format": 1, "checksum": …, "manifest": {…}}``, where the checksum is that of the inner object in its canonical
 form (sorted names, no spaces). Format 2 has checksums of pieces. A higher one is a newer version's, whatever else it

@@ -1,4 +1,4 @@
-"""Bytes in memory as a file to read, without a copy of them."""
+"""A readable file over bytes in memory, without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for copies of a state, which is used again from one copy to the next."""
+"""Reusable memory for copies of a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving in the background: training hands over a snapshot and goes on, whatever the store does.
+"""Saving in the background: training hands over a snapshot and continues, whatever the store does.
 
 One thread writes one snapshot at a time, and one more may wait. A newer one takes the place of the one that waits, and
 ends the trying again of the one being written; so never more than two are held, however long a store fails or hangs.

@@ -1,4 +1,4 @@
-"""Shares: several workers write one file of a checkpoint, each some pieces of it.
+"""Shares: several workers write one file of a checkpoint, some pieces each.
 
 What lies beside the file until it is published::
 

@@ -1,4 +1,4 @@
-"""Has a disk written while its file is still growing, so that the wait for it at the end is short."""
+"""Starts writing a growing file to the disk early, so that the wait at its end is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient reduction in buckets, overlapping the backward pass, that can be run again after a loss.
+"""Gradient reduction in buckets, which overlaps the backward pass and can be run again after a loss.
 
 The local gradient of a parameter stays in `param.grad` until the reduction has completed; buckets hold scaled
 copies of it, which are summed in place. So a reduction that a loss interrupts is run again from the local

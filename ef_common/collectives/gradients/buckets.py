@@ -1,4 +1,4 @@
-"""Flat buffers for the gradients and buffers of a module, and which tensor lies where."""
+"""Flat buffers for a module's gradients and buffers, and the place of each tensor in them."""
 
 from __future__ import annotations
 

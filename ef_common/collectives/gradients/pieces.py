@@ -1,4 +1,4 @@
-"""The pieces of one global batch: who has computed which, and who makes up for those that were lost."""
+"""The pieces of a global batch: who has computed which, and who replaces those that were lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to reduce: hooks into the backward pass of a module, and what a step does around it."""
+"""Hooks that start the reduction of a module's gradients during its backward pass, and the calls around a step."""
 
 from __future__ import annotations
 

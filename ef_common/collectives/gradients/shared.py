@@ -1,4 +1,4 @@
-"""Gradient reduction of a global batch that workers share: of arrays, outside of the backward pass.
+"""Gradient reduction of a global batch that workers share, on arrays and outside of the backward pass.
 
 The sums with the same bits for every number of workers are in :mod:`ef_common.collectives.gradients.canonical`; both
 are used alike.

@@ -1,4 +1,4 @@
-"""Sparse gradients: reduced as dense ones, and sparse again for the optimizer.
+"""Sparse gradients are reduced as dense ones, and made sparse again for the optimizer.
 
 Which rows a batch touches differs from worker to worker, and their number too. A dense sum needs no second message, and
 can be run again after a loss like that of any other gradient. It moves as many bytes as the parameter has.

@@ -1,4 +1,4 @@
-"""Rule 13: members of a view go on without the others if they have its claim, which some of them are asked to get."""
+"""Rule 13: members of a view continue without the others if they have its claim, which some of them acquire."""
 
 from __future__ import annotations
 

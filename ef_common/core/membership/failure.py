@@ -1,4 +1,4 @@
-"""Rule 12: an exception of the user's own code ends the job."""
+"""Rule 12: an exception of the user's code ends the job."""
 
 from __future__ import annotations
 

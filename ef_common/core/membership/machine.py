@@ -1,4 +1,4 @@
-"""Which rule an event concerns."""
+"""The entry point of the machine: it finds the rule for each event."""
 
 from __future__ import annotations
 

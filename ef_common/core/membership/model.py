@@ -1,4 +1,4 @@
-"""What membership is made of: the coordinator's state, what can happen, and what can follow from it."""
+"""The data types of the membership: the coordinator's state, the events, and the actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule 9, of a member that is outpaced: a spare comes in first, then it goes."""
+"""Rule 9 for an outpaced member: a spare joins first, and then the member leaves."""
 
 from __future__ import annotations
 

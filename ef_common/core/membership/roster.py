@@ -1,4 +1,4 @@
-"""Who of the workers is in the view, stays in it, and could come into it."""
+"""Which workers are in the view, stay in it, and could join it."""
 
 from __future__ import annotations
 

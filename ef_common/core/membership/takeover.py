@@ -1,4 +1,4 @@
-"""Rules 10 and 11: views that are held back, members that come back or from elsewhere, and standbys that take over."""
+"""Rules 10 and 11: views that are held back, members that return, and standbys that take over."""
 
 from __future__ import annotations
 
