@@ -53,7 +53,7 @@ _OF_A_TRAINING = (samples.check, updates.check, weights.check, evaluation.check)
 
 
 def _of_all(found: list[Property]) -> Property:
-    """One property of all trainings, from that of each; the first violation is the earliest training's."""
+    """Combine one property of all trainings; the first violation is that of the earliest training."""
     if len(found) == 1:
         return found[0]
     for number, one in enumerate(found, start=1):

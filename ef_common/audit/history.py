@@ -112,7 +112,7 @@ class Rollback:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a worker stands in its file."""
+    """A worker's position in its file."""
 
     generation: int = -1
     step: int | None = None  # None: a founder, or a process that has not been admitted yet

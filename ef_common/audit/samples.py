@@ -54,7 +54,7 @@ def check(history: History) -> Property:
 
 
 def _check_reads(history: History) -> tuple[Violation | None, int]:
-    """The first place at which two workers have read different data, and the number of comparisons."""
+    """Find the first place at which two workers have read different data, and count the comparisons."""
     first: dict[tuple[int, int], Read] = {}
     compared = 0
     standing = (found for found in history.reads if found.step < history.limit(found.generation))

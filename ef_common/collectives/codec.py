@@ -24,13 +24,13 @@ class ArrayLeaves:
     """NumPy arrays as leaves. A framework's codec has a subclass of this for its own tensors."""
 
     def take(self, value: Any) -> tuple[str, Any] | None:
-        """Tag and leaf of a value that travels as one; None for anything else."""
+        """The tag and the leaf of a value that travels as a leaf; None for anything else."""
         if type(value) in (np.ndarray, np.memmap) and _travels(value.dtype):
             return "a", np.ascontiguousarray(value, value.dtype.newbyteorder("="))
         return None
 
     def give(self, tag: str, leaf: Any, shape: Sequence[int]) -> Any:
-        """The value again, from its leaf; inverse of `take`.
+        """The value of a leaf; inverse of `take`.
 
         Raises:
             ValueError: Unknown tag.
@@ -40,7 +40,7 @@ class ArrayLeaves:
         return np.asarray(leaf).reshape(shape)
 
     def spec(self, leaf: Any) -> tuple[str, list[int]]:
-        """Name of its type, and its shape."""
+        """Name of the leaf's type, and its shape."""
         return leaf.dtype.name, list(leaf.shape)
 
     def empty(self, dtype: str, shape: Sequence[int]) -> Any:
@@ -52,7 +52,7 @@ class ArrayLeaves:
         return np.empty(shape, dtype=type_of_numbers(dtype))
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
-        """Its memory, shape (bytes,), uint8; a view where it is contiguous."""
+        """The leaf's memory, shape (bytes,), uint8; a view where it is contiguous."""
         return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
 
     def encode_other(self, value: Any) -> list[Any] | None:
@@ -73,7 +73,7 @@ def _travels(dtype: np.dtype[Any]) -> bool:
 
 
 def type_of_numbers(name: str) -> np.dtype[Any]:
-    """A type of NumPy's, by its name.
+    """A NumPy type, by its name.
 
     Raises:
         TypeError: It is not one of numbers.
@@ -85,7 +85,7 @@ def type_of_numbers(name: str) -> np.dtype[Any]:
 
 
 class Codec:
-    """Encodes trees of plain values, and of what `leaves` knows.
+    """Encodes trees of plain values and of the leaves that `leaves` knows.
 
     Plain are: None, bool, int, float, str, bytes, list, tuple, set, frozenset, deque, dict, Path, timedelta,
     and NumPy's numbers and arrays. Of a subclass, an enum of numbers say, it makes the class itself.
@@ -95,11 +95,11 @@ class Codec:
         self._leaves = leaves
 
     def takes(self, value: Any) -> bool:
-        """Whether this travels as a leaf."""
+        """Whether this value travels as a leaf."""
         return self._leaves.take(value) is not None
 
     def knows(self, value: Any) -> bool:
-        """Whether `encode` takes it."""
+        """Whether `encode` accepts this value."""
         try:
             self.encode(value)
         except UnsupportedError:

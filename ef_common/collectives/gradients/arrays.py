@@ -84,14 +84,14 @@ class ArrayBuckets:
 
 
 def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Zeros whose memory begins as frameworks want that of their tensors to."""
+    """Zeros whose memory is aligned as frameworks require of their tensors."""
     memory = np.zeros(size * dtype.itemsize + ALIGNMENT_BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % ALIGNMENT_BYTES
     return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
 def _divided(array: np.ndarray, by: float) -> np.ndarray:
-    """A copy, in memory that begins as frameworks want it to."""
+    """A copy in memory that is aligned as frameworks require."""
     copy = _aligned(array.size, array.dtype).reshape(array.shape)
     np.divide(array, by, out=copy)
     return copy
@@ -149,7 +149,7 @@ class ArrayReduction:
             self._group = None  # `run` starts over, after recovery
 
     def take(self, arrays: Sequence[np.ndarray]) -> None:
-        """The local arrays of the next bucket, in its order, are there: begin to reduce them. Never raises."""
+        """Start to reduce the next bucket, whose local arrays are given in its order. Never raises."""
         for index, array in zip(self._layout.buckets[self._num_taken], arrays, strict=True):
             self._arrays[index] = array
         self._num_taken += 1
@@ -181,13 +181,13 @@ class ArrayReduction:
         return b""
 
     def result(self, header: bytes | None) -> Sequence[np.ndarray]:
-        """The buffers."""
+        """The buffers of the reduction."""
         if header is not None:
             self._alone = False
         return self._buffers
 
     def read_flags(self) -> None:
-        """Take in the members' flags, once the reduction is complete or its result has come from another member."""
+        """Read the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
             self.num_changes, self.num_stops, self.num_wishes, self._lacking = self._buffers[-1][-_NUM_FLAGS:].tolist()
 
