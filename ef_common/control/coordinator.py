@@ -99,7 +99,7 @@ class Coordinator:
 
     @property
     def address(self) -> Address:
-        """Host and port on which it listens.
+        """The host and port on which it listens.
 
         Raises:
             UsageError: It has not been started.
@@ -110,12 +110,12 @@ class Coordinator:
 
     @property
     def has_begun(self) -> bool:
-        """A worker has come, though it may be gone already."""
+        """Whether a worker has connected, even if it has gone already."""
         return self._has_begun
 
     @property
     def is_over(self) -> bool:
-        """The job has ended, or failed."""
+        """Whether the job has ended or failed."""
         state = None if self._switchboard is None else self._switchboard.state
         return state is not None and (state.closed or bool(state.failed))
 
@@ -239,7 +239,7 @@ class Coordinator:
             sock.close()
 
     def _log_fault(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """Log a fault of our own code, each kind once; the coordinator goes on."""
+        """Log a fault of our own code, each kind once; the coordinator continues."""
         error = context.get("exception")
         kind = f"{type(error).__name__} {context.get('message')}"
         if kind not in self._faults_logged:

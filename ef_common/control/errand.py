@@ -22,7 +22,7 @@ _KEY = new_nonce()
 def ask_leader(
     addresses: Sequence[Address], member: Member, token: Token | None, message: wire.Fail | wire.Inquire
 ) -> wire.FromCoordinator | None:
-    """Tell whoever leads; takes `ANSWER_S` at most for each step of the exchange with each address.
+    """Send a message to the leading coordinator; each step with each address takes at most `ANSWER_S`.
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.

@@ -12,7 +12,7 @@ from ef_common.core.view import Member
 
 
 def report_failure(addresses: Sequence[Address], member: Member, token: Token | None, why: str, *, fatal: bool) -> str:
-    """Tell whoever leads.
+    """Report the failure to the leading coordinator.
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.

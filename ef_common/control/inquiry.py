@@ -12,7 +12,7 @@ from ef_common.core.view import Member
 
 
 def inquire(addresses: Sequence[Address], member: Member, token: Token | None, worker: str) -> str | None:
-    """Ask whoever leads whether a worker is out.
+    """Ask the leading coordinator whether a worker is out.
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.

@@ -38,7 +38,7 @@ _WRITE_SHARE = 0.1  # of the time of a writing, what training loses by it
 
 
 class Pace(NamedTuple):
-    """What a cadence has seen, as a value.
+    """What a cadence has measured, as a value.
 
     Args:
         taken_s: When the newest checkpoint was taken, or training began.
@@ -62,11 +62,11 @@ class Pace(NamedTuple):
 
     @classmethod
     def begin(cls, now: float, step: int, *, workers: int = 1) -> Pace:
-        """At the start of training."""
+        """The training begins."""
         return cls(now, step, now, workers)
 
     def with_workers(self, now: float, workers: int, *, losses: int = 0) -> Pace:
-        """The view has changed: so many workers are there now, so many were lost."""
+        """The view has changed: this many workers are there now, and this many were lost."""
         spent = max(0.0, now - self.seen_s) * self.workers
         return self._replace(seen_s=now, workers=workers, worker_s=self.worker_s + spent, losses=self.losses + losses)
 
@@ -75,11 +75,11 @@ class Pace(NamedTuple):
         return self._replace(taken_s=now, step=step)
 
     def with_stall(self, seconds: float) -> Pace:
-        """Training stood still for so long to take one."""
+        """Training was paused for this long to take a checkpoint."""
         return self._replace(stall_s=_smoothed(self.stall_s, seconds))
 
     def with_write(self, seconds: float) -> Pace:
-        """One was written in so long."""
+        """A checkpoint was written in this time."""
         return self._replace(write_s=_smoothed(self.write_s, seconds))
 
 
@@ -145,7 +145,7 @@ class Cadence:
         return Due(now - pace.taken_s >= interval_s, f"every {interval_s:.0f} s")
 
     def interval_s(self, pace: Pace, now: float) -> float:
-        """Seconds from one checkpoint to the next, if it goes by time."""
+        """Seconds between two checkpoints, if they go by time."""
         write_s = pace.write_s or 0.0
         if self.every is not None:
             return self.every.total_seconds()
@@ -162,7 +162,7 @@ class Cadence:
 
 
 def daly_s(cost_s: float, mtbf_s: float) -> float:
-    """Daly's optimum of the interval; Young's √(2·C·M) for a cost that is small against the time between failures.
+    """Daly's optimal interval; Young's √(2·C·M) if the cost is small against the time between failures.
 
     >>> daly_s(0.5, 10_000.0) - math.sqrt(2 * 0.5 * 10_000.0) < 0.0
     True

@@ -9,7 +9,7 @@ Checksums = Sequence[int | None]
 
 
 def are_alike(one: Checksums, other: Checksums) -> bool:
-    """Whether two batches may be the same. Of one without parts nobody knows anything."""
+    """Whether two batches may be the same; True for a batch without parts, of which nothing is known."""
     if not one or not other:
         return True
     return len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True) if None not in (a, b))

@@ -57,7 +57,7 @@ MOST_BETA = 1.0 - 2.0**-20
 
 
 class Ramp(NamedTuple):
-    """A ratio on its way.
+    """A ratio on its way to a new value.
 
     Args:
         start: Ratio of the last update before the change.
@@ -118,7 +118,7 @@ class Compensation:
 
     @classmethod
     def of(cls, value: Compensation | Rule) -> Compensation:
-        """The settings themselves, or those with a rule and the defaults."""
+        """The settings as given, or the defaults with this rule."""
         return value if isinstance(value, Compensation) else cls(value)
 
     @property
@@ -127,7 +127,7 @@ class Compensation:
         return self.rule if isinstance(self.rule, str) else getattr(self.rule, "__name__", "function")
 
     def rule_for(self, kind: str | None) -> Rule:
-        """The rule of an optimizer, which is not `auto` any more.
+        """The rule of an optimizer, with `auto` resolved.
 
         Args:
             kind: Which of those in `AUTO` it is; None for any other.
@@ -137,7 +137,7 @@ class Compensation:
         return "none" if kind is None else AUTO[kind]
 
     def advance(self, ramp: Ramp | None, goal: float) -> Ramp:
-        """The ramp at the next update, whose ratio will in the end be `goal`."""
+        """The ramp at the next update, with the final ratio `goal`."""
         if ramp is None:
             return Ramp(goal, goal, self.ramp_steps)
         if goal != ramp.goal:
@@ -145,11 +145,11 @@ class Compensation:
         return ramp if self.is_over(ramp) else ramp._replace(updates=ramp.updates + 1)
 
     def is_over(self, ramp: Ramp) -> bool:
-        """Whether a change has its whole effect."""
+        """Whether a change has taken full effect."""
         return ramp.updates >= self.ramp_steps
 
     def ratio(self, ramp: Ramp) -> float:
-        """γ_t: exactly the goal when the ramp is over."""
+        """γ_t, which is exactly the goal when the ramp is over."""
         start, goal, updates = ramp
         return goal if self.is_over(ramp) else start + (goal - start) * updates / self.ramp_steps
 
@@ -158,7 +158,7 @@ class Compensation:
 
 
 def kind_of(cls: type, known: Mapping[type, str], steps: Sequence[str]) -> str | None:
-    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do.
+    """Which of the known optimizers a class is: itself, or the base class whose steps it makes.
 
     Args:
         cls: The class of an optimizer.
@@ -208,7 +208,7 @@ class Affine(NamedTuple):
 
 
 def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
-    """What becomes of an optimizer's settings at a ratio.
+    """How an optimizer's settings change at a ratio.
 
     Args:
         rule: Any but "auto".
@@ -250,7 +250,7 @@ def lr_scale(rule: Rule, ratio: float) -> float:
 
 
 def momentum_factor(rule: Rule, before: float, ratio: float) -> float:
-    """What a momentum that has the learning rate in it is multiplied by, before an update.
+    """The factor for a momentum that contains the learning rate, before an update.
 
     Args:
         rule: Any but "auto".

@@ -47,7 +47,7 @@ class CheckpointId(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> CheckpointId | None:
-        """The identity that has this name; None if the name is not one of ours."""
+        """The identity with this name; None if the name is not one of ours."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -57,7 +57,7 @@ class CheckpointId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is known of how a run began.
+    """What is known about the beginning of a run.
 
     Args:
         parent: The checkpoint that it resumed from; None if it started from nothing.
@@ -113,12 +113,12 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
 
 
 def next_run(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> int:
-    """Number for the next start: above all that have left a trace."""
+    """The number of the next start, above every number that has left a trace."""
     return 1 + max({one.run for one in checkpoints} | set(claims), default=0)
 
 
 def fence(writer: CheckpointId, checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> Fence | None:
-    """Why this checkpoint must not be published; None if it may.
+    """Why this checkpoint must not be published; None if it may be.
 
     Args:
         writer: Identity of the checkpoint to be published.

@@ -30,7 +30,7 @@ SETTLING = -1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a member tells; durations in seconds.
+    """The progress that a member reports; durations in seconds.
 
     Args:
         generation: Of the view that it is in, or settles.
@@ -68,13 +68,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a member has told, and when that came."""
+    """A member's report, and when it arrived."""
 
     progress: Progress
     at: float
 
     def since(self, earliest: float) -> float:
-        """Since when it has done what it does."""
+        """Since when the member has been doing what it reports."""
         return max(earliest, self.at - self.progress.for_s)
 
 
@@ -106,7 +106,7 @@ class Longest:
     other_s: float = 0.0
 
     def and_of(self, progress: Progress) -> Longest:
-        """Those of one more member."""
+        """The longest spans including those of one more member."""
         return Longest(
             max(self.step_s, progress.longest_step_s),
             max(self.first_s, progress.longest_first_s),
@@ -116,7 +116,7 @@ class Longest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong.
+    """What is wrong with the members of a view.
 
     Args:
         hung: Members that keep the others waiting.
@@ -130,7 +130,7 @@ class Verdict:
 
 
 def limit_of(kind: str, longest: Longest, limits: Limits, *, few: bool = True) -> float:
-    """So long a member may keep the others waiting, in seconds.
+    """How long a member may keep the others waiting, in seconds.
 
     Args:
         kind: Of what it does.

@@ -83,7 +83,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """Some members of a view go on without the others if they have a claim.
+    """The claim that some members of a view need to continue without the others.
 
     Args:
         claim: Its name. There is one of each view, and one of what each claim has left of it.
@@ -107,7 +107,7 @@ class Stores:
     claims: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def have_one(self, members: Iterable[str]) -> bool:
-        """Whether all these members have told, and have one store."""
+        """Whether all these workers have reported a store, and it is the same one."""
         told = {self.told.get(member) for member in members}
         return len(told) == 1 and bool(told.pop())
 
@@ -117,7 +117,7 @@ NO_STORES = Stores()
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """What is lacking: a reason, and perhaps a claim that would do."""
+    """What is missing: a reason, and perhaps a claim that would be enough."""
 
     why: str
     bid: Bid | None = None
@@ -163,7 +163,7 @@ def shortfall(
 def bids(
     members: Collection[str], chain: Iterable[Link], *, gone: Collection[str], dead: Collection[str], stores: Stores
 ) -> tuple[tuple[Bid, ...], bool]:
-    """The claims with which alone these members could have a view; none if claims would not do.
+    """The claims with which these members could have a view; empty if claims alone are not enough.
 
     Returns:
         The claims, and whether the others may be more, and should go first.
@@ -221,7 +221,7 @@ def _lack(
 
 
 def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: Stores) -> Bid | None:
-    """The claim that is lacking; None if these members have the last one. Nobody in it: others have it."""
+    """The missing claim; None if these members have the last one; one without members if others have it."""
     claim, left = f"{view.generation:09d}-{_digest(view.ids)}", set(view.ids).difference(gone)
     while (named := stores.claims.get(claim)) is not None:
         claim, left = f"{view.generation:09d}-{_digest((claim, *named))}", set(named).difference(gone)
@@ -235,7 +235,7 @@ def _digest(names: Iterable[str]) -> str:
 
 
 def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Link, ...]]:
-    """Put together what workers know.
+    """Combine what workers know.
 
     Args:
         chains: Of each the generation in which it has settled (0: none), and the views that it knows since then.
@@ -268,7 +268,7 @@ def is_same(one: View, other: View) -> bool:
 
 
 def follows(view: View, first: View, chain: Iterable[Link]) -> bool:
-    """Whether a view was issued with knowledge of another one, which has come about.
+    """Whether a view was issued with knowledge of another view, which has come about.
 
     Args:
         view: The view.

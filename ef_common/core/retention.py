@@ -52,7 +52,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What lies in a store under the name of a checkpoint.
+    """The files in a store under the name of a checkpoint.
 
     Args:
         id: The checkpoint.
@@ -75,7 +75,7 @@ def removable(
     valid: Collection[CheckpointId],
     run: int,
 ) -> dict[CheckpointId, str]:
-    """What to remove, and why; oldest first.
+    """The checkpoints to remove, each with the reason, oldest first.
 
     The newest checkpoint that is known to be valid stays, whatever the settings say, and so does all that is newer.
     If none is known to be valid nothing is removed at all; nor is anything of a newer run.
@@ -106,7 +106,7 @@ def removable(
 
 
 def _kept(chain: Sequence[Stored], retention: Retention) -> set[CheckpointId]:
-    """The ones to keep, of those of a lineage, newest first."""
+    """The checkpoints of a lineage to keep, newest first."""
     kept = {one.id for one in chain[: retention.keep_last]}
     if retention.keep_every:
         spans: dict[int, CheckpointId] = {}

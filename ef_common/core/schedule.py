@@ -25,7 +25,7 @@ SCHEDULES = ("samples", "updates")
 
 
 def check_schedules(value: str) -> None:
-    """Check the setting that says what schedules follow.
+    """Check the setting for what schedules follow.
 
     Raises:
         UsageError: It is none of these.
@@ -54,11 +54,11 @@ class ReferenceEpoch(NamedTuple):
     accumulate: int = 1
 
     def steps_at(self, position: int) -> int:
-        """Steps that it takes to have this many positions trained on."""
+        """Steps after which this many positions have been trained on."""
         return self.num_steps if position >= self.length else min(self.num_steps, -(-position // self.batch))
 
     def calls(self, steps: int, frequency: int = 1) -> int:
-        """How often a scheduler has been stepped after so many steps of the epoch.
+        """How often a scheduler has been stepped after this many steps of the epoch.
 
         Args:
             steps: Of `num_steps`.
@@ -90,7 +90,7 @@ class ReferenceEpoch(NamedTuple):
         return self.calls(max(0, end_of_update - 1), frequency)
 
     def cut(self, num_updates: int) -> ReferenceEpoch:
-        """The same, if the training ends after so many updates of it, at the latest."""
+        """The same epoch, if the training ends after at most this many updates of it."""
         if num_updates >= self.calls(self.num_steps):
             return self
         steps = max(0, num_updates) * self.accumulate

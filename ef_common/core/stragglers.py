@@ -18,7 +18,7 @@ _LEAST_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Who is a straggler; durations in seconds.
+    """The limits for stragglers; durations in seconds.
 
     Args:
         slow: Below this ratio a member is slow,
@@ -35,7 +35,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What is known of a member's pace.
+    """What is known about a member's pace.
 
     Args:
         told: What it has told last.
@@ -57,13 +57,13 @@ class Track:
 
     @property
     def throughput(self) -> float:
-        """In samples per second; 0 if nothing is known."""
+        """The throughput in samples per second; 0 if nothing is known."""
         return self.num_samples / self.computing_s if self.computing_s > _LEAST_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A member has become a straggler, or is none any more.
+    """A member has become a straggler, or is no longer one.
 
     Args:
         worker: It.
@@ -79,7 +79,7 @@ class Report:
 
 
 def noted(track: Track | None, told: Progress, now: float, pacing: Pacing) -> Track:
-    """A member tells of its progress."""
+    """Note a member's progress."""
     if track is None:
         return Track(told, now)
     fade, before = math.exp(-(now - track.at) / pacing.smooth_s), track.told
@@ -130,7 +130,7 @@ def judge_pace(
 
 
 def _median_without(ordered: Sequence[float], index: int) -> float:
-    """The median of all of them but one."""
+    """The median of all members but one."""
     num = len(ordered) - 1
 
     def other(place: int) -> float:

@@ -27,7 +27,7 @@ def root(num_leaves: int) -> Block:
 def insert(
     held: MutableMapping[Block, T], block: Block, value: T, *, add: Callable[[T, T], T], num_leaves: int
 ) -> None:
-    """Put the sum of a block to those that are held, and add up what now can be.
+    """Add the sum of a block to those that are held, and add up what now can be.
 
     Args:
         held: Sums of blocks that have no leaf in common.
@@ -49,7 +49,7 @@ def insert(
 
 
 def blocks(leaves: Iterable[int], num_leaves: int) -> list[Block]:
-    """The blocks that who holds these leaves ends up with, from left to right.
+    """The blocks that a holder of these leaves ends up with, from left to right.
 
     >>> blocks(range(3), 8), blocks([3, 4, 5], 8), blocks([6], 7)
     ([(1, 0), (0, 2)], [(0, 3), (1, 2)], [(1, 3)])

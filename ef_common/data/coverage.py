@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Coverage:
-    """One pass over so many positions.
+    """One pass of evaluation over this many positions.
 
     Args:
         session: The worker's session.
@@ -51,7 +51,7 @@ class Coverage:
         return self._length
 
     def settle(self) -> None:
-        """Agree on whom the positions are dealt to. All members call it together, before `begin`."""
+        """Agree on the members that get positions. All members call this together, before `begin`."""
         if not self._session.newcomer:
             self._session.run(Barrier("start of an evaluation"))
         self._run = self._session.completed  # a number on which all agree
@@ -66,7 +66,7 @@ class Coverage:
         return self._share(np.arange(length), self._session.completed_in.ids)
 
     def begin_open(self) -> tuple[int, int]:
-        """Deal positions of which nobody knows yet how many there are; `end_open` tells that.
+        """Deal positions whose number is not known yet; `end_open` tells it.
 
         Returns:
             This worker's first position, and the distance from each of its positions to the next.
@@ -77,7 +77,7 @@ class Coverage:
         return self._every
 
     def end_open(self, length: int) -> None:
-        """So many there were, of which this worker has done its own."""
+        """There were this many positions, of which this worker has done its own."""
         first, distance = self._every
         self._length, self._done = length, ranges_of(np.arange(first, length, distance))
 

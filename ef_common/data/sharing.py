@@ -40,7 +40,7 @@ Offer = Callable[[], Layout]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all members have agreed on.
+    """The plan of a shared checkpoint, on which all members have agreed.
 
     Args:
         id: Of the checkpoint.
@@ -73,7 +73,7 @@ class Plan:
 
 
 class Sharing:
-    """Agrees with the other members, and learns from what became of it.
+    """Agrees on shared checkpoints with the other members, and learns from the outcomes.
 
     Args:
         session: The worker's session.
@@ -92,7 +92,7 @@ class Sharing:
         self._reason = ""
 
     def wish(self, step: int, num_bytes: Callable[[], int]) -> bool:
-        """In rank 0, before a step after which a checkpoint is due: ask all to take it together, if that can be."""
+        """In rank 0, before a step after which a checkpoint is due: ask all members to take it together."""
         session = self._session
         if session.world_size < 2 or self._num_alone or self._store.shares is None:
             return False
@@ -106,7 +106,7 @@ class Sharing:
         return True
 
     def agree(self, id: CheckpointId, offer: Offer, *, busy: bool) -> Plan | None:
-        """All members call this at the same boundary. None: nothing is taken at it."""
+        """Agree on a plan; all members call this at the same boundary. None: nothing is taken there."""
         session = self._session
         self._wished, session.wish = None, False
         mine: dict[str, Any] = {"busy": busy, "offer": None}
@@ -161,6 +161,6 @@ class Sharing:
             logger.warning("sharing has failed %d times in a row: rank 0 writes alone", self._num_failures)
 
     def written_alone(self) -> None:
-        """Rank 0 has taken one alone."""
+        """Rank 0 has taken a checkpoint alone."""
         self._wished, self._session.wish = None, False
         self._num_alone = max(0, self._num_alone - 1)

@@ -12,7 +12,7 @@ from ef_common.errors import ElasticFlowError, UnsupportedError
 
 
 class StateTransfer:
-    """Hands on what the plugin has collected, and which run the checkpoints and the claims are of.
+    """Transfers the state that the plugin has collected, and the run of its checkpoints and claims.
 
     Args:
         codec: Of the framework's arrays.
@@ -29,7 +29,7 @@ class StateTransfer:
         self.prepared: Sequence[Any] = ()
 
     def describe(self, collect: Callable[[], dict[str, Any]]) -> bytes:
-        """Header of what `collect` makes. What cannot be sent is the newcomer's error, not this worker's."""
+        """Header of the state from `collect`. If it cannot be sent, the error is the newcomer's, not this worker's."""
         checkpoints = self._checkpoints()
         try:
             run = {"checkpoints": checkpoints and checkpoints.state(), "claims": self._claiming.state()}
@@ -39,7 +39,7 @@ class StateTransfer:
         return header
 
     def leaves(self, header: bytes | None) -> list[Any]:
-        """The arrays of what was described; with a header, room for those that it describes."""
+        """The arrays of the described state; with a header, room for the arrays in it."""
         if header is not None:
             self._leaves = self._codec.room(header, self.prepared)
             return self._leaves
@@ -47,7 +47,7 @@ class StateTransfer:
         return leaves
 
     def adopt(self, header: bytes, adopt: Callable[[dict[str, Any]], None]) -> None:
-        """Go on from the state that has been received.
+        """Continue from the received state.
 
         Args:
             header: Of it.
