@@ -48,11 +48,11 @@ class Part:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The path of the part."""
         return f"{self.owner}.{self.name}"
 
     def look(self, roots: Mapping[str, Any], *, in_training: bool = False) -> str:
-        """What a release has instead of it; nothing if it is there.
+        """What a release has instead of the part; nothing if the part is there.
 
         Args:
             roots: Objects that paths begin with.
@@ -92,7 +92,7 @@ def listed(owner: str, names: str, user: str, kind: type = object, **more: Any) 
 
 
 def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
-    """A part of an object, and what is wrong: None and nothing if it can only be seen later.
+    """A part of an object, and what is wrong with it; None and nothing if it can only be seen later.
 
     Args:
         value: The object.
@@ -114,7 +114,7 @@ def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
 
 
 def _is_field(cls: type, name: str) -> bool:
-    """Whether objects of a class have this attribute, as far as the class tells."""
+    """Whether objects of a class have this attribute, as far as the class shows."""
     for base in cls.__mro__[:-1]:
         for member in vars(base).values():
             function = getattr(member, "fget", member)
@@ -134,7 +134,7 @@ def _name_of(value: Any) -> str:
 
 
 def _parameters(owner: Any, name: str, found: Any) -> list[inspect.Parameter] | None:
-    """Parameters of a method of an object or a class, without `self`, or of a function; None if nobody knows them.
+    """Parameters of a function, or of a method without `self`; None if they are unknown.
 
     Of an object, its class is asked: its own method may have been replaced, by ElasticFlow in an earlier training.
     """
@@ -171,7 +171,7 @@ def _accepts(parameters: list[inspect.Parameter], takes: str, *, replaced: bool)
 
 @dataclass(frozen=True)
 class Package:
-    """A package, with what is touched of it.
+    """A package and the parts of it that are touched.
 
     Args:
         name: As it is installed.
@@ -196,12 +196,12 @@ class Package:
         return [part for part in self.parts if release >= part.since]
 
     def problems(self) -> list[str]:
-        """What it has in place of them, each once."""
+        """What the release has in place of missing parts, each once."""
         return list(dict.fromkeys(problem for part in self.here() if (problem := part.look(self.roots))))
 
 
 def check(packages: Iterable[Package]) -> None:
-    """Refuse releases that have other private parts.
+    """Refuse releases with other private parts.
 
     Costs about 20 microseconds for each part.
 
@@ -218,7 +218,7 @@ def check(packages: Iterable[Package]) -> None:
 
 
 def find(owner: Any, path: str) -> Any:
-    """What is found at a path from an object or a package, whose modules have been imported; None if nothing is."""
+    """The object at a path from an object or an imported package; None if there is none."""
     for name in path.split("."):
         owner = getattr(owner, name, None)
     return owner

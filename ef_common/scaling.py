@@ -34,11 +34,11 @@ class Scaling:
 
     @property
     def plan(self) -> str:
-        """What was ordered, in words."""
+        """The order in words."""
         return f"{len(self._before)} → {num_workers(self._wanted)} ordered"
 
     def wait(self) -> tuple[bool, str]:
-        """Wait until the job has so many workers.
+        """Wait until the job has the ordered number of workers.
 
         Returns:
             Whether it has come to that, and what has happened, in words.

@@ -23,7 +23,7 @@ _TOLD_BY_ALL = ("training", "run", "rollback", "epoch", "evaluation")
 
 
 class _Speed:
-    """How many there have been per second, lately."""
+    """The recent rate of events per second."""
 
     def __init__(self) -> None:
         self._counted: deque[tuple[float, int]] = deque()
@@ -43,7 +43,7 @@ class _Speed:
 
 @dataclass
 class WorkerStatus:
-    """What is known of one worker.
+    """What is known about one worker.
 
     Args:
         pid: Its process.
@@ -68,7 +68,7 @@ class WorkerStatus:
 
 @dataclass
 class Change:
-    """Something that a user wants to know of later, too.
+    """A change that a user may want to know of later, too.
 
     Args:
         time: In seconds since the epoch.
@@ -98,7 +98,7 @@ class Change:
 
     @property
     def ends(self) -> bool:
-        """It is a view of the end, when one worker's program ends after the other."""
+        """Whether the view belongs to the end, when the workers' programs end one after the other."""
         return GOODBYE in self.reason
 
     def __str__(self) -> str:
@@ -159,12 +159,12 @@ class Status:
         self._follower = Follower(self.run_dir)
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read new events."""
         for record in self._follower.news():
             self.take(record)
 
     def take(self, record: dict[str, Any]) -> None:
-        """Take in one event; they come in the order of time."""
+        """Process one event; events come in the order of time."""
         worker = self.workers.setdefault(record["worker"], WorkerStatus())
         worker.time = record["time"]
         match record["kind"]:
@@ -227,7 +227,7 @@ class Status:
             change.pause_s = pause_s
 
     def _begin(self, training: int) -> None:
-        """Epochs and steps are counted from the beginning."""
+        """Count epochs and steps from the beginning."""
         self.counted, self.num_done, self.length = (training, 0), 0, None
 
     def _take_batch(self, size: int, scale: float | None) -> None:
@@ -284,15 +284,15 @@ class Status:
 
     @property
     def step(self) -> int:
-        """Updates of the job."""
+        """The number of updates of the job."""
         return max((self.workers[name].step for name in self.members if name in self.workers), default=0)
 
     def samples_per_second(self, now: float) -> float:
-        """Of all workers together, lately."""
+        """The recent rate of all workers together."""
         return sum(worker.speed.at(now) for worker in self.workers.values())
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until the last epoch ends at the speed of now; None if that is not known."""
+        """Seconds until the last epoch ends at the current speed; None if that is unknown."""
         speed = self._positions.at(now)
         if not speed or self.length is None or self.num_epochs is None:
             return None
@@ -301,18 +301,18 @@ class Status:
 
     @property
     def progress(self) -> float | None:
-        """The part of the epoch that is done; None if its length is not known."""
+        """The finished part of the epoch; None if its length is unknown."""
         return min(self.num_done / self.length, 1.0) if self.length else None
 
 
 def over(run_dir: Path) -> bool:
-    """Nothing more is to come of it, as far as its launcher says."""
+    """Whether the run is over, according to its launcher."""
     launcher = read_launcher(run_dir)
     return launcher is not None and launcher.over
 
 
 def verdict(launcher: Launcher | None) -> str:
-    """What has become of a run, in words; "" while it goes on, or if nobody knows."""
+    """The outcome of a run, in words; "" while it goes on or if it is unknown."""
     if launcher is None or not launcher.over:
         return ""
     return launcher.outcome or ("its launcher no longer runs on this machine" if launcher.seen == "lost" else "ended")
@@ -323,7 +323,7 @@ def _num(ranges: Sequence[Sequence[int]]) -> int:
 
 
 def _routine(record: dict[str, Any]) -> str:
-    """What belongs to a training without faults; "" for anything else."""
+    """The description of an event that is part of any training without faults; "" for anything else."""
     match record["kind"]:
         case "start":
             return f"{record['worker']} has started"
@@ -337,7 +337,7 @@ def _routine(record: dict[str, Any]) -> str:
 
 
 def _change(record: dict[str, Any]) -> str:
-    """What a user may want to know of later, except views; "" for anything else."""
+    """The description of a change other than a view that a user may want to know later; "" for anything else."""
     worker = record["worker"]
     match record["kind"]:
         case "training" if record["number"] > 1:

@@ -33,7 +33,7 @@ _ASCII = ("#", ".", "x", "_.-=+*%@")
 
 @dataclass(slots=True)
 class Worker:
-    """A worker, and when it trained.
+    """A worker, and the time in which it trained.
 
     Args:
         name: Its name; workers are numbered in the order of their start.
@@ -48,7 +48,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Workers were lost, or have joined.
+    """A loss or a join of workers.
 
     Args:
         time: When.
@@ -100,7 +100,7 @@ class Picture:
 
     @classmethod
     def of(cls, run_dir: Path) -> Picture:
-        """That of the run in this directory."""
+        """The picture of the run in this directory."""
         return cls(Follower(run_dir).news())
 
     def _take_view(self, record: dict[str, Any]) -> None:
@@ -193,13 +193,13 @@ class Picture:
 
     @staticmethod
     def _seconds(duration_s: float) -> range:
-        """Where the axis has labels: at most twelve of them."""
+        """The labels of the axis, at most twelve."""
         return range(0, int(duration_s) + 1, max(2, -(-int(duration_s) // 12)))
 
     # ------------------------------------------------------------ in characters
 
     def text(self, width: int) -> str:
-        """The picture in characters, in colors.
+        """The picture in colored characters.
 
         Args:
             width: Columns of the terminal.
@@ -240,7 +240,7 @@ def _names(workers: list[Worker]) -> str:
 
 
 def _bar(worker: Worker, ends: list[float], trains: str, starts: str) -> str:
-    """A character for each column: the worker trains, or it has started and does not train yet."""
+    """A character per column: the worker trains, or has started and does not train yet."""
     line = ""
     for begin, end in pairwise([2 * ends[0] - ends[1], *ends]):
         if worker.steps[0] < end and worker.steps[-1] >= begin:

@@ -55,7 +55,7 @@ def frameworks() -> dict[str, str]:
 
 
 def untested(versions: Mapping[str, str]) -> list[str]:
-    """Those of the installed versions with which nobody has tried the changes."""
+    """Installed versions with which the patches have not been tried."""
     return [
         f"{name} {version}"
         for name, version in versions.items()
@@ -124,7 +124,7 @@ def install(wheel: Path, *, say: Say) -> None:
 
 
 def check_tools() -> None:
-    """Look for all that a build needs.
+    """Check that all tools for a build are there.
 
     Raises:
         BuildError: Something is missing; the message lists everything that is.
@@ -150,7 +150,7 @@ def check_tools() -> None:
 
 
 def num_jobs() -> int:
-    """How many compilers fit into the memory and onto the cores.
+    """How many compilers fit into the memory and on the cores.
 
     Raises:
         BuildError: Not even one.
@@ -166,7 +166,7 @@ def num_jobs() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping."""
+    """Memory that is available without swapping."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -192,7 +192,7 @@ def _cmake() -> str | None:
 
 
 def search_path() -> str:
-    """Programs of this environment first, though it may not be active."""
+    """The search path with this environment's programs first, even if it is not active."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -35,7 +35,7 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the process is told, as JSON.
+    """The order to the process, as JSON.
 
     Args:
         host: Where to listen; "" for everywhere.
@@ -71,7 +71,7 @@ def start_coordinator(
     hang_timeout_s: float | None,
     log: Path | None = None,
 ) -> tuple[Address, int]:
-    """Start one, and leave it to itself.
+    """Start a coordinator and leave it to itself.
 
     Args:
         host: Address of this machine at which the workers reach it.
@@ -107,7 +107,7 @@ def start_coordinator(
 
 
 def main() -> None:
-    """Body of the process: the order comes by standard input, port and process id go to standard output."""
+    """The body of the process: the order comes on standard input; port and process id go to standard output."""
     order = Order(**json.load(sys.stdin))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     told, tell = os.pipe()
@@ -127,14 +127,14 @@ def main() -> None:
 
 
 def _wait_for_child(told: int) -> None:
-    """In the parent: pass the answer on, and end, so that the child is nobody's."""
+    """In the parent: pass the answer on and end, so that the child has no parent."""
     answer = os.read(told, 64)
     os.write(1, answer)
     os._exit(0 if answer else 1)
 
 
 def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_s: float) -> None:
-    """Serve until nobody is connected for a while.
+    """Serve until no worker has been connected for a while.
 
     Args:
         coordinator: The coordinator, started.

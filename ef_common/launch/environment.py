@@ -147,7 +147,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
 
 
 def check_log_format(env: Mapping[str, str]) -> None:
-    """Refuse one that there is not.
+    """Refuse an unknown log format.
 
     Raises:
         UsageError: It is none.

@@ -32,7 +32,7 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """What is known of a worker.
+    """What is known about a worker without a sign of life.
 
     Args:
         life: Its newest sign of life.
@@ -47,7 +47,7 @@ class Still:
     why: str = ""
 
     def answered(self, answer: str | None, now: float) -> Still:
-        """With what the coordinator says; None says nothing."""
+        """The same with the coordinator's answer; None says nothing."""
         if answer is None:
             return self
         if not answer:
@@ -56,7 +56,7 @@ class Still:
 
 
 class Watch:
-    """An agent's watch over the workers that note down their heartbeats in a directory.
+    """An agent's watch over the workers that record their heartbeats in a directory.
 
     Args:
         directory: The directory.
@@ -76,11 +76,11 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, name="elasticflow-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch, in a thread."""
+        """Watch in a thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; it may be in the midst of asking, and is not waited for."""
+        """End the thread without waiting for a question that it may be asking."""
         self._stopped.set()
 
     def _watch(self) -> None:
@@ -91,7 +91,7 @@ class Watch:
                 logger.exception("cannot see whether workers stand still")
 
     def look(self) -> None:
-        """Look at all workers once, and end those that are to be ended."""
+        """Look at all workers once, and end those that are due."""
         now = self._clock()
         if now - self._looked > 3 * _LOOK_S:
             self._known.clear()  # it was us who stood still, maybe together with them

@@ -34,7 +34,7 @@ _TIMEOUT_S = 20.0
 
 
 class Notices:
-    """Listens for them, from `start` to `stop`.
+    """Listens for notices, from `start` to `stop`.
 
     Args:
         host: Address of this machine at which the driver reaches it.
@@ -59,7 +59,7 @@ class Notices:
         threading.Thread(target=self._server.serve_forever, name="elasticflow-notices", daemon=True).start()
 
     def register(self, store: Store, slot: str, interface: str) -> None:
-        """Tell the driver where; `slot` is ``HOST:LOCAL_RANK``.
+        """Tell the driver where this worker listens; `slot` is ``HOST:LOCAL_RANK``.
 
         Raises:
             StoreLost: horovodrun does not answer.
@@ -70,7 +70,7 @@ class Notices:
         store.put(slot, codec.dumps_base64((addresses, self._key), to_ascii=False), scope=PUT_WORKER_ADDRESSES)
 
     def stop(self) -> None:
-        """Listen no more. May be repeated."""
+        """Stop listening. May be repeated."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

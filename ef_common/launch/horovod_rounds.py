@@ -30,7 +30,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What one worker knows.
+    """The state of one worker's rules.
 
     Args:
         host: Name that the driver has for its host.
@@ -62,7 +62,7 @@ class Rounds:
 
 
 class Action(Enum):
-    """What is to be done, in this order."""
+    """The actions to carry out, in this order."""
 
     CALL = "call"  # a round
     READY = "ready"  # say it, in a thread
@@ -72,7 +72,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """There is a new view; if it is planned, those that are not in it any more have left."""
+    """There is a new view; if it is planned, former members that it lacks have left."""
 
     members: tuple[tuple[str, str], ...]
     planned: bool
@@ -81,7 +81,7 @@ class Viewed:
 
 @dataclass(frozen=True, slots=True)
 class HostsChanged:
-    """The driver tells that hosts have come or gone."""
+    """The driver reports that hosts have been added or removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The round is complete; without a size there was no answer, with 0 there is no slot for this worker."""
+    """The round is complete. No size: there was no answer; size 0: this worker has no slot."""
 
     size: int | None
 
@@ -103,7 +103,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The process ends with status 0, as far as this is known."""
+    """The process ends with status 0, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

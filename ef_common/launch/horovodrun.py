@@ -58,7 +58,7 @@ _LOOKS_PER_S = 200  # of all workers together
 
 @dataclass(frozen=True, slots=True)
 class HorovodrunEnvironment:
-    """What horovodrun tells a worker. It is read once: Horovod as a data plane sets the same variables later.
+    """What horovodrun tells a worker; read once, since Horovod as a data plane sets these variables later.
 
     Args:
         rank: Rank when horovodrun started it.
@@ -82,7 +82,7 @@ class HorovodrunEnvironment:
 
 
 def is_horovodrun(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether horovodrun started this worker, and nobody has told it of a coordinator.
+    """Whether horovodrun started this worker and no coordinator was named.
 
     Horovod as our data plane leaves variables behind, too: with HOROVOD_ELASTIC=0, which horovodrun never sets.
     """
@@ -133,11 +133,11 @@ class HorovodJob:
     driver: Driver | None = None
 
     def watch(self, channel: ControlChannel, worker: str) -> ControlChannel:
-        """The channel, with the driver told of what happens on it."""
+        """The channel, whose events are reported to the driver."""
         return channel if self.driver is None else WatchedChannel(channel, self.driver, worker)
 
     def close(self) -> None:
-        """End, once the worker's own line is closed."""
+        """End the job after the worker's own connection is closed."""
         if self.driver is not None:
             self.driver.close()
 
@@ -200,7 +200,7 @@ class Found:
     secret: bool
 
     def describe(self) -> bytes:
-        """What newcomers find in the store."""
+        """What newcomers read in the store."""
         what = {"address": format_address(self.address)}
         return json.dumps(what if self.secret else {**what, "token": self.token.secret}).encode()
 
@@ -226,7 +226,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """How a worker comes to its coordinator."""
+    """How a worker finds its coordinator."""
 
     store: Store
     given: HorovodrunEnvironment
@@ -234,7 +234,7 @@ class _Search:
     gather_s: float
 
     def run(self) -> Found:
-        """Announce this worker; begin, or find."""
+        """Announce this worker, and start the coordinator or find it."""
         self.store.put(_started(self.given.rank), b"1")
         found = self._published()
         if found is None and self.given.rank == 0:
@@ -245,7 +245,7 @@ class _Search:
         return found
 
     def _begin(self) -> Found:
-        """Start the coordinator; tell of it when all are there, so that they come to the first view together."""
+        """Start the coordinator, and publish it when all workers are there, so that they share the first view."""
         secret = self.environment.token is not None
         token = self.environment.token or Token(secrets.token_hex(16))
         address, _ = start_coordinator(

@@ -14,7 +14,7 @@ GRACE_S = 2.0
 
 
 def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -> None:
-    """Write what all threads do to standard error; end the process unless the main thread comes back.
+    """Write the stacks of all threads to standard error; end the process unless the main thread comes back.
 
     It is killed: whatever holds the main thread could hold a clean-up as well, and `elasticflow run` starts those anew
     that a signal has ended.

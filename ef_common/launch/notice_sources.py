@@ -30,12 +30,12 @@ class NoticeSource(Protocol):
     """Something that can be asked for a notice."""
 
     def ask(self) -> str:
-        """What the notice is, in one line; empty if there is none. Waits for seconds at most, and never raises."""
+        """The notice in one line; empty if there is none. Waits for seconds at most, and never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file: the notice is that it is there.
+    """A file, whose existence is the notice.
 
     Args:
         path: Of the file.
@@ -81,7 +81,7 @@ class UrlSource:
 
 
 def source_for(url: str, *, what: str) -> NoticeSource:
-    """The source that a URL names.
+    """The source for a URL.
 
     Args:
         url: ``file:///path``, ``http://…`` or ``https://…``.

@@ -38,7 +38,7 @@ OUT_OF_TIME = 128 + signal.SIGTERM
 
 
 class Notices:
-    """Heeds the notices to one worker, between `start` and `stop`.
+    """Handles the notices to one worker, between `start` and `stop`.
 
     Args:
         session: The worker's session.
@@ -79,11 +79,11 @@ class Notices:
 
     @property
     def active(self) -> bool:
-        """Notices are heeded now."""
+        """Whether notices are handled now."""
         return self._heeding and (self._elastic or self._session.on_last_leave is not None)
 
     def save_on_last_leave(self, save: Callable[[], None]) -> None:
-        """Have `save` called if nobody is left when this worker leaves; so notices are heeded without others, too."""
+        """Call `save` if nobody is left when this worker leaves, so that notices work without others, too."""
         self._session.on_last_leave = save
         if self._heeding:
             self.start()
@@ -91,7 +91,7 @@ class Notices:
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Heed notices from now on. May be repeated. Whoever sets another handler after it may call ours, or not."""
+        """Handle notices from now on. May be repeated. A handler that is set later may call ours, or not."""
         self._heeding = True
         if not self.active or self._closed.is_set():
             return
@@ -104,7 +104,7 @@ class Notices:
                 threading.Thread(target=self._ask, args=args, name="elasticflow-notice-source", daemon=True).start()
 
     def stop(self) -> None:
-        """Heed none any more, as nothing would come of it: a signal does what it did before."""
+        """Stop handling notices, which would have no effect: signals do what they did before."""
         self._heeding = False
         if threading.current_thread() is not threading.main_thread():
             return
@@ -114,7 +114,7 @@ class Notices:
                 self._installed.remove(number)
 
     def close(self) -> None:
-        """The process is about to end as it should: the grace time is no more."""
+        """The process is about to end normally, so the grace time no longer applies."""
         self.stop()
         self._closed.set()
 
@@ -149,7 +149,7 @@ class Notices:
             _end_by(number)
 
     def take(self, number: int) -> None:
-        """Take a signal for a notice; a handler may call this."""
+        """Treat a signal as a notice; a handler may call this."""
         self.heard.add(number)
         now = time.monotonic()
         if number == signal.SIGTERM:
@@ -186,6 +186,6 @@ class Notices:
 
 
 def _end_by(number: int) -> None:
-    """End this process by the signal, as if nobody had handled it."""
+    """End this process with the signal, as if no handler were set."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

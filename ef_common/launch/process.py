@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worker:
-    """What a plugin needs of this process.
+    """What a plugin needs from this process.
 
     Args:
         session: The worker's membership.
@@ -72,7 +72,7 @@ class Worker:
     fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin_training(self) -> bool:
-        """The program has come to its next training. Returns whether to skip it: the others have ended it already."""
+        """The program comes to its next training. Returns whether to skip it, as the others have ended it."""
         number = next(self.fits)
         self.failing.forget()
         self.log.write("training", number=number)
@@ -80,7 +80,7 @@ class Worker:
         return self.session.is_behind
 
     def places(self, settings: ElasticSettings) -> tuple[Claiming, Callable[[Source], Checkpointer] | None]:
-        """The claims of the program's next training, and what makes its checkpoints, if any. Asked once for each."""
+        """The claims of the program's next training, and the factory of its checkpoints, if any. Asked once each."""
         place = settings.checkpointing(self.checkpoint)
         place = None if place is None else place.of_training(next(self.trainings))
         claiming = Claiming(settings.place(self.claims, checkpoints=place, elastic=self.elastic), self.session)
@@ -89,7 +89,7 @@ class Worker:
         return claiming, partial(Checkpointer, place, self.session, log=self.log, excluded=claiming.excluded)
 
     def end(self) -> None:
-        """The program ends: newcomers need not wait for a further training, unless it has failed."""
+        """The program ends: newcomers need not wait for another training, unless it has failed."""
         if not self.failing.has_failed:
             self.session.close()
 
@@ -98,7 +98,7 @@ _this: Worker | None = None
 
 
 def this_worker(engine: str | None = None) -> Worker:
-    """The worker that this process is; the first call connects it to the job.
+    """The worker in this process; the first call connects it to the job.
 
     Args:
         engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one; None for that
@@ -122,12 +122,12 @@ def this_worker(engine: str | None = None) -> Worker:
 
 
 def worker_if_any() -> Worker | None:
-    """The worker that this process has become, if it has."""
+    """The worker in this process, if it has become one."""
     return _this
 
 
 def is_alone(environment: WorkerEnvironment | None = None) -> bool:
-    """Whether this process is no worker of a job, by its environment."""
+    """Whether the environment says that this process is not a worker of a job."""
     environment = environment or read_environment()
     return environment.coordinator is None and not is_plain_torchrun() and not is_horovodrun()
 

@@ -36,7 +36,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What a launcher does.
+    """The state of a launcher.
 
     Args:
         pid: Its process.
@@ -64,12 +64,12 @@ class Launcher:
 
     @property
     def is_here(self) -> bool:
-        """It is of this machine, so its process can be looked at."""
+        """Whether the launcher is on this machine, so that its process can be examined."""
         return self.host in ("", socket.gethostname())
 
     @property
     def alive(self) -> bool:
-        """It runs, on this machine."""
+        """Whether the launcher runs on this machine."""
         if not self.is_here:
             return False
         try:
@@ -81,17 +81,17 @@ class Launcher:
 
     @property
     def over(self) -> bool:
-        """It has ended. Of one on another machine, that is known by its own word alone."""
+        """Whether the launcher has ended. On another machine only its own word counts."""
         return self.state == "ended" or (self.is_here and not self.alive)
 
     @property
     def seen(self) -> str:
-        """The state that can be seen from outside: also ``lost``, if it has ended without a word."""
+        """The state as seen from outside; ``lost`` if it has ended without a word."""
         return "lost" if self.over and self.state != "ended" else self.state
 
 
 def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
-    """This process as one; see :class:`Launcher`."""
+    """This process as a launcher; see :class:`Launcher`."""
     began = psutil.Process().create_time()
     host = socket.gethostname()
     return Launcher(os.getpid(), began, command, num_workers=0, max_workers=max_workers, local=local, host=host)
@@ -99,7 +99,7 @@ def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launc
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How many workers there shall be.
+    """An order for a number of workers.
 
     Args:
         number: Counts the orders.
@@ -159,7 +159,7 @@ def launchers() -> list[tuple[Path, Launcher]]:
 
 
 def stop(run_dir: Path, *, kill: bool = False) -> None:
-    """Have the launcher of a run stop its workers, and wait until it has ended.
+    """Ask the launcher of a run to stop its workers, and wait until it has ended.
 
     Args:
         run_dir: Directory of the run.
@@ -191,7 +191,7 @@ def _at_work(run_dir: Path) -> Launcher:
 
 
 def read_launcher(run_dir: Path) -> Launcher | None:
-    """What its launcher does; None if it had none."""
+    """The state of the run's launcher; None if the run had none."""
     try:
         return Launcher(**json.loads((run_dir / _LAUNCHER).read_text()))
     except FileNotFoundError:
@@ -201,12 +201,12 @@ def read_launcher(run_dir: Path) -> Launcher | None:
 
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:
-    """For the launcher."""
+    """Write the launcher's state; only the launcher calls this."""
     write_json(run_dir / _LAUNCHER, asdict(launcher))
 
 
 def read_order(run_dir: Path) -> Order | None:
-    """What was ordered last, if anything."""
+    """The newest order, if there is one."""
     try:
         return Order(**json.loads((run_dir / _WANTED).read_text()))
     except FileNotFoundError:
@@ -249,5 +249,5 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write it so that readers find all of it, or what was there before."""
+    """Write JSON so that readers find either all of it or the previous content."""
     write_whole(path, json.dumps(value).encode())

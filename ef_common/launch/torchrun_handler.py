@@ -97,7 +97,7 @@ class Options:
 
     @classmethod
     def parse(cls, params: RendezvousParameters) -> Options:
-        """Read them from torchrun's parameters, and the token from the environment.
+        """Read the options from torchrun's parameters, and the token from the environment.
 
         Raises:
             UsageError: An option is malformed; the message names it.
@@ -165,7 +165,7 @@ def _flag(params: RendezvousParameters, key: str) -> bool | None:
 
 
 def _choice(params: RendezvousParameters, key: str, choices: tuple[str, ...]) -> str:
-    """One of these; the first by default."""
+    """The chosen one of these values; the first by default."""
     value = str(params.get(key, choices[0]))
     if value not in choices:
         raise UsageError(f"{key} in --rdzv-conf must be one of {', '.join(choices)}. Received: {key}={value}")
@@ -173,7 +173,7 @@ def _choice(params: RendezvousParameters, key: str, choices: tuple[str, ...]) ->
 
 
 class ElasticFlowRendezvous(RendezvousHandler):
-    """An agent's part: hosts the coordinator if it is the one to do so, and keeps torchrun out of membership.
+    """An agent's part: it may host the coordinator, and keeps torchrun out of membership.
 
     Args:
         options: Options of the rendezvous.
@@ -196,7 +196,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._has_begun = False
 
     def start(self) -> None:
-        """Host the coordinator if it is ours to host, and prepare the environment that workers inherit.
+        """Host the coordinator if this agent must, and prepare the environment that workers inherit.
 
         Raises:
             UsageError: This agent must host (`is_host`), but cannot bind the endpoint.
@@ -246,7 +246,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._keep(coordinator)
 
     def _stand_by(self) -> None:
-        """Keep a coordinator ready, for the case that the leading one is lost."""
+        """Keep a coordinator ready in case the leading one is lost."""
         host = LOOPBACK if is_loopback(self._coordinator_at[0]) else ""
         if self._options.stands_in:
             with contextlib.suppress(OSError):  # it lives
@@ -274,7 +274,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         atexit.register(self._serve_leavers)
 
     def _serve_leavers(self) -> None:
-        """Of an agent that a signal ends, no `shutdown` is asked; workers of other nodes may be leaving, too."""
+        """Serve on after a signal, which prevents `shutdown`, because workers of other nodes may be leaving."""
         if self._coordinator is not None:
             self._coordinator.wait_until_idle(self._grace_s)
             self._coordinator.stop()
@@ -318,11 +318,11 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers have no use for the agent's store."""
+        """False, because workers do not need the agent's store."""
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return a world of this node alone: at once, or, when workers have died again and again, after a pause.
+        """Return a world of this node alone, at once or, after repeated deaths of workers, after a pause.
 
         Raises:
             ChildFailedError, JobFailed: The job has failed, so they are not started again.
@@ -338,11 +338,11 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._closed
 
     def set_closed(self) -> None:
-        """Take note that torchrun closes the rendezvous; the job itself is closed by its workers."""
+        """Note that torchrun closes the rendezvous; the workers close the job itself."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: newcomers are the coordinator's business."""
+        """Return 0, because the coordinator handles newcomers."""
         return 0
 
     def get_run_id(self) -> str:
@@ -350,7 +350,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
+        """End; the agent that hosted the coordinator at the start first waits for the workers of other nodes."""
         if self._watch is not None:
             self._watch.stop()
         if self._deaths is not None:
@@ -370,7 +370,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a name or address is one of this machine: then, and only then, a socket can be bound to it."""
+    """Whether a name or address is one of this machine: only then can a socket be bound to it."""
     try:
         candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except OSError:

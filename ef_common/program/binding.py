@@ -128,7 +128,7 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
 
 
 def no_predict(maker: str) -> UsageError:
-    """The error of a program that is asked for predictions and has no `predict`.
+    """The error for a program without `predict` that is asked for predictions.
 
     Args:
         maker: Name of the function that has made it.

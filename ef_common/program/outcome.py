@@ -11,7 +11,7 @@ LOSS = "loss"
 
 
 def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str, Any]:
-    """The loss and the metrics that a function has returned, by name; the loss is the first.
+    """The loss and the metrics that a function has returned, by name; the loss comes first.
 
     Args:
         returned: A scalar, or a mapping of scalars.
@@ -43,7 +43,7 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
 
 
 def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, framework: str) -> None:
-    """Refuse a loss that is no tensor of the framework that trains.
+    """Refuse a loss that is not a tensor of the training framework.
 
     Raises:
         UsageError: Naming the type.

@@ -30,7 +30,7 @@ class Parts:
     scheduler: Any = None
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Each part that is no container, with where it is ("encoder.layers.0")."""
+        """Each part that is not a container, with its path ("encoder.layers.0")."""
         return _leaves("", self.params)
 
 
@@ -39,7 +39,7 @@ Model = Callable[[], Mapping[str, Any]] | Mapping[str, Any] | Parts
 
 
 def parts_of(model: Model) -> Parts:
-    """Make the model, if that has not been done.
+    """Make the model, unless it has been made.
 
     Raises:
         UsageError: It is no dict with names as keys.
@@ -85,7 +85,7 @@ def framework_of(parts: Parts) -> str:
 
 
 def check_framework(parts: Parts, expected: str) -> None:
-    """Refuse a model that is not of this framework.
+    """Refuse a model of another framework.
 
     Raises:
         UsageError: Naming the other one.

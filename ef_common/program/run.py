@@ -38,7 +38,7 @@ class Run:
     others: dict[str, Any] = field(default_factory=dict)
 
     def check_others(self, ours: Mapping[str, str], *, callee: str) -> None:
-        """Refuse those of the framework that `train` sets itself.
+        """Refuse framework options that `train` sets itself.
 
         Args:
             ours: What to use instead, by name.

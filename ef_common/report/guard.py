@@ -29,7 +29,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Lets through what may pass, and says in each answer that nobody else is to use it.
+    """Lets permitted requests pass, and forbids other sites to use the answers.
 
     Args:
         app: What it guards.
@@ -55,7 +55,7 @@ class Guard:
         await (self._app if answer is None else answer)(scope, receive, send_guarded)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """What to answer instead of the application; None if it may answer."""
+        """The answer in place of the application's; None if the application may answer."""
         headers = Headers(scope=scope)
         if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
             return PlainTextResponse("This server is for its own machine.\n", status_code=421)
@@ -101,5 +101,5 @@ def _cookie(header: str, name: str) -> str:
 
 
 def _name(host: str) -> str:
-    """Without the port."""
+    """The host name without the port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()

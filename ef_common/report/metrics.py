@@ -20,7 +20,7 @@ TONES = ("lost", "left", "joined", "rebuilt")
 
 
 class RunCollector(Collector):
-    """Tells Prometheus's client of a run.
+    """Reports a run to Prometheus's client.
 
     Args:
         timeline: Of the run.
@@ -96,7 +96,7 @@ class RunCollector(Collector):
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:
-    """Without a value, if that is not known."""
+    """A gauge, without a value if that is unknown."""
     family = GaugeMetricFamily(PREFIX + name, text)
     if value is not None:
         family.add_metric([], float(value))

@@ -45,7 +45,7 @@ def page(snapshot: dict[str, Any], *, live: bool = False) -> str:
 
 
 def embedded(snapshot: dict[str, Any]) -> str:
-    """JSON that no parser of HTML takes for anything else."""
+    """JSON that no HTML parser takes for anything else."""
     return json.dumps(finite(snapshot), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

@@ -140,7 +140,7 @@ class Server:
         return StreamingResponse(self._news(), media_type="text/event-stream")
 
     async def _news(self) -> AsyncIterator[str]:
-        """The state each time when there is a new one, for one client; it skips those for which it was too slow."""
+        """Yield each new state for one client; it skips those for which the client was too slow."""
         told, told_at = -1, time.monotonic()
         while not self._server.should_exit:
             begin = time.monotonic()

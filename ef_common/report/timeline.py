@@ -77,7 +77,7 @@ class Timeline:
         self._follower = Follower(self.run_dir, checked=True)
 
     def update(self) -> bool:
-        """Read what is new.
+        """Read new events.
 
         Returns:
             Whether there was anything.
@@ -91,7 +91,7 @@ class Timeline:
         return record is not None
 
     def take(self, record: Record) -> None:
-        """Take in one event; they come in the order of time."""
+        """Process an event; events come in the order of time."""
         moment, kind = record["time"], record["kind"]
         if not math.isfinite(moment):
             return
@@ -150,7 +150,7 @@ class Timeline:
     # ------------------------------------------------------------ what is shown
 
     def not_before_newest(self, now: float) -> float:
-        """Now, or the time of the newest event: this machine's clock may be behind those of the workers."""
+        """Now, or the time of the newest event if this machine's clock is behind those of the workers."""
         return max(now, self.newest)
 
     def goodput(self, now: float) -> float | None:
@@ -165,7 +165,7 @@ class Timeline:
         return min(self.ledger.useful_s / alive_s, 1.0) if alive_s > 0 else None
 
     def snapshot(self, now: float, report: Report | str | None = None) -> dict[str, Any]:
-        """All that is shown, as plain values; moments are seconds since the first event.
+        """All data to show, as plain values; moments are seconds since the first event.
 
         Args:
             now: In seconds since the epoch.
@@ -292,7 +292,7 @@ class Timeline:
 
 
 def snapshot_of(run_dir: Path, *, audited: bool = True) -> dict[str, Any]:
-    """What there is to show of a run now.
+    """The current data to show about a run.
 
     Args:
         run_dir: Directory of the run.
@@ -312,7 +312,7 @@ def snapshot_of(run_dir: Path, *, audited: bool = True) -> dict[str, Any]:
 
 
 def _tone(change: Change) -> str:
-    """What kind of change it is."""
+    """The kind of a change."""
     if not change.before:
         return "started"
     if change.ends:
@@ -323,7 +323,7 @@ def _tone(change: Change) -> str:
 
 
 def _short(value: float) -> float:
-    """Five digits: a plot shows no more, and a file stays small."""
+    """Round to five digits: a plot shows no more, and the file stays small."""
     return float(f"{value:.5g}")
 
 

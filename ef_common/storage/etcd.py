@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class Etcd:
-    """A folder in etcd. Nothing is contacted before the first operation; all can be called from any thread.
+    """A folder in etcd. Nothing is contacted before the first operation; any thread may call them.
 
     Args:
         url: ``etcd://host:2379,host:2379/prefix``: members of a cluster, any of which is asked, and how all keys begin
@@ -107,7 +107,7 @@ class Etcd:
     def _ask(
         self, what: str, path: str, request: Any, parse: Callable[[Any], _T], endpoints: list[tuple[str, int]]
     ) -> _T:
-        """Send a request to these endpoints, until one answers; those that do not are asked last from then on."""
+        """Send a request to these endpoints until one answers; later requests ask the failing ones last."""
         errors: list[str] = []
         for host, port in endpoints:
             try:
@@ -120,7 +120,7 @@ class Etcd:
 
     @contextmanager
     def _connected(self, host: str, port: int) -> Iterator[Any]:
-        """A client for one request: requests are rare, and tokens expire."""
+        """A client for a single request: requests are rare, and tokens expire."""
         client = self._client(host=host, port=port, **self._settings)
         with client.session:
             client.session.trust_env = False  # neither proxies, nor certificates and passwords for something else

@@ -52,12 +52,12 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.stop - self.start
 
 
 def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) -> tuple[Piece, ...]:
-    """Deal a file to workers: the same for each, as far as pages and the smallest share allow.
+    """Divide a file among workers, equally as far as pages and the smallest share allow.
 
     >>> cut(10_000, ["a", "b"], "ranges")
     (Piece(start=0, stop=4096, worker='a'), Piece(start=4096, stop=10000, worker='b'))
@@ -72,7 +72,7 @@ def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedFile:
-    """A file that several workers write, as one of them has it.
+    """A file that several workers write, as one of them sees it.
 
     Args:
         pieces: Who writes what, in order.
@@ -92,12 +92,12 @@ class SharedFile:
 
     @property
     def size(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file."""
         return self.pieces[-1].stop
 
 
 def write_share(store: Store, name: str, file: SharedFile) -> None:
-    """Write this worker's pieces, and tell that they are there."""
+    """Write this worker's pieces, and record that they are there."""
     way = store.shares
     for number, piece in enumerate(file.pieces, 1):
         told = f"{_part(name, number)}.json"
@@ -116,7 +116,7 @@ def write_share(store: Store, name: str, file: SharedFile) -> None:
 
 
 def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[float], object]) -> StoredFile:
-    """Wait until all pieces are there, and make the file of them.
+    """Wait until all pieces are there, and make the file from them.
 
     Args:
         store: Where it is.
@@ -140,7 +140,7 @@ def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[f
 
 
 def leftovers(names: Iterable[str], files: Iterable[str]) -> list[str]:
-    """What the writing of these files has left in their folder.
+    """Leftovers of writing these files in their folder.
 
     >>> leftovers(["a", "a.part-001", "a.part-001.json", "a.shared", "b.shared"], ["a"])
     ['a.part-001', 'a.part-001.json', 'a.shared']
@@ -163,7 +163,7 @@ class PieceChecksums:
         self._digest, self._done, self._equal = xxhash.xxh3_128(), 0, True
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take in what comes next."""
+        """Process the next bytes."""
         view = memoryview(data)
         while self._left and len(view):
             size, checksum = self._left[-1]
@@ -178,7 +178,7 @@ class PieceChecksums:
 
     @property
     def hold(self) -> bool:
-        """All pieces were there, and as they were written."""
+        """Whether all pieces were there, and as they were written."""
         return self._equal and not self._left
 
 
