@@ -54,7 +54,7 @@ class SyncedBatchNorm:
         self._gather, self._in_step, self._counts = gather, in_step, counts
 
     def attach(self) -> None:
-        """Begin."""
+        """Normalize over all workers from now on."""
         for layer in self._layers:
             hooks.replace(layer, "forward", partial(self._forward_of, layer))
 

@@ -34,7 +34,7 @@ _ELASTIC_CALLBACKS = {
 
 
 def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = False) -> None:
-    """Refuse what cannot be kept.
+    """Refuse options that elastic training cannot support.
 
     Args:
         trainer: The Trainer, with its model connected.
@@ -73,7 +73,7 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = Fals
 
 
 def callbacks_of_one(trainer: Any) -> set[str]:
-    """Names of the callbacks that a changing world would break, and a world that stays one does not."""
+    """Names of the callbacks that break in a changing world but not in a world of one."""
     kinds = [cls for callback in trainer.callbacks for cls in type(callback).__mro__]
     return {cls.__name__ for cls in kinds if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls)}
 
@@ -84,7 +84,7 @@ def _check_callbacks(trainer: Any) -> None:
 
 
 def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> None:
-    """Refuse what a fixed global batch leaves no room for.
+    """Refuse options that do not work with a fixed global batch.
 
     Raises:
         UsageError: Naming what, and what to use instead.
@@ -104,7 +104,7 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
 
 
 def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None:
-    """Refuse to synchronize BatchNorm where a step cannot be made again.
+    """Refuse to synchronize BatchNorm where a step cannot be repeated.
 
     Raises:
         UnsupportedError: Naming what to leave out.
@@ -125,7 +125,7 @@ def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None
 
 
 def check_optimizers(optimizers: list[Any]) -> None:
-    """Refuse optimizers that decide by the local loss how often they reduce gradients.
+    """Refuse optimizers that decide from the local loss how often they reduce gradients.
 
     Raises:
         UnsupportedError: Naming the optimizer.

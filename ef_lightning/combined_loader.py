@@ -18,7 +18,7 @@ from ef_lightning.joint_reading import LENGTHS, JointLoader
 
 
 def combined(loaders: Any, mode: str, host: Host) -> Any:
-    """What a loop takes for these loaders of a user's.
+    """The loaders of a user's, in the form that a loop takes.
 
     Args:
         loaders: A loader, a collection of some, or a CombinedLoader, which is left as it is.
@@ -35,7 +35,7 @@ def combined(loaders: Any, mode: str, host: Host) -> Any:
 
 
 def joined(several: Any, host: Host) -> Any:
-    """What the training loop takes for several loaders: a CombinedLoader with one that stands for them.
+    """A CombinedLoader for the training loop, with one loader that represents several.
 
     Args:
         several: The CombinedLoader of the user's loaders.
@@ -72,7 +72,7 @@ def _showing_users_loaders(base: Any) -> Any:
 
 
 class _ShowingUsersLoaders:
-    """Everything but the base class, which is Lightning's CombinedLoader or a user's subclass of it."""
+    """Everything except the base class, which is Lightning's CombinedLoader or a user's subclass of it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is a CombinedLoader of the user's loaders: what ElasticFlow has put in their place is not copied."""

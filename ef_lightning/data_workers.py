@@ -14,7 +14,7 @@ from ef_lightning import hooks
 
 
 def check(loader: DataLoader[Any]) -> None:
-    """Refuse what cannot be dealt to a changing number of workers.
+    """Refuse data that cannot be dealt to a changing number of workers.
 
     Raises:
         UnsupportedError: Naming what, and what to use instead.
@@ -54,7 +54,7 @@ def check(loader: DataLoader[Any]) -> None:
 
 
 def planned_for(loader: DataLoader[Any], *, seeded: bool = False) -> PlannedLoader:
-    """What reads the batches of a user's loader.
+    """The reader of a user's loader for planned batches.
 
     Args:
         loader: The user's loader.
@@ -98,7 +98,7 @@ class WrappedLoader:
 
     @property
     def user_loader(self) -> Any:
-        """What the user gave."""
+        """The loader that the user passed."""
         return self._loader
 
     def close(self) -> None:
@@ -107,5 +107,5 @@ class WrappedLoader:
 
 
 def itself(given: Any) -> Any:
-    """What it is given: as which an object is copied that stands for another one."""
+    """Return the argument: a copy of a stand-in is a copy of the object behind it."""
     return given

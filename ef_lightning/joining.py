@@ -28,7 +28,7 @@ from ef_lightning.train_loader import ElasticLoader
 
 
 class Joining:
-    """A newcomer's way to its first batch, from `attach` to then.
+    """A newcomer's way to its first batch, which begins with `attach`.
 
     Args:
         trainer: The Trainer.
@@ -67,7 +67,7 @@ class Joining:
         parameter_groups.add_again(self._trainer.optimizers)
 
     def end_start(self) -> None:
-        """The hooks at the start of the training have been. The loops look next whether they are to go on."""
+        """The start hooks have been called. Next, the loops check whether to continue."""
         if self._requests is not None and self._session.entering:
             self._requests.settle()
 
@@ -101,7 +101,7 @@ _ENTRY_HOOKS = ("on_train_start", "on_train_epoch_start", "on_load_checkpoint", 
 
 
 def has_entry_hooks(trainer: Any) -> bool:
-    """Whether code runs between the admission and the first batch that may change all that has been received.
+    """Whether code between the admission and the first batch may change everything that was received.
 
     The user's may do anything to that, and to the data set. Of Lightning's callbacks, those count that have a hook at
     the start of an epoch and keep a state: `BackboneFinetuning` goes on from the rate that it keeps.

@@ -221,7 +221,7 @@ _OF_TRAINER = {
 
 
 def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None) -> list[Package]:
-    """What is looked at.
+    """The packages and parts to look at.
 
     Args:
         trainer: The Trainer.
@@ -249,7 +249,7 @@ def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None)
 
 
 def check_hooks(trainer: Any, host: Host) -> None:
-    """Refuse releases that have other private parts.
+    """Refuse releases with other private parts.
 
     Raises:
         UnsupportedError: Naming what has moved, and what to install.

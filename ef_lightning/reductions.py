@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """What one worker has."""
+    """One worker's part of a value."""
 
     value: Tensor
     weight: float = 1.0  # samples, say; only a mean looks at it

@@ -46,7 +46,7 @@ Act = Callable[..., Any]
 
 
 class Repetition:
-    """Makes the steps of one training, and makes them again.
+    """Makes the steps of one training, and repeats them when needed.
 
     Args:
         trainer: The Trainer.
@@ -76,18 +76,18 @@ class Repetition:
         self._state: State | None = None
 
     def attach(self) -> None:
-        """Begin to make steps."""
+        """Make the steps from now on."""
         hooks.surround_passes(self._trainer, lambda *given: partial(self._run, *given))
 
     def detach(self) -> None:
-        """Leave them to Lightning."""
+        """Leave the steps to Lightning."""
         hooks.leave_passes(self._trainer)
         self._forget()
 
     # ------------------------------------------------------------ collectives
 
     def begin_collective(self, *, in_backward: bool = False) -> None:
-        """A collective is about to run whose result is good only for the members of the whole step."""
+        """A collective begins whose result is valid only for the members of the whole step."""
         if self.in_pass:
             self._used = self._records = True  # from here on, also the passes that follow in this update
             self.in_backward = self.in_backward or in_backward
@@ -105,7 +105,7 @@ class Repetition:
             raise MembersChanged(f"the step began with {began_in.ids}, and goes on with {members.ids}")
 
     def end_update(self) -> None:
-        """The gradients are everybody's: there is nothing to be made again."""
+        """The gradients are the same in all workers, so there is nothing to repeat."""
         self._records = self._used_before = self._used_before or self._used
         self.in_pass = False
         self._forget()
@@ -113,7 +113,7 @@ class Repetition:
     # ------------------------------------------------------------ passes
 
     def _run(self, act: Act, is_first: bool, arguments: dict[str, Any], *args: Any) -> Any:
-        """A pass: forward, and backward. The arguments are those of the training step."""
+        """Make a pass (forward and backward). The arguments are those of the training step."""
         if is_first or self._began_in is None:
             self._forget()
             self._began_in = self._session.completed_in
@@ -141,7 +141,7 @@ class Repetition:
                 why, is_uneven = "a step has gathered for the first time, from batches of several sizes", True
 
     def _take(self, filled: list[Any], arguments: dict[str, Any]) -> None:
-        """Go on with this batch, if there is one, also if the pass is made again once more."""
+        """Continue with this batch, if there is one, even if the pass is repeated once more."""
         for batch in filled:
             hooks.set_batch(self._trainer, arguments, batch)
             self._passes[-1] = self._passes[-1]._replace(fields=hooks.step_fields(self._trainer))
@@ -156,7 +156,7 @@ class Repetition:
         self._passes.append(Pass(self._act, Generators(), Traces(self._trainer), fields))
 
     def _go_back(self, why: str) -> None:
-        """To the start of the newest pass, with the others made anew."""
+        """Go back to the start of the newest pass, with the earlier ones repeated."""
         self._on_repeat(why)
         self._began_in = self._session.completed_in
         self._used = self.in_backward = False
@@ -178,7 +178,7 @@ class Repetition:
 
 
 class Pass(NamedTuple):
-    """A pass, as it began."""
+    """The start of a pass."""
 
     act: Act
     generators: Generators
@@ -187,7 +187,7 @@ class Pass(NamedTuple):
 
 
 class State:
-    """What the passes of an update change in a module.
+    """The things that the passes of an update change in a module.
 
     Args:
         module: The module.
@@ -204,7 +204,7 @@ class State:
         self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in kept]
 
     def restore(self) -> None:
-        """Go back to it. May be repeated."""
+        """Restore this state. May be repeated."""
         with torch.no_grad():
             for owner, name, tensor, kept in self._buffers:
                 tensor.copy_(kept)

@@ -26,7 +26,7 @@ from ef_lightning.host import Host
 
 
 class Requests:
-    """Those that the user's code makes to one Trainer, from `attach` to `detach`.
+    """The requests that the user's code makes to one Trainer, from `attach` to `detach`.
 
     Args:
         trainer: The Trainer, before any hook of the user's is called.
@@ -60,7 +60,7 @@ class Requests:
         self._heard = False
 
     def attach(self) -> None:
-        """Begin to take back and to tell. All workers are here, and have run their hooks of the set-up."""
+        """Begin to keep and exchange requests. All workers are here, and have run their setup hooks."""
         hooks.surround_decisions(
             self._trainer, self._host, batch=self._end_batch, epoch=self.settle, skip=self._agree_to_skip
         )
@@ -74,15 +74,15 @@ class Requests:
 
     @property
     def pending(self) -> bool:
-        """Whether this worker has something to tell."""
+        """Whether this worker has a request."""
         return bool(self._kept) or self._shown() != self._agreed
 
     def hear(self, num_pending: float) -> None:
-        """A reduction has completed in which so many workers had something to tell."""
+        """A reduction has completed in which this many workers had a request."""
         self._heard = self._heard or num_pending >= 1
 
     def settle(self) -> None:
-        """All workers are here: do what any of them asks for.
+        """All workers are here: do what any of them requests.
 
         A newcomer is not one of them yet. It will have their limits; if its code wants to stop, they hear of it later.
         """
@@ -106,7 +106,7 @@ class Requests:
             self.settle() if self._is_alone else self._keep()
 
     def _agree_to_skip(self, response: Any) -> Any:
-        """Before a batch: what the hooks of all workers say, of which this worker's has returned this."""
+        """Before a batch: combine what the hooks of all workers returned; this worker's returned this."""
         skips = bool(response == -1)
         if not self._is_alone:
             skips = any(self._gather(skips))
@@ -121,7 +121,7 @@ class Requests:
     # ------------------------------------------------------------ the Trainer
 
     def _keep(self, *names: str) -> None:
-        """Take back what was set since: all of it, or these."""
+        """Revert and keep changes since the last time: all of them, or these."""
         shown = self._shown()
         changed = [name for name in names or shown if shown[name] != self._agreed[name]]
         self._kept |= {name: shown[name] for name in changed}
@@ -143,10 +143,10 @@ class Requests:
     # ------------------------------------------------------------ newcomers
 
     def state(self) -> dict[str, Any]:
-        """What the members agree on: plain values."""
+        """The agreed values, as plain values."""
         return dict(self._agreed)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Agree with the others."""
+        """Take over what the others have agreed on."""
         self._agreed = {name: state[name] for name in self._agreed}
         self._show(self._agreed)

@@ -26,7 +26,7 @@ IsShared = Callable[[Path, Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class SavedTree:
-    """A tree that is to be saved.
+    """A tree to be saved.
 
     Args:
         tree: Dicts, lists, tuples, tensors and other values.
@@ -70,7 +70,7 @@ class SavedTree:
 
 
 def save(tree: Any, file: Any) -> None:
-    """As `torch.save`, without checksums of its own: those of the manifest are there, and cost a tenth."""
+    """Save like `torch.save`, but without its checksums, which cost a tenth and repeat those of the manifest."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -84,7 +84,7 @@ def _kind(value: Any) -> str:
 
 
 def _find(tree: Any, path: Path) -> Any:
-    """What lies there; nothing, if there is no such place."""
+    """The object at this place; None if there is no such place."""
     for key in path:
         try:
             tree = tree[key]

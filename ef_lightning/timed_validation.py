@@ -16,7 +16,7 @@ from ef_lightning import hooks
 
 
 class TimedValidation:
-    """When the training of one Trainer is to be interrupted by a validation.
+    """Decides when a validation interrupts the training of one Trainer.
 
     Args:
         trainer: The Trainer.
@@ -39,10 +39,10 @@ class TimedValidation:
 
     @property
     def due(self) -> bool:
-        """Whether this worker tells the others so."""
+        """Whether this worker reports a validation as due."""
         return self._session.rank == 0 and time.monotonic() - self._since >= self._interval_s
 
     def settle(self, *, due: bool) -> None:
-        """A reduction has completed in which rank 0 has told whether it is."""
+        """A reduction has completed in which rank 0 has said whether a validation is due."""
         if due:
             hooks.set_last_validation(self._trainer, -math.inf)

@@ -10,7 +10,7 @@ from ef_lightning.compensation import TrainerCompensation
 
 
 class WorkersLog:
-    """Writes a row into the loggers for each step that Lightning logs: workers, speed, pauses, batch, learning rate.
+    """Adds a row to the loggers at each step that Lightning logs: workers, speed, pauses, batch, learning rate.
 
     All workers call their loggers, as they do for the user's values; see `ef_lightning.logs`.
 
@@ -36,7 +36,7 @@ class WorkersLog:
         self._step = -1
 
     def write(self) -> None:
-        """An update has been made. Several from one batch have one row."""
+        """An update has been made. Several updates from one batch share one row."""
         step = hooks.step_to_log(self._trainer)
         if step is None or step == self._step:
             return
