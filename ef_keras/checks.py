@@ -80,7 +80,7 @@ def global_batch_for(
 
 
 def check_end(model: Any) -> None:
-    """Refuse data without an end, also those of the validation, before the first step.
+    """Refuse endless data, including those of the validation, before the first step.
 
     Raises:
         UnsupportedError: Naming the argument to pass.

@@ -44,7 +44,7 @@ def _checksum(leaf: Any) -> int | None:
 
 
 def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int | None]:
-    """Leave out the parts that come out differently when the batch is read again, some times."""
+    """Leave out the parts that differ when the batch is read again a few times."""
     again = [read() for _ in range(_NUM_READS)]
     return [value if all(other[part] == value for other in again) else None for part, value in enumerate(found)]
 

@@ -47,5 +47,5 @@ class Epochs:
         return len(self.part(epoch)[1])
 
     def begin_of_pass(self, epoch: int) -> int:
-        """The first epoch that is in the same pass as this one."""
+        """The first epoch in the same pass as this one."""
         return epoch - (epoch - self.first) % self._per_pass

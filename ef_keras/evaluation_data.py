@@ -52,7 +52,7 @@ class EvaluationData:
         self._coverage = Coverage(session, log=log, stage="val")
 
     def batches(self) -> hooks.Batches:
-        """A pass, as Keras wants it."""
+        """A pass, in the form that Keras needs."""
         source = self._source = self._make_source()
         try:
             yield from self._pass(source)
@@ -60,7 +60,7 @@ class EvaluationData:
             self.close()
 
     def close(self) -> None:
-        """End what reads ahead. May be repeated."""
+        """Stop reading ahead. May be repeated."""
         source, self._source = self._source, None
         if isinstance(source, OrderedSource):
             source.close()
@@ -119,7 +119,7 @@ class EvaluationData:
             yield _batch(source, share[start : start + source.batch_size], length)
 
     def _all_batches_of(self, source: StreamSource, limit: int) -> Iterator[Any]:
-        """This worker's share of data whose length is not known: all walk to their end, and take turns."""
+        """This worker's share of data of unknown length: all workers walk to the end and take turns."""
         turn, num_workers = self._coverage.begin_open()
         position = 0
         while position < limit:

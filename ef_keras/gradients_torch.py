@@ -132,7 +132,7 @@ def random_state() -> list[np.ndarray]:
 
 
 def set_random_state(states: Sequence[np.ndarray]) -> None:
-    """Let them go on from there."""
+    """Restore these states."""
     set_torch_states([torch.from_numpy(np.array(state)) for state in states])
 
 

@@ -35,7 +35,7 @@ _BEGIN, _END, _COMPARED = range(3)
 
 
 class IndexedSource(OrderedSource):
-    """See the module, and :class:`~ef_keras.ordered.Source`.
+    """The source for a `PyDataset`; the module describes it. See :class:`~ef_keras.ordered.Source`.
 
     Attributes:
         seed: Called before each batch is read, with what the random numbers in it are to be a function of.
@@ -125,7 +125,7 @@ class IndexedSource(OrderedSource):
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
-        """See the class that this one is a kind of."""
+        """See the base class."""
         return self._reader is not None and self.seed is None
 
     def expect(self, coming: Coming) -> None:
@@ -144,7 +144,7 @@ class IndexedSource(OrderedSource):
         return place if self._order is None else int(self._order[place])
 
     def checksums(self, position: int) -> Checksums:
-        """Read a batch of this epoch, with random numbers that are the same in all workers, and tell what it is."""
+        """Read a batch of this epoch with shared random numbers, and return its checksums."""
         if self._reader is not None:
             self._reader.pause()
         with drawn_from([self._job_seed, self._epoch, _COMPARED, position], self.data):

@@ -35,7 +35,7 @@ Texts = dict[str, bytes]
 
 
 class ModelParts:
-    """What a model's file consists of. What does not change while it trains (its architecture) is found out once.
+    """The parts of a model's file. What does not change in training (its architecture) is determined once.
 
     Args:
         model: The model, built, with its optimizer.
@@ -46,7 +46,7 @@ class ModelParts:
         self._texts: Texts | None = None
 
     def now(self) -> tuple[Texts, Weights]:
-        """They; the weights are the variables themselves."""
+        """The current parts; the weights are the variables themselves."""
         if self._texts is None:
             self._texts = self._serialized()
         return self._texts, Weights.of(self._model)
@@ -60,7 +60,7 @@ class ModelParts:
         return {"metadata.json": metadata.encode(), "config.json": config.encode(), **self._assets()}
 
     def _assets(self) -> Texts:
-        """Vocabularies, which layers write to a folder."""
+        """The assets (vocabularies), which layers write to a folder."""
         with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
             folder = FilePath(directory) / "assets"
             hooks.save_state(self._model, hooks.store_that_makes(lambda path, metadata: {}), hooks.assets_in(folder))

@@ -114,7 +114,7 @@ _CLASSES = {
 
 
 def package(seen: Mapping[str, Any] | None = None) -> Package:
-    """What is looked at.
+    """The package and the parts to look at.
 
     Args:
         seen: Objects of a `fit`, in place of their classes.
@@ -124,7 +124,7 @@ def package(seen: Mapping[str, Any] | None = None) -> Package:
 
 
 def check_hooks() -> None:
-    """Refuse a release of Keras that has other private parts.
+    """Refuse a release of Keras with other private parts.
 
     Raises:
         UnsupportedError: Naming what has moved, and what to install.

@@ -28,7 +28,7 @@ JAX may use their memory."""
 
 
 class _CallsPython(core.Effect):
-    """Keeps a call that returns nothing, and has JAX refuse one within its own control flow."""
+    """An effect that keeps calls without results, and makes JAX refuse calls within its own control flow."""
 
 
 _EFFECT = _CallsPython()
@@ -39,7 +39,7 @@ _CALL.def_impl(lambda *arrays, act, results: _called(act, arrays))
 
 
 def call(act: Act, arrays: Sequence[Any], like: Sequence[Any] = ()) -> list[Any]:
-    """Within a step: call Python, and go on with what it returns. Outside of one, it is called at once.
+    """Within a step: call Python, and continue with what it returns. Outside of one, call it at once.
 
     No derivative is taken through it.
 
@@ -103,7 +103,7 @@ class StagedStep:
         self._programs: dict[Any, _Program] = {}
 
     def __call__(self, batch: Any, *, before_call: Callable[[Sequence[Any]], None] = lambda known: None) -> Any:
-        """Make the step. Returns its results.
+        """Make the step and return its results.
 
         Args:
             batch: The batch.
@@ -132,7 +132,7 @@ class StagedStep:
 
 
 def hold(variables: Iterable[keras.Variable], values: Iterable[Any]) -> None:
-    """Let variables have these values, which are arrays of their shapes and types."""
+    """Set variables to these values, which are arrays of their shapes and types."""
     for variable, value in zip(variables, values, strict=True):
         hooks.set_value(variable, value)
 
@@ -217,7 +217,7 @@ class _Program:
         stage.run = jax.jit(core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), donate_argnums=self._replaced_by(stage))
 
     def _replaced_by(self, stage: _Stage) -> tuple[int, ...]:
-        """What a stage reads for the last time, as it makes the next step's value of it: its memory can be used."""
+        """Inputs that a stage reads for the last time while it makes their new values: their memory can be reused."""
         if stage is self._stages[0]:  # what follows may fail
             return ()
         pairs = zip(self._inputs[: self._num_state], self._outputs[-self._num_state :], strict=True)
@@ -232,7 +232,7 @@ class _Program:
         others: Sequence[Any],
         before_call: Callable[[Sequence[Any]], None],
     ) -> tuple[Any, list[Any]]:
-        """Make the step. Returns its results, and the values of the new state."""
+        """Make the step. Returns its results and the values of the new state."""
         known: dict[Var, Any] = dict(self._consts)
         known.update(zip(self._inputs, [*(one.value for one in variables), *others], strict=True))
         for number, stage in enumerate(self._stages):

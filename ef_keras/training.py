@@ -47,5 +47,5 @@ def _is_arrays(data: Any) -> bool:
 
 
 def _packed(data: Any) -> tuple[Any, ...]:
-    """As arguments of `fit`. The third would be a weight to it, so more than a pair is one entry, which is unpacked."""
+    """The data as arguments of `fit`. It would take a third as weights, so more than a pair becomes one entry."""
     return data if isinstance(data, tuple) and len(data) == 2 else (data,)
