@@ -1,25 +1,24 @@
 """The session: one worker's side of the protocol.
 
-A worker runs *logical collectives* through :meth:`Session.run`. Each has a sequence number and is carried to
-its end over any number of view changes (see :mod:`ef_common.core.replay`). At a step boundary on which all
-members have agreed, :meth:`Session.boundary` lets newcomers in. Nothing here knows a framework: gradients,
-metrics and states are tensors of whoever calls.
+A worker runs *logical collectives* through :meth:`Session.run`. Each has a sequence number and is carried to its end
+over any number of view changes (see :mod:`ef_common.core.replay`). At a step boundary on which all members have agreed,
+:meth:`Session.boundary` lets newcomers in. Nothing here knows a framework: gradients, metrics and states are tensors of
+the caller.
 
 The rules that keep the promises:
 
-* Nobody completes collective n+1 before everybody has completed n. So one cached result is enough to bring
-  those behind up to date, and a result is *confirmed* (it survives any loss) as soon as the next collective
-  has completed.
-* The view in which a collective completed names its contributors. It is part of the result, so that all
-  survivors agree on whose samples an update contains.
-* `view` is what this worker knows, and it may be ahead of the others or behind them. What must be equal in all
-  of them (whose samples come next, how many there are to divide by) is a function of `completed_in`, the view
-  in which the newest collective completed. After a planned change a barrier moves it on.
-* A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every
-  newcomer in it has.
-* A program may train several times. A newcomer comes in only where its own program is in the training that the members
-  are in: it passes over those that are over.
-* Whoever leaves together with all other members takes the state along. The first of them is told to save it.
+* Nobody completes collective n+1 before everybody has completed n. One cached result is therefore enough to bring those
+  behind up to date, and a result is *confirmed* (it survives any loss) as soon as the next collective has completed.
+* The view in which a collective completed names its contributors. It is part of the result, so all survivors agree on
+  whose samples an update contains.
+* `view` is what this worker knows, and it may be ahead of the others or behind them. Whatever must be equal in all
+  members (whose samples come next, the divisor of a mean) is a function of `completed_in`, the view in which the newest
+  collective completed. After a planned change a barrier advances it.
+* A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every newcomer
+  in it has the state.
+* A program may train several times. A newcomer joins only where its own program is in the members' training, and skips
+  the trainings that are over.
+* If all members leave together, the state leaves with them. The first of them is told to save it.
 """
 
 from __future__ import annotations

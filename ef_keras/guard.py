@@ -1,11 +1,11 @@
 """Notices when an exception leaves a `fit`, even if the user catches it.
 
-Keras tells nobody of an exception, and no frame of ours is around `fit`. So what `fit` calls is called through here, as
-long as it runs: whatever comes out of that leaves `fit`, which catches nothing. What is raised before `fit` has its
-callbacks is not seen.
+Keras reports no exceptions, and no frame of ours surrounds `fit`. While it runs, everything that `fit` calls is
+therefore called through here: an exception that comes out of such a call leaves `fit`, which catches nothing.
+Exceptions that are raised before `fit` has its callbacks are not seen.
 
-A KeyboardInterrupt may also come up in `fit` itself, between two such calls. Then what was called through here is still
-in place, and the next call finds that its `fit` does not run any more.
+A KeyboardInterrupt may also be raised in `fit` itself, between two such calls. The wrappers then stay in place, and the
+next call finds that its `fit` no longer runs.
 """
 
 from __future__ import annotations

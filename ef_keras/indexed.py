@@ -1,14 +1,14 @@
 """A `PyDataset`: each worker asks for the batches that it trains on.
 
-What such a data set does at the beginning and the end of an epoch (mostly, it shuffles) must come out the same in all
-workers, though each has an object of its own. So
+What such a data set does at the beginning and the end of an epoch (usually, it shuffles) must have the same result in
+all workers, although each has its own object:
 
-* its hooks are called as Keras calls them, with random numbers that are a function of the job's seed and the epoch;
-* a newcomer, or a new start, calls those of all epochs that were before it;
-* after them, in each epoch, the order of the first worker's object is everybody's (`ef_common.data.orders`): in place,
-  an order is shuffled out of another one, and that may have been shuffled before there was a job.
+* Its hooks are called as Keras calls them, with random numbers that are a function of the job's seed and the epoch.
+* A newcomer or a new start calls the hooks of all earlier epochs.
+* After the hooks, all workers adopt the order of rank 0's object in each epoch (`ef_common.data.orders`): a shuffle in
+  place depends on the previous order, which may have been shuffled before there was a job.
 
-What that does not make equal, a comparison of what was read finds.
+A comparison of what was read finds any remaining difference.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """BatchNorm over the batches of all workers: `Trainer(sync_batchnorm=True)`, and `torch.nn.SyncBatchNorm`.
 
-Each worker computes mean mᵢ, variance vᵢ and number cᵢ of the values of each channel. They gather these, with
-gradients, and normalize by
+Each worker computes mean mᵢ, variance vᵢ and number cᵢ of the values of each channel. All gather these, with gradients,
+and normalize by
 
     m = Σ cᵢ·mᵢ / Σ cᵢ,    v = Σ cᵢ·(vᵢ + (mᵢ - m)²) / Σ cᵢ,
 
-as one process does with all samples in one batch. Batches may differ in size; that of a worker which only keeps step
-does not count. A layer costs a gather in the forward pass and a sum in the backward pass, of 2·channels + 1 numbers for
-each worker. They are collectives of the step (see :mod:`ef_lightning.repetition`); on any device they travel through
-the host. Outside of a training step a layer is an ordinary one.
+as one process does with all samples in one batch. Batches may differ in size; a padding batch does not count. A layer
+costs a gather in the forward pass and a sum in the backward pass, of 2·channels + 1 numbers for each worker. They are
+collectives of the step (see :mod:`ef_lightning.repetition`); on any device they travel through the host. Outside of a
+training step a layer is an ordinary one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """How a newcomer joins a training: what it does before, during and after its admission.
 
-It joins right before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the
+It joins immediately before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the
 epoch, the step, and the state of optimizers and callbacks that the others have:
 
-1. While the others train, it does what is slow.
+1. While the others train, it does everything that is slow.
 2. It is admitted at a boundary, and receives the state. From here on the others wait for it, in their next reduction.
-3. Lightning calls both hooks. They set up what is this worker's own: attributes, the data set, callbacks that keep
-   nothing. Until the first batch is read the worker is *entering* (:class:`~ef_common.session.Session`).
-4. The state is taken in once more: what is everybody's (weights, optimizers, callbacks' state, counters) the others
-   have from their own hooks, and more steps since.
+3. Lightning calls both hooks. They set up what belongs to this worker: attributes, the data set, callbacks without a
+   state. Until the first batch is read the worker is *entering* (:class:`~ef_common.session.Session`).
+4. The state is loaded once more, because what all workers share (weights, optimizers, callbacks' state, counters) comes
+   from the others' hooks, and from steps that they have made since.
 
 If nobody held a state, all begin together, with hooks that are called as at any start.
 """

@@ -1,17 +1,17 @@
 """Makes the values of `self.log` equal in all workers before anybody decides by them.
 
-Workers see different batches, so each has collected other values, maybe under other names. They exchange them by name
-where all of them pass, whoever reads them later:
+Workers see different batches, so they have collected different values, perhaps under different names. They exchange the
+values by name at places that all workers pass, regardless of who reads them later:
 
 * at the end of a pass of evaluation, together with what has been evaluated (`contributions`);
 * at the end of an epoch, before its hooks: what its batches have logged;
 * after these hooks, before a ModelCheckpoint, an EarlyStopping or a scheduler is asked: what the hooks have logged.
 
-Reading a value needs no communication, since rank 0's progress bar reads alone: until the exchange, each worker reads
-its own. What a *batch* has logged stays each worker's own, unless a ModelCheckpoint or a scheduler is about to decide
-by it.
+Reading a value needs no communication, because rank 0's progress bar reads alone: until the exchange, each worker reads
+its own. Values that a *batch* has logged stay local, unless a ModelCheckpoint or a scheduler is about to decide by
+them.
 
-An exchange sends what is logged from each worker to each; of torchmetrics objects, that is their states.
+An exchange sends the logged values from each worker to each; for torchmetrics objects, these are their states.
 """
 
 from __future__ import annotations

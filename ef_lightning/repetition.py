@@ -1,29 +1,30 @@
 """Repeats a training step in which a worker was lost that had exchanged values with the others.
 
-A loss in a collective is repaired within that collective: those that are left have one result, of the same members. But
-what a step computes from tensors of several workers is one thing only if all its collectives have the same members,
-from the first one to the reduction of its gradients. If a worker is lost in between, its features are in the loss of
-the others, while its samples go back to the epoch and nobody has their gradient. So the others make the step again:
-with the same samples and from the random state of its start, after all that the step has changed is taken back.
+A loss in a collective is repaired within that collective: the survivors have one result, of the same members. But a
+step that computes with tensors of several workers is consistent only if all its collectives have the same members, from
+the first one to the reduction of its gradients. If a worker is lost in between, its features are in the loss of the
+others, while its samples go back to the epoch and nobody has their gradient. The others therefore repeat the step, with
+the same samples and from the random state of its start, after everything that the step has changed is undone.
 
 **All decide alike.** They compare the members in which a collective of the step has completed with those at its start,
-which is what all know alike (:attr:`~ef_common.session.Session.completed_in`). The same collective raises
-:class:`~ef_common.errors.MembersChanged` in all of them. Where a result was handed on to a worker that lacked it, the
-members come with it.
+which all know alike (:attr:`~ef_common.session.Session.completed_in`). The same collective raises
+:class:`~ef_common.errors.MembersChanged` in all of them. A result that is handed on to a worker that lacked it brings
+its members along.
 
-**Uneven shares.** A step is also made again if it is the first to gather, and its batches have several sizes: in the
-last steps of an epoch, shares differ by a sample. All see the same shapes, so :class:`~ef_common.errors.SharesUneven`
-is raised in all of them; the batch at hand is then read again, as large as the largest one.
+**Uneven shares.** A step is also repeated if it is the first to gather and its batches differ in size: in the last
+steps of an epoch, shares differ by a sample. All workers see the same shapes, so
+:class:`~ef_common.errors.SharesUneven` is raised in all of them; the current batch is then read again, as large as the
+largest one.
 
-**A step is an update** with all passes of its accumulation. Earlier passes are made again too, but leave what they have
+**A step is an update** with all passes of its accumulation. Earlier passes are repeated, too, but leave what they have
 logged as it was.
 
-**What is taken back**: random generators, the module's buffers, what `self.log` and torchmetrics objects have
-accumulated. Gradients are set to zero by the first pass. Not the attributes that a training step sets.
+**What is undone**: random generators, the module's buffers, and what `self.log` and torchmetrics objects have
+accumulated. The first pass sets gradients to zero. Attributes that a training step sets are not undone.
 
-To remember this takes some 50 microseconds and a copy of the buffers, so it is done in the first update of a training,
-and in all others once a step has gathered. The first step of a module that begins to gather later is made again with
-the state at its first collective.
+Saving this state costs about 50 microseconds and a copy of the buffers, so it happens in the first update of a
+training, and in all others once a step has gathered. The first step of a module that begins to gather later is repeated
+with the state at its first collective.
 """
 
 from __future__ import annotations

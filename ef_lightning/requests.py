@@ -1,18 +1,18 @@
 """Requests of one worker's code that concern all: to stop the training, or to change its length.
 
 Lightning's loops end by `trainer.should_stop` and by the Trainer's limits, and read them where no message could be
-exchanged. So all workers must find the same there, though user code may have set it in one of them alone.
+exchanged. All workers must therefore find the same values there, although user code may have set them in only one.
 
-What a worker's code has set during a batch is taken back at the end of that batch, and kept. The flags of the next
-reduction tell that somebody has kept something; all workers hear that alike, and tell each other what, at the end of
-that batch. They also do where they wait for each other in any case: before the sanity check and before the training,
-at the beginning and the end of an epoch, and at the end of a validation. If several have asked for different values,
-the lowest rank among them decides.
+Changes that a worker's code makes during a batch are reverted at the end of that batch, and kept as requests. The flags
+of the next reduction announce that a worker has requests; all workers hear that alike, and exchange their requests at
+the end of that batch. They also do so where they wait for each other in any case: before the sanity check and before
+the training, at the beginning and the end of an epoch, and at the end of a validation. If several workers request
+different values, the lowest rank among them decides.
 
-Whether the rest of an epoch is left out (`on_train_batch_start` returns -1) has to be known before the batch is
-trained. So where a module has this hook, all workers tell each other what it has returned, before each batch.
+Whether to skip the rest of an epoch (`on_train_batch_start` returns -1) must be known before the batch is trained.
+Where a module has this hook, all workers exchange its return values before each batch.
 
-A worker that is alone asks nobody: everything is as it is without ElasticFlow.
+A worker that is alone asks nobody: everything is as without ElasticFlow.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The process group of a view on Horovod, which moves data and does not decide on membership.
 
-Horovod knows one group per process, and only collectives of all its members. So it is shut down and started anew
-for each view, and what goes from one member to another takes :class:`~ef_common.collectives.links.Links`.
+Horovod has one group per process, and only collectives of all its members. It is therefore restarted for each view, and
+messages from one member to another use :class:`~ef_common.collectives.links.Links`.
 
-When a member is gone, Horovod's thread learns of it only at the other end of its own connections, and would wait
-for Gloo's timeout with three members or more. :meth:`HorovodGroup.abort` shuts down the sockets of the group: all
-operations fail at once, in this process and in its peers.
+When a member is gone, only the threads at the other ends of its connections notice it; with three members or more, the
+rest would wait for Gloo's timeout. :meth:`HorovodGroup.abort` shuts down the sockets of the group, so all operations
+fail at once, in this process and in its peers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """A default process group that follows the view, for code that calls `torch.distributed`.
 
-`rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`), so it
-is carried to its end by those that are left if a worker is lost, and it is complete when it returns, also with
-`async_op=True`. Tensors may be on any device; they travel through the host, from each member to each, so a gather of
-`b` bytes costs each member `n·b`. That is meant for features, statistics and decisions, and not for whole models.
+`rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`): if a
+worker is lost, the survivors carry it to its end. It is complete when it returns, even with `async_op=True`. Tensors
+may be on any device; they travel through the host, from each member to each, so a gather of `b` bytes costs each member
+`n·b`. That is meant for features, statistics and decisions, and not for whole models.
 
-If members are lost in a gather whose caller has room for more of them, the values of those who are gone are those of
-the first member. In a training step nobody sees that, as the step is made again.
+If members are lost in a gather whose caller has room for more, the missing values are those of the first member. In a
+training step nobody sees them, because the step is repeated.
 
-There is no other group than that of all members, and nothing goes from one member to one other.
+There is no group except that of all members, and there are no point-to-point messages.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
 """The process group of a view on `torch.distributed`'s Gloo, without the global default group.
 
-Several things make it elastic:
+Several properties make it elastic:
 
-* A group is built in milliseconds, its addresses travel over the coordinator (`bootstrap_store`), and
-  building it can be abandoned when a newer view is known.
+* A group is built in milliseconds, its addresses travel through the coordinator (`bootstrap_store`), and building it
+  can be abandoned when a newer view is known.
 * Gloo cannot interrupt an operation in flight, but the operation fails at once when its sockets do.
-  :meth:`TorchGroup.abort` shuts down the sockets of this group (never its listener: Gloo ends the process if
-  `accept` fails), so every blocked thread wakes, in the process that aborts and in its peers.
-* With one exception: Gloo forgets a message that is half sent or half received when its connection ends, and
-  whoever waits for it would wait for ever. Such an operation is *lost*: it is found out after the abort, and
-  given up.
-* Members that meet in different collectives would end the process in Gloo, or take each other's numbers for their own.
-  So small messages tell the call that they are sent in (`torch_exchange`), and what is large begins when all are known
-  to be in one call (`torch_queue`).
-* Only errors of communication become `GroupBroken`; every other error reaches the user.
+  :meth:`TorchGroup.abort` shuts down the sockets of this group, so every blocked thread wakes up, in this process and
+  in its peers. It never shuts down the listener, because Gloo ends the process if `accept` fails.
+* There is one exception: Gloo forgets a message that is half sent or half received when its connection ends, and a
+  thread that waits for it would wait forever. Such a *lost* operation is detected after the abort, and given up.
+* Members that meet in different collectives would end the process in Gloo, or use each other's numbers. Small messages
+  therefore name their call (`torch_exchange`), and large ones begin only when all members are known to be in one call
+  (`torch_queue`).
+* Only communication errors become `GroupBroken`; every other error reaches the user.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Sums of GPU tensors with NCCL, on `torch.distributed`'s process group, without the global default group.
 
-It is built when the first such tensor comes: only then is it sure that all members have one, and on which device.
-Each publishes its GPU. If two have the same one, or one has no NCCL, all leave it: the sums are Gloo's then.
+The process group is built when the first such tensor comes: only then is it certain that all members have one, and on
+which device. Each member publishes its GPU. If two have the same one, or one has no NCCL, all use Gloo for the sums.
 
-* **Complete means complete.** NCCL's own way of waiting orders streams, and the host goes on. A collective counts as
-  completed when the host has seen its end. A kernel that is aborted ends too, and leaves anything in its tensor; so
-  `abort` is noted before it begins, and looked for after the end.
-* **Abort.** `ncclCommAbort` lets the kernels end within milliseconds, then takes half a second to clean up: it has a
-  thread of its own. `abort` waits for the kernels.
-* **Nobody ends the process.** With `TORCH_NCCL_BLOCKING_WAIT` torch starts neither its watchdog nor the monitor of it,
-  which end a process whose collective fails. What that variable is named for, torch's `wait`, is not used.
-* **A peer's end** is no error in the kernel, which would wait for ever: it is seen by Gloo's connections to it.
+* **Complete means complete.** NCCL's own way of waiting orders streams, and the host continues. A collective counts as
+  completed when the host has seen its end. An aborted kernel also ends, and leaves arbitrary values in its tensor, so
+  `abort` is recorded before it begins and checked after the end.
+* **Abort.** `ncclCommAbort` ends the kernels within milliseconds, and then takes half a second to clean up, so it has
+  its own thread. `abort` waits for the kernels.
+* **Nobody ends the process.** With `TORCH_NCCL_BLOCKING_WAIT` torch starts neither its watchdog nor its monitor, which
+  end a process whose collective fails. torch's `wait`, which the variable is named for, is not used.
+* **The end of a peer** is no error in the kernel, which would wait forever. Gloo's connections to the peer reveal it.
 """
 
 from __future__ import annotations

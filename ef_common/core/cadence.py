@@ -1,25 +1,25 @@
 """Cadence: when the next checkpoint is due.
 
-With a fixed pace, every n steps or every n seconds. By default the interval follows what is measured:
+A fixed pace is every n steps or every n seconds. By default the interval follows measurements:
 
     T = √(2 · C · M)
 
 is the first-order optimum of Young (1974, "A first order approximation to the optimum checkpoint interval"), for the
 cost C of a checkpoint and the mean time between failures M: a shorter interval spends more on checkpoints than it saves
-on work done again, a longer one the reverse. Daly (2006, "A higher order estimate of the optimum checkpoint interval
-for restart dumps") gives the terms of higher order, (1 + √(C/2M)/3 + C/18M) · T − C for C < 2M, and M otherwise; they
-matter where C is not small against M. This is his formula.
+in repeated work, and a longer one does the opposite. Daly (2006, "A higher order estimate of the optimum checkpoint
+interval for restart dumps") gives the terms of higher order, (1 + √(C/2M)/3 + C/18M) · T − C for C < 2M, and M
+otherwise; they matter where C is not small against M. This is his formula.
 
-*Cost.* A checkpoint is written in the background while training goes on. So C is the time for which training stands
-still (the copy on the host), plus a share of the time of the writing, which takes some of the machine's time too.
-Both are smoothed. The next one is never due before the time of a writing has passed, since only one is written at once.
+*Cost.* A checkpoint is written in the background while training continues. C is therefore the time for which training
+pauses (the copy on the host), plus a share of the writing time, which also uses some of the machine. Both are smoothed.
+The next checkpoint is never due before the time of a writing has passed, because only one is written at a time.
 
-*Failures.* M is that of the job: the more workers, the sooner one is lost. The rate of one worker is estimated from
-what is assumed before (one failure in `mtbf` of a worker's time) and what the run has seen:
+*Failures.* M is that of the job: the more workers there are, the sooner one is lost. The rate of one worker is
+estimated from a prior (one failure in `mtbf` of a worker's time) and the losses of the run:
 
     rate = (1 + losses) / (mtbf + time of all workers),   M = 1 / (rate · workers)
 
-It is an upper bound of how often a job needs a checkpoint: while a worker lives, a loss is mended without one.
+This is an upper bound for the need for checkpoints: while a worker lives, the others recover from a loss without one.
 """
 
 from __future__ import annotations

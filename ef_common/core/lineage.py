@@ -2,16 +2,16 @@
 
 A checkpoint is named by (run, generation, step), in that order:
 
-* *run* is the number of the start of the job. Whoever starts it claims the next number, exclusively, and says with the
-  claim which checkpoint it resumes from: its *parent*;
-* *generation* is that of the view whose member wrote it, and *step* the update after which it was taken.
+* *run* is the number of the start of the job. A start exclusively claims the next number, and its claim names the
+  checkpoint that it resumes from: its *parent*.
+* *generation* is that of the view whose member wrote it, and *step* is the update after which it was taken.
 
-So there is a chain: the checkpoints of the newest run, then those of the run it resumed from that are not after its
-parent, and so on. A checkpoint off the chain was *rolled back*: training has gone on from before it, elsewhere.
+These names form a chain: the checkpoints of the newest run, then those of the run that it resumed from, up to its
+parent, and so on. A checkpoint off the chain was *rolled back*: training has continued elsewhere, from before it.
 
-The order is what fences. A name is never used twice, since it holds a run that one start alone has claimed and a
-generation in which one member writes; what a writer that was cut off may still publish sorts before what the others
-have published meanwhile.
+The order is what fences. A name is never used twice, because only one start has claimed its run and only one member
+writes in its generation. Whatever a writer that was cut off may still publish sorts before what the others have
+published meanwhile.
 """
 
 from __future__ import annotations

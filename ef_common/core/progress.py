@@ -1,20 +1,22 @@
 """Decides who keeps the others waiting, from the progress that the members report.
 
-A member *waits* in a collective, at a boundary, or while a view settles; else it computes. Its *position* is the view
-and the collective that it waits for, or will wait for next. Whoever computes, or waits at an earlier position than
-another one, *lags*. It is hung if all others have waited for longer than its limit, and it has not moved in that time.
+A member *waits* in a collective, at a boundary, or while a view settles; otherwise it computes. Its *position* is the
+view and the collective that it waits for, or will wait for next. A member *lags* if it computes, or if it waits at an
+earlier position than another one. It hangs if all others have waited for longer than its limit, and it has not moved in
+that time.
 
-The limit is learned from the run, as nobody knows beforehand what a step takes. Spans of computing are of three kinds:
+The limit is learned from the run, because nobody knows in advance how long a step takes. There are three kinds of
+computing spans:
 
 * STEP: from the dealing of a batch to the end of its reduction, ``max(60 s, 10 × longest STEP, 2 × longest FIRST)``;
 * FIRST: the same, in the first steps of a worker, where kernels are compiled and caches are filled;
-* OTHER: everything else (evaluations, checkpoints, what callbacks do).
+* OTHER: everything else (evaluations, checkpoints, callbacks).
 
-Of the last two only one thing is known, that they may take long: ``max(600 s, 2 × longest of the kind)``. So it is with
-steps in which more than half of the members lag, as a storage that stalls may be the cause. If all wait for the same
-and nobody moves, nobody is to blame: all try again, in a new view. Whoever does not come into that one lags.
+Spans of the last two kinds may take long: ``max(600 s, 2 × longest of the kind)``. The same limit applies to steps in
+which more than half of the members lag, because a stalled storage may be the cause. If all wait for the same collective
+and nobody moves, nobody is to blame: all try again, in a new view, and a member that does not enter it lags.
 
-Times are counted from when the view came to its members at the earliest: what was before is over.
+Times count from when the view reached its members at the earliest, so that nothing from before is held against anybody.
 """
 
 from __future__ import annotations

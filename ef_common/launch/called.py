@@ -4,10 +4,10 @@
 
     FOLDER/call             the function and its arguments, pickled by the process that launches
     FOLDER/raised-PID       the traceback of an exception that has ended a worker
-    FOLDER/returned-RANK    what the function returned there, as JSON
+    FOLDER/returned-RANK    the value that the function returned there, as JSON
 
 Nothing is unpickled that comes over the network or that others have written: the folder belongs to the user alone, and
-a worker refuses a call whose digest is not that of its command line.
+a worker refuses a call whose digest differs from that on its command line.
 """
 
 from __future__ import annotations

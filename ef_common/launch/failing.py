@@ -1,12 +1,12 @@
 """What a worker reports when an exception ends it.
 
-An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
-told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed
-for good in a peer, the network, a store or this machine (its GPU, its disks) is no fault of the code: that costs this
-worker alone, and its launcher may start it again.
+An exception of the user's code would recur wherever it is tried again, so it ends the job: the coordinator tells the
+others. In a newcomer that has not begun its first step, it ends only this newcomer. A lasting failure of a peer, the
+network, a store or this machine (its GPU, its disks) is not the code's fault: it costs only this worker, which its
+launcher may start again.
 
-A KeyboardInterrupt that code raises ends the job, too, and is one in each worker. SIGINT from outside is a fault like
-any other: it costs this worker alone.
+A KeyboardInterrupt that code raises ends the job, too, and is raised in each worker. SIGINT from outside is a fault
+like any other, and costs only this worker.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Ends a worker whose whole process is frozen after the others have continued without it.
 
-It is stopped by a signal, or something written in C keeps Python's lock. No thread of it runs, so it cannot end itself,
-as a worker does whose main thread hangs (:mod:`ef_common.launch.hung`): its agent does it. The worker notes down its
-heartbeats where its agent sees them (:mod:`ef_common.note`). If none come any more, the agent asks the coordinator
-whether the others go on without it. A worker that comes back meanwhile learns it by itself, and leaves. If no
-coordinator is reached, nothing is decided, as it may be this node that is cut off.
+The process is stopped by a signal, or C code keeps Python's lock. None of its threads runs, so it cannot end itself, as
+a worker does whose main thread hangs (:mod:`ef_common.launch.hung`); its agent does that. The worker records its
+heartbeats where its agent sees them (:mod:`ef_common.note`). When they stop, the agent asks the coordinator whether the
+others continue without it. A worker that comes back meanwhile learns that itself, and leaves. If no coordinator can be
+reached, nothing is decided, because this node may be the one that is cut off.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """Decides, from events alone, when a worker talks to Horovod's elastic driver.
 
 The driver counts. It starts processes for new hosts, and gives up hosts on which a process has failed, when *all*
-processes that it counts on have either ended or said READY: then a *round* is complete, and each READY is answered
-with the slot that the process has from then on. Horovod's own workers stop for that; ours say READY in a thread,
-and train on. Rules:
+processes that it counts on have either ended or said READY. Then a *round* is complete, and the answer to each READY is
+the slot that the process has from then on. Horovod's own workers stop for that; ours say READY in a thread and continue
+to train. Rules:
 
-1. A round is *called* by whoever learns of a reason: a host has come or gone (the driver tells its rank 0), or a
-   member is lost. A call is a key in the driver's store, which every worker looks at; the driver clears the store
-   when the round is complete. Whoever sees a call answers it with READY, once: the driver would count a second one.
-2. A loss makes the driver give up the whole host, and kill what is left on it, maybe by stopping it first, which
-   would make the others wait. So members on that host leave at a boundary, and say READY when they are out. Losses
-   often come together, so a moment passes before anything follows from one.
-3. If the hosts of all members have lost somebody, a round would be the end of the job. They train on to the end
-   instead; the driver then reports the failure.
-4. What is given up with its host is no news when it goes. A host is as good as new once a newcomer on it is admitted.
-5. Without a slot a worker leaves. That of a newcomer is asked for after its admission.
-6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came: so
-   there is a round.
-7. When the program ends, what is known of losses is told at once; after that nobody calls a round. A worker
-   that ends looks for a call once more, and waits for the answer: READY and an end with status 0 would be counted as
-   two.
+1. A worker that learns of a reason *calls* a round: a host has come or gone (the driver tells its rank 0), or a member
+   is lost. A call is a key in the driver's store, which every worker polls; the driver clears the store when the round
+   is complete. A worker that sees a call answers it with READY, once, because the driver would count a second one.
+2. After a loss the driver gives up the whole host and kills what is left on it, perhaps by stopping it first, which
+   would make the others wait. Members on that host therefore leave at a boundary, and say READY when they are out.
+   Losses often come together, so nothing follows from one before a moment has passed.
+3. If the hosts of all members have lost somebody, a round would end the job. The members then train on to the end, and
+   the driver reports the failure.
+4. The end of a worker that is given up with its host is no news. A host is as good as new once a newcomer on it is
+   admitted.
+5. A worker without a slot leaves. A newcomer's slot is asked for after its admission.
+6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came, so there
+   is a round.
+7. When the program ends, known losses are reported at once; after that nobody calls a round. A worker that ends looks
+   for a call once more, and waits for the answer: READY and an end with status 0 would count twice.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source polled every second.
 
-A notice is a wish, and nothing is interrupted by it: the session leaves at the next boundary that all agree on, and
-the process ends with status 0. If it has not come so far within the grace time (a validation may be long), it ends
-itself, as if it had been killed.
+A notice is a wish and interrupts nothing: the session leaves at the next boundary that all agree on, and the process
+ends with status 0. If it has not reached one within the grace time (a validation may be long), it ends itself, as if it
+had been killed.
 
-Python calls a handler between any two steps of what the main thread does, which may hold any lock. So the handler
-only puts the notice into a queue that can be put into everywhere; a thread does the rest. Launchers that signal whole
-process groups, and then once more each worker, mean one notice by it: a SIGTERM counts as the second one only after
+Python calls a handler between any two instructions of the main thread, which may hold any lock. The handler therefore
+only puts the notice into a queue that is always safe to use, and a thread does the rest. Launchers that signal whole
+process groups, and then each worker again, mean one notice: a SIGTERM counts as a second one only after
 `SAME_NOTICE_S`.
 """
 

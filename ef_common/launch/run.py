@@ -1,14 +1,14 @@
 """`elasticflow run`: torchrun, completed with what an elastic job needs.
 
-With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rendezvous. Without, it is a whole elastic
-job on this machine. Then each worker has an agent of its own, because an agent restarts all of its workers when one
+With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rendezvous. Without it, it is a whole
+elastic job on this machine. Each worker then has its own agent, because an agent restarts all of its workers when one
 crashes; and the coordinator is a process of its own, so no worker is special.
 
-A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is started again: the first time at once, then
-after longer and longer pauses. One that has raised an exception is not: it would raise it again, so it ends the job;
-and so does one that dies at the same step again and again (:mod:`ef_common.launch.restarts`).
+A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is restarted: the first time at once, then after
+growing pauses. A worker that has raised an exception would raise it again, so the job ends. So it does when a worker
+dies at the same step repeatedly (:mod:`ef_common.launch.restarts`).
 
-This process imports torch once and has one thread; agents are forked from it, also later, when the job is scaled.
+This process imports torch once and has one thread; agents are forked from it, even later, when the job is scaled.
 """
 
 from __future__ import annotations

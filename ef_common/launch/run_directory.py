@@ -3,10 +3,10 @@
 ::
 
     events/…        the event log
-    launcher.json   what the launcher of this machine does: written by it alone, whole each time
-    wanted.json     how many workers it shall have: written by `elasticflow scale`
+    launcher.json   the state of the launcher of this machine; only the launcher writes it, completely each time
+    wanted.json     the number of workers that it shall have; written by `elasticflow scale`
 
-Files, and no connection: whoever may write there may scale, and nothing listens.
+They communicate through files and not through a connection: anybody who may write there may scale, and nothing listens.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ::
 
     /         the page
-    /events   its news, as server-sent events: the whole state, which has a bounded size, about once a second
+    /events   news as server-sent events: the whole state, which has a bounded size, about once per second
     /metrics  for Prometheus
 """
 

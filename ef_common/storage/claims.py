@@ -2,10 +2,10 @@
 
 ::
 
-    markers/3c….json                       of a run: by what it holds, a place is known from all others
-    claims/run-3c…-000000003-9f….json      of view 3 in that run: who has it
+    markers/3c….json                       the marker of a run, whose content distinguishes a place from all others
+    claims/run-3c…-000000003-9f….json      the claim of view 3 in that run: its members
 
-They are small, and rare, and stay. Runs have random names, so that any number of jobs can use one place.
+The files are small and rare, and stay. Runs have random names, so any number of jobs can use one place.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """A store: the few operations that checkpoints need, on anything that fsspec can reach.
 
-There is no code for one kind of store here. What differs between them is bridged in these places:
+There is no code for a particular kind of store here. These places bridge the differences:
 
-* directories: object stores have none, others want them made first (`_make_parents`);
-* listings: stores keep the ones they have seen, so each is asked for anew;
-* giving up on a write: an object that is not completed never existed, a file is there as soon as it is opened;
-* errors: each has its own, and all become ours.
+* directories: object stores have none, others need them to be made first (`_make_parents`);
+* listings: stores cache the ones that they have seen, so each listing is requested again;
+* giving up on a write: an incomplete object never existed, but a file is there as soon as it is opened;
+* errors: each store has its own, and all become ours.
 
-Every error of a store is a `StorageFailed` with a reason, `NotFound` or `AlreadyExists` among them.
+Every error of a store is a `StorageFailed` with a reason (`NotFound` is one of them) or `AlreadyExists`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Gradient reduction on NumPy arrays, for a framework whose gradients come out of a compiled graph.
 
-The graph hands over the gradients of one bucket after the other, as it computes them, and waits for the sums at the
-end. The local gradients are kept until the reduction has completed, so after a loss they are summed again with the
-members that are left, and the graph never learns of it.
+The graph delivers the gradients bucket by bucket, as it computes them, and waits for the sums at the end. The local
+gradients are kept until the reduction has completed, so after a loss they are summed again over the survivors, and the
+graph does not notice.
 
-Weights are shares of what was dealt. Where batches are dealt, of whatever size, the members' sum lacks a part: each
-tells in a flag by how much its batch is smaller than a full one, and all divide by what is there.
+Weights are shares of what was dealt. Where batches are dealt, of whatever size, the sum of the weights falls short of
+one: each member reports in a flag how much smaller its batch is than a full one, and all divide by what is there.
 
-Two sets of buffers alternate: whoever fills a set has completed the reduction after the one that it held, which
+Two sets of buffers alternate: a worker that fills a set has completed the reduction after the one that it held, which
 every member has begun, so nobody needs that result any more.
 """
 
