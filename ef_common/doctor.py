@@ -80,7 +80,7 @@ class Finding:
 
     Attributes:
         subject: Package, engine or device.
-        found: What there is.
+        found: What was found.
         remedy: The command to run if it is wanted and missing; empty if all is well.
     """
 

@@ -435,7 +435,7 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "lr_scale": _number,
     "epochs": _count,
 }
-"""Of any kind."""
+"""Fields that events of any kind may have."""
 _FIELDS: dict[str, dict[str, Check]] = {
     # The worker process has started.
     "start": {"pid": _count, "host": _text},

@@ -14,7 +14,7 @@ from pathlib import Path
 from ef_common.files import write_whole
 
 MAX_RANGES = 16
-"""So many ranges of positions fit; of more, the first."""
+"""Maximal number of ranges of positions in a note; only the first ones fit."""
 _STATE = struct.Struct("<8sQBBqqddQQQ")  # magic, changes, in a step, excused, epoch, step, first and newest time,
 # number of positions, number of ranges, changes again
 _COUNTER = struct.Struct("<Q")
@@ -35,11 +35,11 @@ class Noted:
     Args:
         epoch: Epoch of its newest step; -1 if it has made none.
         step: Number of the update.
-        in_step: It was in the step, and not behind it.
+        in_step: Whether it was in the step, and not after it.
         ranges: Half-open ranges of the positions that it worked on, at most `MAX_RANGES`.
         num_positions: How many there were.
         trained_s: From the beginning of its first step to that of its newest.
-        excused: It has ended by a fault that is not its own.
+        excused: Whether it has ended because of a fault elsewhere.
     """
 
     epoch: int
@@ -71,7 +71,7 @@ class Note:
 
     Args:
         directory: Where it is kept; by default in memory, where nobody reads it.
-        local_rank: Of the worker on its node.
+        local_rank: Index of the worker on its node.
         clock: Monotonic time in seconds.
 
     Raises:

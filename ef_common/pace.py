@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
 
 NUM_FIRST = 3
-"""So many steps count as first ones."""
+"""Number of steps that count as first ones."""
 
 
 class Pace:
@@ -20,7 +20,7 @@ class Pace:
         clock: Monotonic time in seconds.
 
     Attributes:
-        evicts_stragglers: To be told: the user wants stragglers to be replaced.
+        evicts_stragglers: The user wants stragglers to be replaced; the heartbeats report that.
         rests: No training is running, so nobody is to conclude anything from its standing still.
     """
 
@@ -76,7 +76,7 @@ class Pace:
         """A batch has been dealt and a reduction will follow; or one more batch of a step that has begun.
 
         Args:
-            num_samples: So many are this worker's; 0 if the step does not tell how fast it is.
+            num_samples: Number of this worker's samples; 0 if the step does not show how fast it is.
         """
         if self._kind != OTHER:
             self._num_samples += num_samples

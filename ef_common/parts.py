@@ -28,7 +28,7 @@ class Part:
         owner: Path to what holds it, which begins with the name of a root. The owner may be an object, a class, a
             module, or a function, whose parts are the names in its code.
         name: Its name.
-        user: Who uses it: names in the plugin's sources.
+        user: The code that uses it, as names in the plugin's sources.
         kind: The type that it has in the middle of a training.
         since: The release that brought it; nobody needs it before.
         takes: If it is called, the arguments: "path, weights_only=" is one by position, and one by name.
@@ -96,8 +96,8 @@ def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
 
     Args:
         value: The object.
-        name: Of the part.
-        may_be_field: Of a class, it may be an attribute that its objects have.
+        name: Name of the part.
+        may_be_field: Whether it may be an attribute of the class's objects.
     """
     if isinstance(value, (FunctionType, MethodType)):
         code = inspect.unwrap(value).__code__
@@ -175,10 +175,10 @@ class Package:
 
     Args:
         name: As it is installed.
-        version: That is installed.
+        version: The installed version.
         oldest: The oldest release that is supported.
         tried: The newest release that the tests were run with.
-        parts: What is touched.
+        parts: The parts that are touched.
         roots: Objects that paths begin with. None is a class that only the search needs, and has not found: a release
             that has merely moved the class is not refused.
     """

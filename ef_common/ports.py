@@ -40,7 +40,7 @@ class Meeting(Protocol):
         """Block until all members have told their calls.
 
         Raises:
-            CallMismatch: They are in different ones.
+            CallMismatch: The members are in different calls.
             GroupBroken: A member is gone, or the group was aborted.
         """
 
@@ -59,7 +59,7 @@ class Group(Protocol):
         """Start to compare the calls of the members.
 
         Args:
-            call: Of this member.
+            call: Call of this member.
             tensors: What it is about to sum in it, if that is all that it does. Small sums tell the call themselves,
                 so nothing is sent if all are small. Large ones begin only when all are known to be in one call;
                 whoever meets in time need not wait for that.
@@ -69,9 +69,9 @@ class Group(Protocol):
         """Start to sum `tensor` over the members, in place; bit for bit equal in all of them.
 
         Args:
-            tensor: To be summed.
-            call: What for.
-            meeting: Of this call. Without one, a large sum has a meeting of its own, and those before it may have to
+            tensor: The tensor to sum.
+            call: Purpose of the sum.
+            meeting: Meeting of this call. Without one, a large sum has its own, and earlier ones may have to
                 begin first, which waits for the others.
         """
 
@@ -229,5 +229,5 @@ class State(Protocol):
         """All who held a state are lost: make the newest saved state this worker's own, and log that.
 
         Returns:
-            False if there is none, so that the training begins anew.
+            False if there is none, so that the training starts from the beginning.
         """

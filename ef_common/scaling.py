@@ -18,10 +18,10 @@ class Scaling:
 
     Args:
         run_dir: Directory of the run.
-        num_workers: So many are wanted.
+        num_workers: Number of workers that the job shall have.
 
     Raises:
-        UsageError: There is no such launcher, or it cannot have so many.
+        UsageError: There is no such launcher, or it cannot start that many workers.
     """
 
     def __init__(self, run_dir: Path, num_workers: int) -> None:

@@ -61,7 +61,7 @@ class Barrier:
     """An operation without a result. When it completes, all members have arrived, and the view that counts is known.
 
     Args:
-        call: What it is for.
+        call: Purpose of the barrier.
     """
 
     def __init__(self, call: str = "barrier") -> None:
@@ -114,24 +114,25 @@ class Session:
         groups: Builds the process group of each view.
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.
-        pace: Notes down how this worker moves on, for others to read.
+        pace: Records this worker's progress, for others to read.
 
     Attributes:
         state: What newcomers receive.
-        newcomer: It has not been admitted yet.
-        entering: It has been admitted, and prepares its first step by itself: nobody else answers its collectives, and
-            what it raises costs the others nothing.
-        leaving: It wants to leave.
-        may_change: A boundary may change the view, or end this worker. In a process alone only a wish to leave does.
-        wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
-        note: Where the steps are noted down for the launcher.
-        training: Number of the training that this worker's program has come to, from 1 on.
-        num_samples_trained: Samples that all members together have trained on, since this worker is one of them. Not
-            counted in a process alone.
-        paused_s: So long training has paused in that time, because workers came or went.
-        has_skipped: It has passed over a training, as the others had ended it already.
-        lacks_results: It has, and has not even a checkpoint of what came of it.
-        first_claiming: Of the first training of this process (`ef_common.data.claiming`), which counts for all.
+        newcomer: Whether it has not been admitted yet.
+        entering: Whether it has been admitted and prepares its first step alone: nobody else answers its collectives,
+            and its exceptions cost the others nothing.
+        leaving: Whether it wants to leave.
+        may_change: Whether a boundary may change the view, or end this worker. In a lone process only a wish to leave
+            does that.
+        wish: Whether it wants all members to act together at the next boundary; see :meth:`take_wish`.
+        note: The note in which steps are recorded for the launcher.
+        training: Number of the training that this worker's program has reached, counted from 1.
+        num_samples_trained: Samples that all members together have trained on since this worker joined. Not counted in
+            a lone process.
+        paused_s: How long training has paused in that time because workers came or went.
+        has_skipped: Whether it has skipped a training that the others had ended already.
+        lacks_results: Whether it has skipped a training whose result is not even in a checkpoint.
+        first_claiming: The `ef_common.data.claiming` of this process's first training, which counts for all.
         on_view: Called with each view that is entered.
         on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
     """
@@ -225,7 +226,7 @@ class Session:
         """Connect to the coordinator; wait for the first view, or learn that the job already runs.
 
         Returns:
-            True for a newcomer: it warms up and then calls :meth:`join`.
+            True for a newcomer, which warms up and then calls :meth:`join`.
 
         Raises:
             Left: It wants to leave.
@@ -432,7 +433,7 @@ class Session:
         """A batch has been dealt. The others wait for its reduction next; :meth:`agree` ends it.
 
         Args:
-            num_samples: Of this worker; 0 if that many do not tell how fast it is.
+            num_samples: Number of this worker's samples; 0 if they do not show how fast it is.
         """
         if self._channel is not None:
             self._pace.begin_step(num_samples)
@@ -445,8 +446,8 @@ class Session:
         """Settle agreements from the sums of the members' flags in the collective that has just completed.
 
         Args:
-            num_flags: Of `change_pending`.
-            num_wishes: Of `wish`, which is heard then.
+            num_flags: Sum of the members' `change_pending`.
+            num_wishes: Sum of the members' `wish`.
         """
         self._pace.end_step()
         if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement

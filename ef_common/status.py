@@ -15,10 +15,10 @@ from ef_common.story import GOODBYE, duration, in_words
 from ef_common.terminal import num_workers
 
 SPEED_S = 10.0
-"""Speeds are those of so many seconds."""
+"""Speeds are averages over this many seconds."""
 _NUM_CHANGES = 8
 _NUM_SEEN = 4096
-"""Of so many events it is known that a worker has told of them; all tell of the same within moments."""
+"""Number of events remembered as reported by a worker; all report the same ones within moments."""
 _TOLD_BY_ALL = ("training", "run", "rollback", "epoch", "evaluation")
 
 
@@ -46,13 +46,13 @@ class WorkerStatus:
     """What is known about one worker.
 
     Args:
-        pid: Its process.
+        pid: Its process id.
         host: Its machine.
         step: Updates that it has made in its training.
         training: Number of that training in its program.
-        loss: Of the newest one.
-        time: Of its newest event, in seconds since the epoch.
-        slow: It is much slower than the others.
+        loss: Loss of the newest update.
+        time: Time of its newest event, in seconds since the epoch.
+        slow: Whether it is much slower than the others.
         speed: Its samples per second.
     """
 
@@ -71,15 +71,15 @@ class Change:
     """A change that a user may want to know of later, too.
 
     Args:
-        time: In seconds since the epoch.
-        text: In words.
-        kind: Of the event.
-        worker: Whose event it is.
-        generation: Of the view, if it is one.
-        pause_s: So long training has paused for it.
-        before: Members of the view before it.
+        time: Time in seconds since the epoch.
+        text: The change in words.
+        kind: Kind of the event.
+        worker: Worker that logged the event.
+        generation: Generation of the view, if it is one.
+        pause_s: How long training has paused for it.
+        before: Members of the previous view.
         after: Members of this view.
-        reason: Why there is this view.
+        reason: Reason for this view.
         dealt_again: Positions of its lost workers that were dealt again.
         batch: Global batch size before and after it, if that has changed.
     """
@@ -113,20 +113,20 @@ class Status:
         run_dir: Directory of the run.
 
     Attributes:
-        workers: By their ids.
-        generation: Of the newest view.
+        workers: The workers by their ids.
+        generation: Generation of the newest view.
         members: Ids of its workers, in the order of their ranks.
-        epoch: The newest one, from 0 on.
-        num_epochs: How many there are, if the log says so.
+        epoch: The newest epoch, counted from 0.
+        num_epochs: Number of epochs, if the log says so.
         length: Positions of the epoch; None if that is not known.
-        num_done: Of these, those that are trained.
+        num_done: Number of these positions that are trained.
         num_dealt_again: Positions of lost workers that were dealt again.
         global_batch_size: Samples of an update, once the log says so.
         lr_scale: Factor of the learning rate, once the log says so.
-        checkpoint: The record of the newest one.
-        latest: The newest event that is no change.
-        changes: The newest of them.
-        on_news: Called with each of both as it is read.
+        checkpoint: Record of the newest checkpoint.
+        latest: The newest event that is not a change.
+        changes: The newest changes.
+        on_news: Called with each change and each other event as it is read.
         counted: Number of the training, and its update, up to which positions are counted.
     """
 

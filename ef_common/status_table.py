@@ -87,8 +87,8 @@ def as_json(status: Status, usage: Usage, now: float) -> dict[str, Any]:
     """The whole state, as plain values.
 
     Args:
-        status: Of the run.
-        usage: Of its processes.
+        status: Status of the run.
+        usage: Resources that its processes use.
         now: In seconds since the epoch.
     """
     launcher = read_launcher(status.run_dir)
@@ -145,8 +145,8 @@ def render(status: Status, usage: Usage, now: float) -> Group:
     """The state as a table.
 
     Args:
-        status: Of the run.
-        usage: Of its processes.
+        status: Status of the run.
+        usage: Resources that its processes use.
         now: In seconds since the epoch.
     """
     launcher = read_launcher(status.run_dir)

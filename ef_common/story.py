@@ -13,7 +13,7 @@ from typing import Any
 from ef_common.terminal import num_workers, say
 
 _CHECKPOINTS_S = 60.0
-"""One checkpoint in so many seconds is told, and each one that fails."""
+"""One checkpoint per this many seconds is reported, and each one that fails."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ def say(text: str, *, color: str | None = None, **fields: Any) -> None:
     Args:
         text: The line, without a newline.
         color: One that `click.style` knows. As JSON, red is an error and yellow a warning.
-        fields: What the line says, for programs; in lines of JSON alone.
+        fields: The values in the line, for programs; only used in JSON lines.
     """
     stream = sys.stderr
     try:

@@ -30,7 +30,7 @@ def check_backend() -> str:
     """Return the name of Keras's backend; refuse one that ElasticFlow does not support.
 
     Raises:
-        UnsupportedError: It is none that can be elastic.
+        UnsupportedError: The backend cannot be elastic.
     """
     name = str(keras.config.backend())
     if name not in ("tensorflow", "torch", "jax"):

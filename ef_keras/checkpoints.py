@@ -126,8 +126,8 @@ class FitCheckpoints:
         """The content of a checkpoint.
 
         Args:
-            name: Of the file that has the weights.
-            files: That, and what belongs to it.
+            name: Name of the file with the weights.
+            files: That file and the files that belong to it.
         """
         collected = self._collect()
         state = {

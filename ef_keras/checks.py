@@ -39,7 +39,7 @@ def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: boo
     """The size of the global batch, from the two places where it can be set.
 
     Raises:
-        UsageError: They differ; or there is none, and it is needed.
+        UsageError: The two settings differ, or neither is there and one is needed.
     """
     if None not in (of_callbacks, of_data) and of_callbacks != of_data:
         raise UsageError(

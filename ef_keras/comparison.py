@@ -59,7 +59,7 @@ def compare(
 
     Args:
         session: The worker's session.
-        found: Of a batch that this worker has read.
+        found: Checksums of a batch that this worker has read.
         read: Reads it again; None if it cannot be had again.
         note: Takes down what this worker has read, before another one can learn from this worker that they differ: that
             one raises, and this worker may hear of its end in place of its answer.

@@ -80,7 +80,7 @@ class FitCompensation:
         """The first reduction of a batch has completed, with these contributors.
 
         Args:
-            contributors: Those of the reduction, as all of them know.
+            contributors: Contributors to the reduction, which all of them know.
             step: Number of the update.
         """
         self._num_applied += 1

@@ -51,7 +51,7 @@ class Fit:
         settings: The user's, with the size of the global batch that the data may have brought.
 
     Attributes:
-        columns: Those of ours in the logs of the newest epoch.
+        columns: Our columns in the logs of the newest epoch.
 
     Raises:
         JobFinished: The job is over.

@@ -64,7 +64,7 @@ class GlobalReducer(Reducer):
         session: The worker's session.
         model: The model, built.
         data: The data of the `fit`.
-        passes: Of Keras's backend.
+        passes: Passes of Keras's backend.
         make_step: Makes a train function of the model that has not been traced yet.
         deterministic: Sums must not depend on who computed which part.
     """

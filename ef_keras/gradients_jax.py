@@ -101,7 +101,7 @@ class JaxStep:
 
     Args:
         model: The model, built and compiled.
-        reducer: What averages its statistics, if anything does.
+        reducer: The reducer that averages its statistics, if there is one.
     """
 
     def __init__(self, model: Any, reducer: JaxReducer | None) -> None:

@@ -510,8 +510,8 @@ class Arrays:
     """The content of Keras's adapter for arrays. Its batches are accessible in any order.
 
     Attributes:
-        num_samples: Of an epoch.
-        batch_size: Of a full batch.
+        num_samples: Number of samples in an epoch.
+        batch_size: Size of a full batch.
         shuffle: True, False, or "batch".
     """
 

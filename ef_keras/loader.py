@@ -206,8 +206,8 @@ class _Order(NamedTuple):
     """The order of a pass.
 
     Args:
-        number: Of the pass.
-        indices: Of the samples, in this order.
+        number: Number of the pass.
+        indices: Indices of the samples in this order.
         ends: Where each batch ends in it, if positions are batches.
     """
 

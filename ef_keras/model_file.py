@@ -77,10 +77,10 @@ class SavedModel:
 
     Args:
         model: The model.
-        texts: What there is of it besides the weights.
+        texts: Other parts of the model besides the weights.
         weights: Its weights.
         pool: Memory for copies.
-        content_of: What is saved, with the name of the file that has the weights, and the model's files.
+        content_of: Returns the content to save, given the name of the weights' file and the model's files.
     """
 
     model: Any

@@ -110,7 +110,7 @@ _CLASSES = {
     "torch_loader": "src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter",
     "dataset": "src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
 }
-"""Of what exists while a `fit` runs. Importing Keras imports all of them."""
+"""Classes of what exists while a `fit` runs. Importing Keras imports all of them."""
 
 
 def package(seen: Mapping[str, Any] | None = None) -> Package:

@@ -111,9 +111,9 @@ class Program(keras.Model):
 
     Args:
         parts: Layers, variables and anything else.
-        functions: What it does.
+        functions: Functions of the program.
         allow_unused: See :func:`model`.
-        name: Of the model.
+        name: Name of the model.
 
     Raises:
         UsageError: There is nothing to train.

@@ -30,11 +30,11 @@ class Reducer(ABC):
     Attributes:
         on_update: Called with (contributors, loss) when a reduction has completed, before the update is made.
         on_wait: Called when there is nothing more to do than to wait for the other members.
-        applied: What an optimizer makes its update within; called with it and the reduced gradients.
+        applied: Context in which an optimizer makes its update; called with it and the reduced gradients.
         fraction: Size of this worker's batch, as a part of a full one.
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
-        error: What ended a step within the framework's own code, which may not let it through.
+        error: The exception that ended a step within the framework's code, which may not pass it on.
     """
 
     def __init__(self, session: Session, model: Any, weights: Weights) -> None:

@@ -28,7 +28,7 @@ class FitSchedules:
 
     Args:
         model: The model, built, with its optimizers.
-        dealer: Of the training data.
+        dealer: Dealer of the training data.
 
     Attributes:
         batch_size: Positions of a step of the one worker: those of now, or as a checkpoint says.

@@ -44,8 +44,8 @@ def call(act: Act, arrays: Sequence[Any], like: Sequence[Any] = ()) -> list[Any]
     No derivative is taken through it.
 
     Args:
-        act: What to call, each time that a step comes here.
-        arrays: What it is given.
+        act: Called each time that a step reaches this point.
+        arrays: Its arguments.
         like: Something with a shape and a type, for each of its results.
     """
     results = tuple(jax.core.ShapedArray(tuple(one.shape), jnp.dtype(one.dtype)) for one in like)
@@ -63,10 +63,10 @@ class _Stage:
     """Operations between two calls.
 
     Attributes:
-        equations: They.
-        reads: What they need.
-        writes: What others need of theirs.
-        run: They, compiled.
+        equations: The operations.
+        reads: Variables that they need.
+        writes: Variables that other stages need from them.
+        run: The compiled operations.
     """
 
     equations: list[JaxprEqn] = field(default_factory=list)
@@ -81,9 +81,9 @@ class StagedStep:
     Args:
         step: A pure function of (state, batch), which returns (results, new state). A state consists of groups, as
             Keras's does.
-        variables: What holds the state before and after the step, in these groups.
-        late: Those that the first call with results may change: nobody uses them before it.
-        reads: What else the step reads, and leaves as it is: variables that Keras does not know of.
+        variables: Variables that hold the state before and after the step, in these groups.
+        late: Variables that the first call with results may change, so that nobody uses them before it.
+        reads: Other variables that the step reads and does not change, which Keras does not know.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ Act = Callable[[Sequence[Any]], Sequence[Any]]
 
 _TRACE = "elasticflow_trace"
 _MAX_PROGRAMS = 16
-"""So many compiled steps are kept, for batches of different shapes; of more, those that were made last."""
+"""Maximal number of compiled steps for batches of different shapes; the newest are kept."""
 
 
 class NotCut(UnsupportedError):
@@ -57,8 +57,8 @@ def call(act: Act, tensors: Sequence[Any], like: Sequence[Any] = ()) -> list[Any
     """Within such a trace: call Python, and continue with what it returns.
 
     Args:
-        act: What to call, each time that a step comes here.
-        tensors: What it is given.
+        act: Called each time that a step reaches this point.
+        tensors: Its arguments.
         like: Tensors of fixed shapes, of which its results have shape and type.
 
     Raises:
@@ -92,7 +92,7 @@ class StagedStep:
         """Make the step and return its results.
 
         Raises:
-            NotCut: It cannot be cut; nothing has been done.
+            NotCut: The step cannot be cut; nothing has been done.
         """
         leaves = [None if leaf is None else tf.convert_to_tensor(leaf) for leaf in _flat(batch)]
         key = (_names(batch), *(None if leaf is None else (leaf.dtype, *leaf.shape) for leaf in leaves))
@@ -110,7 +110,7 @@ class _Stage:
     Attributes:
         reads: Names of what they need that the step has computed before, or was given.
         writes: Names of what others need of theirs.
-        run: They, compiled.
+        run: The compiled operations.
     """
 
     reads: list[str]

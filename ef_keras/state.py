@@ -30,13 +30,13 @@ class FitState:
 
     Args:
         model: The model, built, with its optimizers.
-        callbacks: Of the `fit`.
+        callbacks: Callbacks of the `fit`.
         progress: Collects how far the epoch is.
         load_progress: Takes it in; the flag says that it comes from a checkpoint, not from a member.
         claiming: Its claims.
 
     Attributes:
-        checkpoints: Those that are taken of it, if there are any.
+        checkpoints: Checkpoints of the `fit`, if any are taken.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def train(model: Model, parts: Parts, run: Run) -> Result:
     """Train a model.
 
     Args:
-        model: What has made the parts, so that it can be saved.
+        model: The function that made the parts, so that it can be saved.
         parts: The model.
         run: How; `others` go to `fit`.
 

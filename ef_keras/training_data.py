@@ -51,10 +51,10 @@ class TrainingData:
             is dealt. What is handed to Keras is then the batch of this worker's first pass.
 
     Attributes:
-        seed: Of the order of the samples; the same in all workers.
-        full_batch: The same in all workers.
+        seed: Seed of the order of the samples; the same in all workers.
+        full_batch: Size of a full batch; the same in all workers.
         fraction: Samples of this worker's newest batch, as a part of a full one; 1 where samples are what is dealt.
-        epoch: Of the `fit` that is running.
+        epoch: Epoch of the running `fit`.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
         on_no_update: Called after a step that has not committed its samples; it is refused if they are not then.

@@ -23,7 +23,7 @@ class Weights:
     """Variables, or copies of them, as Keras arranges them in a file.
 
     Args:
-        entries: Those of each layer.
+        entries: Entries of each layer.
 
     Attributes:
         values: All of them, by the name of their layer and their own in it.

@@ -165,7 +165,7 @@ class TrainerCheckpoints:
         """The training is complete. All members call this.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The state could not be saved.
         """
         loader = self._loader()
         if loader is not None:
@@ -175,7 +175,7 @@ class TrainerCheckpoints:
         """All members are asked to leave, and this worker saves the state.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The state could not be saved.
         """
         loader = self._loader()
         if loader is not None:

@@ -115,7 +115,7 @@ class CollectivesMixin:
         tensor itself, as with Lightning's strategies for one device.
 
         Args:
-            tensor: Of the same shape in all workers.
+            tensor: A tensor of the same shape in all workers.
             group: There is one group only.
             sync_grads: A gradient of the result is one of everybody's tensor.
 

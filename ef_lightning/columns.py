@@ -15,7 +15,7 @@ class Columns(Dataset[Any]):
     """Arrays or tensors of the same length, in a tuple or a dict; a sample has one row of each.
 
     Args:
-        columns: Of shape (number of samples, …).
+        columns: Arrays or tensors of shape (number of samples, …).
 
     Raises:
         UsageError: Their lengths differ, or there is none.
@@ -52,7 +52,7 @@ def loader_of(data: Any, *, batch_size: int, shuffle: bool) -> DataLoader[Any]:
         shuffle: Whether each epoch has another order.
 
     Raises:
-        UsageError: It is nothing of these.
+        UsageError: The data are of another kind.
     """
     if isinstance(data, DataLoader):
         return data

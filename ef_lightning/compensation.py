@@ -167,7 +167,7 @@ class ScaledSettings:
         rule: How its settings follow the ratio.
 
     Attributes:
-        applied: They are scaled.
+        applied: Whether the settings are scaled.
     """
 
     def __init__(self, optimizer: Optimizer, rule: Rule) -> None:

@@ -61,7 +61,7 @@ def planned_for(loader: DataLoader[Any], *, seeded: bool = False) -> PlannedLoad
         seeded: See :class:`~ef_common.data.torch_loader.PlannedLoader`.
 
     Raises:
-        UnsupportedError: It cannot be dealt.
+        UnsupportedError: The data cannot be dealt.
     """
     check(loader)
     return PlannedLoader(loader, seeded=seeded)

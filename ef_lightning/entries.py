@@ -17,7 +17,7 @@ class Entries(nn.Module):
 
     Args:
         parts: The dict, list or tuple.
-        parameters: Those that were made already, by the id of the tensor: one that is there twice is one.
+        parameters: Existing parameters by the id of the tensor, so that a tensor that occurs twice is one.
 
     Raises:
         UsageError: A key that cannot be the name of a part of a module.

@@ -71,13 +71,13 @@ class Fit:
         stays_one: Nobody can join this worker, which is the only one.
 
     Attributes:
-        train_loader: What is trained on, once Lightning has asked for it.
+        train_loader: The training loader, once Lightning has asked for it.
         elastic: Others may take part in it.
-        checkpoints: Those that are taken of it, if there are any.
+        checkpoints: Checkpoints of the training, if any are taken.
         compensation: How the optimizers follow the global batch; None if the ratio is 1 for ever.
         workers_log: Tells the loggers of the workers; None if there is nothing to tell, or nobody to be told.
-        schedules: Those that follow the samples; None if an update is one update in each world.
-        requests: What the code of one worker asks of all.
+        schedules: Schedules that follow the samples; None if they count updates.
+        requests: Requests of one worker's code that concern all.
         repetition: Makes steps again in which workers have gathered and one was lost.
         reducer: Sums gradients.
         global_step: A step on a batch of fixed size, if that is set.

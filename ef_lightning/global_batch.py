@@ -30,7 +30,7 @@ class GlobalStep:
         trainer: The Trainer.
         session: The worker's session.
         loader: The training loader.
-        reducer: What sums gradients, asked for in each step; None in a process that is no worker of a job.
+        reducer: Returns the reducer of gradients in each step; None in a process that is not a worker of a job.
         deterministic: Does it instead, if sums must not depend on the shares.
 
     Attributes:
@@ -70,7 +70,7 @@ class GlobalStep:
         """Lightning begins a step: before its forward pass. `arguments` are those of `training_step` but the batch.
 
         Raises:
-            UnsupportedError: It has begun this one before.
+            UnsupportedError: Lightning has begun this step before.
         """
         pieces = self._loader.dealer.pieces
         if pieces is self._pieces:

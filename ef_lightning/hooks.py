@@ -32,8 +32,8 @@ class Replacement(partial[Any]):
 
     Attributes:
         owner: The object.
-        name: Of the method.
-        own: What the object itself had there, if anything: a hook that the user's code has set on it.
+        name: Name of the method.
+        own: The object's own attribute of this name, if any: a hook that the user's code has set on it.
     """
 
     owner: Any
@@ -174,7 +174,7 @@ def requeue(trainer: Any, host: Host, take: Callable[[int], None], *, heeded: Ca
         trainer: The Trainer.
         host: Its class tree.
         take: Called with the signal.
-        heeded: Whether notices are heeded now.
+        heeded: Whether notices are handled now.
 
     Returns:
         What is to be done once the workers have left; None if no environment of Slurm asks for it.
@@ -593,7 +593,7 @@ def show_result(trainer: Any, host: Host, described: dict[str, Any], value: Tens
     Args:
         trainer: The Trainer.
         host: The class tree.
-        described: What :func:`epoch_results` says of it.
+        described: Its entry in :func:`epoch_results`.
         value: None for a torchmetrics object, which is computed now.
 
     Returns:

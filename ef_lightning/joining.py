@@ -33,10 +33,10 @@ class Joining:
     Args:
         trainer: The Trainer.
         session: The worker's session.
-        state: What it receives.
+        state: The state that it receives.
         loader: The training loader, which is there when the loops begin.
         prepare: Sets up what has to be there at a boundary.
-        requests: What the user's code asks of all workers.
+        requests: Requests of the user's code to all workers.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ class Logged:
 
         Args:
             logged: By each of them, in an order that is the same in all.
-            states: Of these metrics, in each of them; called in all of them, or in none.
+            states: Returns the states of these metrics in each worker; called in all of them or in none.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for of_worker in logged:

@@ -31,7 +31,7 @@ def written_files(trainer: Any, callback: Any, fields: dict[str, Any]) -> dict[s
     Args:
         trainer: The Trainer.
         callback: The ModelCheckpoint.
-        fields: Of it, in an earlier run.
+        fields: The callback's fields in an earlier run.
     """
     known = {name: value for name, value in fields.items() if name in (*FILES, *SCORES)}
     return {**known, **_own_files(trainer, callback, known)}

@@ -45,7 +45,7 @@ class PlainCheckpoints:
     """Makes the checkpoints of one training plain, and loads them.
 
     Args:
-        weights_only: Of `Trainer.fit`. False: checkpoints are saved as they are, and whatever they name is loaded.
+        weights_only: Argument of `Trainer.fit`. False: checkpoints are saved as they are, and all they name is loaded.
     """
 
     def __init__(self, weights_only: bool | None) -> None:
@@ -81,7 +81,7 @@ class PlainCheckpoints:
 
         Raises:
             UsageError: There are objects in it that torch does not load.
-            ProtocolError: What was taken out has no place in it.
+            ProtocolError: A value that was taken out has no place in it.
         """
         try:
             checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=self._weights_only)
@@ -174,7 +174,7 @@ class _Found:
     Attributes:
         numbers: Places of NumPy's numbers, and of lists and tuples of them, which are in the tree as Python's; by the
             name of their type.
-        encoded: What the codec knows, which is not in the tree, with its place.
+        encoded: Values that only the codec knows, which are not in the tree, with their places.
         others: All else, with its place.
     """
 
@@ -236,7 +236,7 @@ def restore(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Put back what `PlainCheckpoints.of` has taken out of a checkpoint, if it made this one.
 
     Raises:
-        ProtocolError: It has no place in it.
+        ProtocolError: A value that was taken out has no place in the checkpoint.
     """
     places: dict[Any, Any] = {}
     try:

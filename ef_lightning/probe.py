@@ -210,7 +210,7 @@ _CLASSES = {
     "mlflow_logger": "loggers.mlflow.MLFlowLogger",
     "comet_logger": "loggers.comet.CometLogger",
 }
-"""Of what exists in a training only. Importing Lightning's Trainer imports all of them; no package of a logger."""
+"""Classes of what exists only in a training. Lightning's Trainer imports all of them, but no logger's package."""
 
 
 _OF_TRAINER = {

@@ -49,7 +49,7 @@ class Reading(Protocol):
     """The meaning of the positions of a training epoch.
 
     Attributes:
-        given: What the user gave, as users see it.
+        given: The user's loaders, as users see them.
         batch_size: Positions that a worker reads in a step.
         num_samples: Samples of a full batch.
         planned: Reads them.
@@ -74,7 +74,7 @@ class Reading(Protocol):
         """What to read for a batch of these positions.
 
         Args:
-            order: What stands at the positions.
+            order: What the positions refer to.
             places: The positions.
             length: Positions of the epoch.
             beside: Positions of all workers in this step, if a batch is to be as large as the largest one among them.

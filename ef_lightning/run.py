@@ -42,8 +42,8 @@ class Run:
 
     Attributes:
         stays_one: Nobody can join this worker, which is the only one.
-        fit: What there is of a training; None in any other run.
-        logged: What `self.log` collects; None in a process that is no worker of a job, and before the set-up.
+        fit: The training of this run; None in any other run.
+        logged: The values of `self.log`; None in a process that is not a worker of a job, and before the setup.
     """
 
     def __init__(self, strategy: ElasticMixin, worker: Worker, trainer: Any) -> None:

@@ -32,7 +32,7 @@ class SavedTree:
         tree: Dicts, lists, tuples, tensors and other values.
         copies: Makes copies of it.
         is_shared: Which tensors of it all workers hold; not asked for empty ones.
-        content_of: What is saved, with the file that is made of the tree.
+        content_of: Returns the content to save, given the file that is made of the tree.
     """
 
     tree: Any

@@ -28,11 +28,11 @@ class Schedules:
     Args:
         trainer: The Trainer.
         session: The worker's session.
-        world_size: Of the reference world, in which the training began.
+        world_size: Size of the reference world, in which the training began.
         loader: The training loader, once there is one.
 
     Attributes:
-        world_size: As above, or as a checkpoint says.
+        world_size: The same size, or the one in a checkpoint.
         batch_size: Positions of one worker in a step of the reference world; None for those of now. A user who changes
             the loader's in a training changes this one as much, so it may be a fraction.
         accumulate: `accumulate_grad_batches` there, as the Trainer's argument.

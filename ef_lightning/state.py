@@ -53,8 +53,8 @@ class TrainerState:
         claiming: Its claims.
         workers: Notices changes of the workers.
         schedules: Its schedules, if they follow the samples.
-        checkpoints: Those that are taken of it, if there are any.
-        requests: What user code asks of all workers.
+        checkpoints: Checkpoints of the training, if any are taken.
+        requests: Requests of the user's code to all workers.
         adopted: Called when Lightning's dicts of metrics have come from elsewhere.
     """
 

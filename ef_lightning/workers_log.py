@@ -16,8 +16,8 @@ class WorkersLog:
 
     Args:
         trainer: The Trainer, which has loggers.
-        meter: Of the workers; None in a process alone.
-        compensation: Of the training, if there is one.
+        meter: Meter of the workers; None in a lone process.
+        compensation: Compensation of the training, if there is one.
         global_batch_size: Samples of an update, if that is fixed.
     """
 

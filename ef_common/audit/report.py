@@ -30,8 +30,8 @@ class Property:
     """One property of a run.
 
     Attributes:
-        name: What was checked.
-        detail: What it was proved over, or the violation in words.
+        name: Name of the property.
+        detail: The extent of the proof, or the violation in words.
         violation: Where it first fails, None if it holds.
         checked: There was something to check: else nothing is known of it.
     """

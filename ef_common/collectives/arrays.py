@@ -52,7 +52,7 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
     """The array's memory in one dimension.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: It is not an array.
         ValueError: It is not C-contiguous, so its memory is not that of its elements in order.
     """
     if not isinstance(array, np.ndarray):

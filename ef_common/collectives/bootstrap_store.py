@@ -20,8 +20,8 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
     """The part of a store that process groups need to exchange addresses.
 
     Args:
-        bootstrap: Of the view.
-        prefix: Of the keys.
+        bootstrap: Bootstrap of the view.
+        prefix: Prefix of the keys.
     """
 
     def __init__(self, bootstrap: Bootstrap, *, prefix: str = "") -> None:
@@ -49,10 +49,10 @@ def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: 
     Args:
         connect: Connects.
         is_void: Whether nobody needs the connection any more.
-        name: Of the thread.
+        name: Name of the thread.
 
     Raises:
-        GroupBroken: It is so. The thread is left alone.
+        GroupBroken: The view was replaced. The thread is left alone.
         Exception: Whatever `connect` raises.
     """
     outcome: list[T] = []

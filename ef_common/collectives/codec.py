@@ -76,7 +76,7 @@ def type_of_numbers(name: str) -> np.dtype[Any]:
     """A NumPy type, by its name.
 
     Raises:
-        TypeError: It is not one of numbers.
+        TypeError: It is not a type of numbers.
     """
     found = np.dtype(np.sctypeDict.get(name, object))  # NumPy would parse another name, as a list of fields, say
     if not _travels(found):
@@ -111,13 +111,13 @@ class Codec:
 
         Args:
             value: The tree.
-            what: What it is, for the error.
+            what: Description of the value, for the error.
 
         Returns:
             A header, and the leaves in it (not copied), in the order in which `decode` wants them.
 
         Raises:
-            UnsupportedError: It holds something else; the message tells where.
+            UnsupportedError: The tree contains something else; the message says where.
         """
         leaves: list[Any] = []
         tree = self._encode(value, leaves, what)
@@ -128,7 +128,7 @@ class Codec:
         """Leaves in the host's memory for what `header` describes.
 
         Args:
-            header: Of :meth:`encode`.
+            header: Header from :meth:`encode`.
             spare: Leaves that may be used for it.
 
         Raises:

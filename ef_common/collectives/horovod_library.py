@@ -28,9 +28,9 @@ class Operation:
     """One operation in flight, which keeps the memory that it works on.
 
     Args:
-        library: Of the framework.
-        handle: Of the operation.
-        summed: What is summed; None if payloads are gathered.
+        library: Horovod's library for the framework.
+        handle: Handle of the operation.
+        summed: The array that is summed; None if payloads are gathered.
         target: Where the sum is to stand, if that is another array.
     """
 
@@ -55,7 +55,7 @@ class Operation:
         """The gathered bytes; a sum is in its array. Call this once, when the operation is over.
 
         Raises:
-            RuntimeError: It failed.
+            RuntimeError: The operation failed.
         """
         try:
             error = self._library.horovod_memory_error(self._handle)
@@ -93,7 +93,7 @@ class Library:
         """Start Horovod with the settings in the environment.
 
         Raises:
-            RuntimeError: It could not connect to the others.
+            RuntimeError: Horovod could not connect to the others.
         """
         none = ctypes.c_int(0)
         if not self._library.horovod_init(None, none, None, None, none):

@@ -32,7 +32,7 @@ class LinkedGroup:
         view: The members.
         links: To the other members.
         sockets: (descriptor, inode) of the engine's own connections.
-        memory: Of the engine's tensors.
+        memory: Access to the memory of the engine's tensors.
     """
 
     def __init__(self, view: View, links: Links, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:

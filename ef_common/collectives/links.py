@@ -28,7 +28,7 @@ from ef_common.ports import Bootstrap
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 128
-"""So many connections may be without a proof that they know the secret; one more closes the oldest."""
+"""Maximal number of connections without a proof that they know the secret; one more closes the oldest."""
 _SECRET_BYTES = 16
 _RANK_BYTES = 4
 _HELLO_TIMEOUT_S = 5.0
@@ -51,7 +51,7 @@ class Links:
     Args:
         view: The members.
         rank: Rank of this one.
-        bootstrap: Of the view.
+        bootstrap: Bootstrap of the view.
     """
 
     def __init__(self, view: View, rank: int, bootstrap: Bootstrap) -> None:

@@ -20,7 +20,7 @@ class GatherBytes:
 
     Args:
         payload: This worker's.
-        call: What it is for.
+        call: Purpose of the collective.
     """
 
     def __init__(self, payload: bytes, call: str = "a gather") -> None:
@@ -93,7 +93,7 @@ def gather(
         session: The worker's session.
         value: This worker's.
         what: Its name, for errors.
-        call: What it is exchanged for, if that says more.
+        call: Purpose of the exchange, if that says more.
         codec: For it.
     """
     operation = GatherBytes(codec.dumps(value, what=what), call or f"exchange of {what}")

@@ -38,7 +38,7 @@ class Room:
 
     Attributes:
         rows: For what each of them sends, in rank order.
-        flat: The same, as Gloo takes it.
+        flat: The same memory in the form that Gloo accepts.
         calls: The calls in their headers.
     """
 
@@ -88,9 +88,9 @@ class Exchanges:
         """Start to send some bytes to all others: n-1 messages leave, and as many arrive.
 
         Args:
-            call: Of this member.
+            call: Call of this member.
             content: Flat bytes, if any.
-            length: What the header tells; by default, the size of the content.
+            length: The length in the header; by default, the size of the content.
         """
         size = 0 if content is None else content.size
         frame = header(call, size if length is None else length)
@@ -115,7 +115,7 @@ class Exchange:
     """Messages in flight.
 
     Args:
-        exchanges: Those of this member.
+        exchanges: Exchanges of this member.
         frame: This member's header.
         sent: Its message.
         room: For what the others send.

@@ -110,7 +110,7 @@ class TorchGroup(LinkedGroup):
         rank: Rank of this one.
         sockets: (descriptor, inode) of its connections.
         links: To the other members.
-        sums: Of tensors on GPUs, if Gloo is not to sum them.
+        sums: Sums of tensors on GPUs, unless Gloo sums them.
     """
 
     def __init__(

@@ -84,8 +84,8 @@ class NcclSums:
     Args:
         view: The members.
         rank: Rank of this one.
-        bootstrap: Of the view.
-        record: Of this worker.
+        bootstrap: Bootstrap of the view.
+        record: Record of this worker.
         is_cut: Whether a connection to a member has ended.
     """
 
@@ -130,7 +130,7 @@ class NcclSums:
         """Wait until a sum is complete.
 
         Raises:
-            GroupBroken: It is not, and never will be.
+            GroupBroken: The sum is not complete and never will be.
         """
         pause, check_at, patience = _FIRST_LOOK_S, time.monotonic() + _CHECK_S, _PATIENCE
         while not pending.is_over():

@@ -25,7 +25,7 @@ class SumTensor:
 
     Args:
         tensor: This worker's.
-        call: What it is for.
+        call: Purpose of the collective.
     """
 
     def __init__(self, tensor: Tensor, call: str = "") -> None:
@@ -100,9 +100,9 @@ def reduce(session: Session, tensor: Tensor, op: str, *, call: str = "reduce") -
 
     Args:
         session: The worker's session.
-        tensor: Of the same shape in all members.
+        tensor: A tensor of the same shape in all members.
         op: How.
-        call: What it is for.
+        call: Purpose of the collective.
     """
     shape = list(tensor.shape) if tensor.numel() > 1 else "one number"
     call = f"{call}, {op} of {shape}"

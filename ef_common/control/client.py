@@ -47,17 +47,17 @@ from ef_common.ports import GetClaim
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
-"""A worker sends so many heartbeats within the heartbeat timeout."""
+"""Number of heartbeats that a worker sends within the heartbeat timeout."""
 FAIL_S = 2.0
-"""So long a worker that has failed waits until it has heard that all others have been told."""
+"""How long a failed worker waits to hear that all others have been told."""
 _GOODBYE_S = 1.0
-"""So long a coordinator may take to end a line that this worker has ended."""
+"""How long a coordinator may take to end a connection that this worker has ended."""
 _JOIN_S = 5.0
 _ATTEMPT_S = 1.0
 _PAUSE_S = 0.1
 _NOTED_S = 1.0  # so often at least its agent sees that this process lives
 _SILENT_TIMEOUTS = 1.5
-"""A coordinator that answers nothing for so many heartbeat timeouts is left: by then it has evicted this worker."""
+"""A worker leaves a coordinator after this many heartbeat timeouts without an answer: it is evicted by then."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 
 _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {

@@ -54,7 +54,7 @@ class Coordinator:
             1.25 times as long.
         hang_timeout_s: A worker that keeps the others waiting for longer in a training step is evicted; None for a
             limit that is learned (:mod:`ef_common.core.progress`), 0 for none.
-        standby: It leads nobody until members of a job come to it, who have lost their coordinator.
+        standby: It leads nobody until members of a job come to it that have lost their coordinator.
         endpoint: Where new workers look for the coordinator; if it leads, it tells whoever is there instead.
 
     Raises:

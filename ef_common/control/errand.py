@@ -26,9 +26,9 @@ def ask_leader(
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.
-        member: Who tells; its id must be nobody else's.
+        member: The sender; nobody else may have its id.
         token: The job token, or None.
-        message: What to tell.
+        message: The message.
 
     Returns:
         The answer; None if nobody was reached, or nobody leads.

@@ -16,7 +16,7 @@ def report_failure(addresses: Sequence[Address], member: Member, token: Token | 
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.
-        member: Who tells; its id must be nobody else's.
+        member: The one that reports; nobody else may have its id.
         token: The job token, or None.
         why: One line.
         fatal: It ends the job. Else only if the job has not begun yet.

@@ -16,7 +16,7 @@ def inquire(addresses: Sequence[Address], member: Member, token: Token | None, w
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.
-        member: Who asks; its id must be nobody else's.
+        member: The one that asks; nobody else may have its id.
         token: The job token, or None.
         worker: Id of the worker.
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _ATTEMPT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _DEAD_AFTER_TIMEOUTS = 5
-"""So many heartbeat timeouts without an acknowledgement end the connection: we are evicted long since."""
+"""The connection ends after this many heartbeat timeouts without an acknowledgement: we are evicted by then."""
 
 HELP = (
     "Check that its host and port are right and reachable from here, and that the agent or the process which "
@@ -186,7 +186,7 @@ def open_line(
     """Connect to the coordinator, with retries until `timeout_s` is over, and introduce the worker.
 
     Args:
-        address: Of the coordinator.
+        address: Address of the coordinator.
         member: The worker.
         token: The job token, or None.
         key: The worker's own secret (:func:`ef_common.control.auth.new_nonce`), the same whenever it connects.

@@ -29,13 +29,13 @@ from ef_common.errors import ProtocolError
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 512
-"""So many unauthenticated connections are kept; one more closes the oldest."""
+"""Maximal number of unauthenticated connections; one more closes the oldest."""
 MAX_WORKERS = 8192
-"""So many authenticated connections are kept; one more is refused."""
+"""Maximal number of authenticated connections; one more is refused."""
 MAX_RELAYED_BYTES = 4 * 1024 * 1024
-"""So much a member may publish to the others of one view: less than what makes one that reads slowly lose its line."""
+"""How much a member may publish in one view: less than what makes a slow reader lose its connection."""
 MAX_STANDBYS = 8192
-"""Of so many standbys the address is kept; of more, only those of the newest view."""
+"""Number of standbys whose addresses are kept; beyond it, only those of the newest view are kept."""
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _STRANGER_S = 2.0
@@ -72,9 +72,9 @@ class Switchboard:
         token: The job token, or None.
         settings: Settings of the membership.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
-        limits: Who is taken for hung.
+        limits: When a worker counts as hung.
         on_population: Called with the number of connected workers whenever it has changed.
-        standby: It begins as a standby.
+        standby: Whether it begins as a standby.
         name: Ranks it among those that gather members at the same time: the first in order is to be preferred.
     """
 

@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 1024 * 1024
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
 MAX_FAILURE_CHARS = 500
-"""Of why the job has failed, which a worker may be told before it trusts the coordinator."""
+"""Length of the reason why the job has failed, which a worker may get before it trusts the coordinator."""
 MAX_RETURNED = 1000
 """Positions that a place may name."""
 _MAX_COUNT = 2**53

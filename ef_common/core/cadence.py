@@ -95,9 +95,9 @@ class Cadence:
     """When to take checkpoints. At most one of `every_steps` and `every`; without both the interval is computed.
 
     Args:
-        every_steps: After so many steps.
-        every: After so long.
-        mtbf: Of one worker, as assumed before any is lost.
+        every_steps: Number of steps between checkpoints.
+        every: Time between checkpoints.
+        mtbf: Mean time between failures of one worker, as assumed before any is lost.
         shortest: Lower bound of the computed interval.
         longest: Upper bound of it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Checksums = Sequence[int | None]
-"""Of the parts of a batch; None where there is nothing to compare."""
+"""Checksums of the parts of a batch; None where there is nothing to compare."""
 
 
 def are_alike(one: Checksums, other: Checksums) -> bool:

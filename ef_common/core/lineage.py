@@ -29,7 +29,7 @@ class CheckpointId(NamedTuple):
 
     Args:
         run: Number of the start of the job, from 1.
-        generation: Of the view in which it was taken.
+        generation: Generation of the view in which it was taken.
         step: Updates made since the beginning of training.
 
     >>> CheckpointId(2, 5, 123).name
@@ -89,7 +89,7 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
     not break because of one small file.
 
     Args:
-        checkpoints: Those with a manifest.
+        checkpoints: Checkpoints with a manifest.
         claims: How the runs began, by their numbers.
 
     >>> first, second, third = CheckpointId(1, 1, 10), CheckpointId(1, 1, 20), CheckpointId(2, 1, 12)
@@ -122,7 +122,7 @@ def fence(writer: CheckpointId, checkpoints: Collection[CheckpointId], claims: M
 
     Args:
         writer: Identity of the checkpoint to be published.
-        checkpoints: Those with a manifest.
+        checkpoints: Checkpoints with a manifest.
         claims: How the runs began.
     """
     newest_run = next_run(checkpoints, claims) - 1

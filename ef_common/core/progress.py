@@ -35,17 +35,17 @@ class Progress:
     """The progress that a member reports; durations in seconds.
 
     Args:
-        generation: Of the view that it is in, or settles.
+        generation: Generation of the view that it is in, or that it settles.
         number: Collectives that it has completed; `SETTLING`.
-        waits: It waits for the others; else it computes.
-        kind: Of what it computes, or interrupts to wait.
+        waits: Whether it waits for the others; otherwise it computes.
+        kind: The kind of computation that it does, or that it interrupts to wait.
         for_s: For how long it has done so.
         longest_step_s: Its longest span of the kind STEP that has ended, without waiting.
-        longest_first_s: Likewise, FIRST.
-        longest_other_s: Likewise, OTHER.
-        num_samples: Trained on in steps of the kind STEP so far, as far as these steps say how fast it is.
-        computing_s: What they took, without waiting.
-        waiting_s: What was waited in them.
+        longest_first_s: The same for the kind FIRST.
+        longest_other_s: The same for the kind OTHER.
+        num_samples: Samples trained in steps of the kind STEP so far, as far as these steps show how fast it is.
+        computing_s: Time that these steps took, without waiting.
+        waiting_s: Time spent waiting in them.
         evicts_stragglers: Its user wants stragglers to be replaced.
     """
 
@@ -85,11 +85,11 @@ class Limits:
     """When a member is hung; durations in seconds.
 
     Args:
-        hang_timeout_s: The limit of a STEP, in place of the learned one; 0: nobody is ever taken for hung.
-        floor_s: The learned limit of a STEP is no shorter.
-        unknown_s: The limit of what is not known is no shorter.
-        factor: The learned limit of a STEP is so many times the longest one.
-        slack: The limit of what is not known is so many times the longest of its kind.
+        hang_timeout_s: The limit of a STEP, in place of the learned one; 0: nobody ever counts as hung.
+        floor_s: Lower bound of the learned limit of a STEP.
+        unknown_s: Lower bound of the limit for the other kinds.
+        factor: The learned limit of a STEP is this many times the longest one.
+        slack: The limit of another kind is this many times the longest span of that kind.
     """
 
     hang_timeout_s: float | None = None
@@ -135,8 +135,8 @@ def limit_of(kind: str, longest: Longest, limits: Limits, *, few: bool = True) -
     """How long a member may keep the others waiting, in seconds.
 
     Args:
-        kind: Of what it does.
-        longest: What the run has shown.
+        kind: The kind of its computation.
+        longest: The longest spans of the run so far.
         limits: Settings.
         few: No more than half of the members lag.
     """
@@ -164,12 +164,12 @@ def judge(
     """Judge the members of a view.
 
     Args:
-        members: Those that are there.
-        heard: What they have told.
+        members: The members that are there.
+        heard: Their reports.
         now: Time of a monotonic clock, in seconds.
         earliest: When their view came to them.
-        fresh: What was told before this time says nothing.
-        longest: What the run has shown.
+        fresh: Reports from before this time are ignored.
+        longest: The longest spans of the run so far.
         limits: Settings.
     """
     told = {member: heard[member] for member in members if member in heard and heard[member].at >= fresh}

@@ -70,9 +70,9 @@ class Link:
 
     Args:
         view: The view.
-        own: This coordinator has issued it.
-        over: Whoever has issued it has ended, and a member that is here has heard all that it had to say till then.
-        agreed: All its members have told that they have one store.
+        own: Whether this coordinator has issued it.
+        over: Whether its issuer has ended, and a member that is here has heard everything the issuer said until then.
+        agreed: Whether all its members have reported the same store.
     """
 
     view: View
@@ -99,8 +99,8 @@ class Stores:
     """What is known of the members' stores.
 
     Args:
-        told: Of each member that has told: "" for none, else the digest of the marker in it.
-        claims: Of each claim that somebody has: whom it names.
+        told: Store of each member that has reported it: the digest of its marker, or "" for none.
+        claims: Members that each acquired claim names.
     """
 
     told: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -142,7 +142,7 @@ def shortfall(
         dead: Ids of those that are known to be dead.
         based: One of them has settled in the first view of the chain, or it is the first of all. Else nobody here knows
             what was before it, and all its members are needed.
-        stores: Of the members.
+        stores: Stores of the members.
 
     Returns:
         The reason in one line, or "" if the view may be issued.
@@ -238,7 +238,7 @@ def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Li
     """Combine what workers know.
 
     Args:
-        chains: Of each the generation in which it has settled (0: none), and the views that it knows since then.
+        chains: For each worker, the generation in which it has settled (0: none), and its views since then.
 
     Returns:
         The newest generation in which one of them has settled, and the chain since then, the newest view last. What was

@@ -57,8 +57,8 @@ class Stored:
     Args:
         id: The checkpoint.
         complete: Its manifest is there, can be read, and all its files have their sizes.
-        metrics: Of its manifest.
-        foreign: It was written by a newer version of ElasticFlow, so we do not know what it is.
+        metrics: Metrics in its manifest.
+        foreign: Whether a newer version of ElasticFlow wrote it, so that we do not know what it is.
     """
 
     id: CheckpointId
@@ -82,9 +82,9 @@ def removable(
 
     Args:
         stored: All that lies there.
-        retention: What to keep.
+        retention: The settings of what to keep.
         chain: `lineage` of the checkpoints.
-        valid: Those which this process has written, or read and found whole.
+        valid: Checkpoints that this process has written, or has read and found complete.
         run: The run of this process.
     """
     complete = {one.id: one for one in stored if one.complete}

@@ -61,8 +61,8 @@ class ReferenceEpoch(NamedTuple):
         """How often a scheduler has been stepped after this many steps of the epoch.
 
         Args:
-            steps: Of `num_steps`.
-            frequency: It is stepped after an update whose last step has a number that this divides.
+            steps: Number of steps, at most `num_steps`.
+            frequency: The scheduler is stepped after updates whose last step has a number that this divides.
 
         >>> epoch = ReferenceEpoch(length=7, batch=1, num_steps=7, accumulate=2)
         >>> [epoch.calls(steps) for steps in range(8)]  # updates after the steps 2, 4, 6 and 7

@@ -202,7 +202,7 @@ def deal(
     Args:
         progress: How far the epoch is.
         members: Ids in rank order.
-        batch_size: Of each member.
+        batch_size: Batch size of each member.
         min_share: The smallest share, unless `batch_size` is smaller. With 1 and one member, windows are the
             batches of an ordinary loader.
         global_batch: If given, the window is one: the batches of an ordinary loader with its size.

@@ -16,18 +16,18 @@ class Standing:
     """What a worker has heard from coordinators and told them. Each method returns the standing after.
 
     Args:
-        phase: As in the membership.
-        leaving: It has asked to leave; maybe before it has received the view in which it is a member.
+        phase: The phase, as in the membership.
+        leaving: Whether it has asked to leave, perhaps before it received the view in which it is a member.
         links: The view in which the worker has settled, and those that it has received since.
         settled: Generation of the first of them, if it has settled in it; else 0.
         promised: The highest generation that it knows of. It takes no view that is not above it.
         heard_here: Generations of the views that came over the line that it has now.
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
-        closed: Its program ends.
+        closed: Whether its program ends.
         training: The newest training that it has told: the one that a newcomer is ready for.
-        failed: Its own code has raised this.
-        store: Its store, as it has told it; None before that.
+        failed: The exception that its own code has raised.
+        store: Its store, as reported; None before that.
         seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
     """
 

@@ -21,10 +21,10 @@ class Pacing:
     """The limits for stragglers; durations in seconds.
 
     Args:
-        slow: Below this ratio a member is slow,
-        well: and above this one it is not any more.
-        smooth_s: What was so long ago counts for a third of what is now.
-        after_s: A member is a straggler when it has been slow for so long.
+        slow: Ratio below which a member is slow.
+        well: Ratio above which it no longer is.
+        smooth_s: Time constant of the fading sums: values from that long ago count for about a third.
+        after_s: A member is a straggler when it has been slow for this long.
     """
 
     slow: float = 0.8
@@ -38,13 +38,13 @@ class Track:
     """What is known about a member's pace.
 
     Args:
-        told: What it has told last.
+        told: Its newest report.
         at: When.
         num_samples: Fading sum of the samples that it has trained on.
         computing_s: Fading sum of the time that took.
         waiting_s: Fading sum of its waiting meanwhile.
         slow_since: Since when it is slow.
-        is_straggler: It is one.
+        is_straggler: Whether it is a straggler.
     """
 
     told: Progress
@@ -66,9 +66,9 @@ class Report:
     """A member has become a straggler, or is no longer one.
 
     Args:
-        worker: It.
-        slow: It is one.
-        ratio: Of its throughput to that of the others.
+        worker: The member.
+        slow: Whether it is a straggler.
+        ratio: Ratio of its throughput to that of the others.
         waiting: Part of the others' training steps that they wait in.
     """
 
@@ -99,8 +99,8 @@ def judge_pace(
     """Compare the members of a view.
 
     Args:
-        tracks: Of all members that have told.
-        members: Of the view.
+        tracks: Tracks of all members that have reported.
+        members: Members of the view.
         now: Time of a monotonic clock, in seconds.
         pacing: Settings.
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Block = tuple[int, int]
-"""(level, index): the leaves from index·2^level up to (index + 1)·2^level, as far as there are so many."""
+"""(level, index): the leaves from index·2^level up to (index + 1)·2^level, as far as they exist."""
 
 
 def root(num_leaves: int) -> Block:
@@ -34,7 +34,7 @@ def insert(
         block: The block, of whose leaves none is held yet.
         value: Its sum.
         add: Called with the sums of the left and of the right half of a block. It may use up both.
-        num_leaves: Of the whole tree.
+        num_leaves: Number of leaves of the whole tree.
     """
     while block != root(num_leaves):
         level, index = block

@@ -51,7 +51,7 @@ class Checkpointing:
 
     Args:
         url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``.
-        every_steps: Take a checkpoint every so many updates.
+        every_steps: Number of updates between two checkpoints.
         every: Take a checkpoint at this interval. Without both, the interval is computed from what a checkpoint costs
             and how often workers are lost; see :mod:`ef_common.core.cadence`.
         retention: Which checkpoints are kept.
@@ -99,12 +99,12 @@ class Checkpointer:
     Args:
         settings: Where, and when.
         session: The worker's session.
-        source: What is saved.
+        source: The state to save.
         log: Event log of the worker.
         excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
 
     Attributes:
-        found: What this training has started from.
+        found: The checkpoint that this training has started from.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Checkpointer:
         """Find what to start from, and claim the run. All members of a first view call this together.
 
         Args:
-            model: What the model is; see `fingerprint`.
+            model: Identity of the model; see `fingerprint`.
 
         Raises:
             UsageError: A checkpoint of another model.
@@ -320,7 +320,7 @@ class Checkpointer:
         """The training is complete, so the current rank 0 saves it. All members call this together.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The state could not be saved.
         """
         session, done = self._session, False
         while not done:
@@ -338,7 +338,7 @@ class Checkpointer:
         """Save the newest state, and wait until it is saved. Nothing is saved after that.
 
         Raises:
-            StorageError: It could not be.
+            StorageError: The state could not be saved.
         """
         if not self._is_saved(step, complete):
             self.take(step, complete=complete)

@@ -157,7 +157,7 @@ class Claiming:
         """Whether workers other than this one have the claim of a view with this generation or a newer one.
 
         Raises:
-            StorageFailed: That cannot be known.
+            StorageFailed: The store does not say.
         """
         claims = self._one._claims
         return claims is not None and claims.excludes(self._session.worker.id, generation=generation)
@@ -209,7 +209,7 @@ def place_of(
     """Where the claims of a training are kept.
 
     Args:
-        claims: What the user has named.
+        claims: The place that the user has named.
         default: The URL that the environment names.
         checkpoints: Where they are kept if nobody has named a place.
         elastic: There can be others.

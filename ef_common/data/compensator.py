@@ -80,7 +80,7 @@ class Compensator:
         """An update will be made from the samples of these contributors, who all call this.
 
         Args:
-            contributors: Those of the gradient reduction.
+            contributors: Contributors to the gradient reduction.
             batch_size: Samples of one worker.
             step: Number of the update.
         """
@@ -116,7 +116,7 @@ class Compensator:
         """Factors of the learning rate in the newest update: one, or one per optimizer if their rules differ.
 
         Args:
-            rules: Of the optimizers, by their names.
+            rules: Rules of the optimizers, by their names.
         """
         ratio = self.ratio or 1.0
         alike = self.settings.rule != "auto" or len(set(rules.values())) == 1

@@ -27,7 +27,7 @@ class Dealer:
         log: Event log of the worker.
         batch_size: Positions of one member in a step.
         min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
-        global_batch: What all members share in a step, if that is fixed.
+        global_batch: The batch that all members share in a step, if it is fixed.
 
     Attributes:
         progress: How far the epoch is.
@@ -164,7 +164,7 @@ class Dealer:
         """Let the members share the samples in the batches that were dealt last.
 
         Args:
-            num_samples: Of these batches.
+            num_samples: Number of samples in each of these batches.
             batch_size: Samples of a forward pass, at most.
             piece: Samples of a piece.
         """

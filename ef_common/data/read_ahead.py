@@ -35,9 +35,9 @@ class ReadAhead:
     Args:
         data: Asked for its entries, by `data[index]`.
         num_readers: Threads or processes.
-        processes: They are processes. Each has a copy of the data, made when it begins.
+        processes: Whether to use processes. Each has a copy of the data, made when it begins.
         num_ahead: Entries that are read, or have been read, before they are asked for; at most.
-        key: Of an index: what the random numbers of NumPy and Python are a function of, where a process reads it.
+        key: Maps an index to the key of the random numbers of NumPy and Python with which a process reads it.
     """
 
     def __init__(

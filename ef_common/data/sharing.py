@@ -35,7 +35,7 @@ MOST_LITERAL_BYTES = 8 << 20
 """What rank 0 sends to all others of a file that they write together."""
 
 Offer = Callable[[], Layout]
-"""Of the file; `UnsupportedError` if not every member can write a piece of it."""
+"""Makes the layout of the file; raises `UnsupportedError` if not every member can write a piece of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Plan:
     """The plan of a shared checkpoint, on which all members have agreed.
 
     Args:
-        id: Of the checkpoint.
+        id: Identity of the checkpoint.
         worker: This worker.
-        leads: It is the one that publishes.
-        pieces: Who writes what; none if rank 0 writes alone.
-        layout: What rank 0 has offered.
+        leads: Whether this worker publishes it.
+        pieces: The pieces and their writers; empty if rank 0 writes alone.
+        layout: The layout that rank 0 has sent.
         is_here: Whether a worker still is a member.
     """
 

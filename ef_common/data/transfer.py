@@ -15,9 +15,9 @@ class StateTransfer:
     """Transfers the state that the plugin has collected, and the run of its checkpoints and claims.
 
     Args:
-        codec: Of the framework's arrays.
+        codec: Codec for the framework's arrays.
         claiming: The claims of this training.
-        checkpoints: Those of this training, once there are any.
+        checkpoints: Checkpoints of this training, once there are any.
 
     Attributes:
         prepared: In a newcomer: memory for the state, if it fits.
@@ -50,11 +50,11 @@ class StateTransfer:
         """Continue from the received state.
 
         Args:
-            header: Of it.
+            header: Header of the state.
             adopt: Takes in what the others have collected.
 
         Raises:
-            ElasticFlowError: They cannot send it.
+            ElasticFlowError: The others cannot send it.
         """
         state = self._codec.decode(header, self._leaves)
         self._leaves, self.prepared = [], ()

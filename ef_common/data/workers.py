@@ -24,7 +24,7 @@ class WorkersChange:
     """Workers have joined or left since the last step. All workers hear of the same changes, at the same steps.
 
     Args:
-        rank: Of this worker, from now on.
+        rank: Rank of this worker from now on.
         world_size: Number of workers that train, from now on.
         previous_world_size: Number of them before.
         num_joined: Workers that have come. This one may be among them.

@@ -22,7 +22,7 @@ from ef_common.terminal import can_print
 WIDTH, LEFT, RIGHT = 860, 86, 20
 TOP, LANE, GAP, LOSS = 58, 24, 12, 96
 AFTER_CHANGE_S = 3.0
-"""The picture ends so many seconds after the last change."""
+"""The picture ends this many seconds after the last change."""
 COLORS = ("#2563eb", "#0d9488", "#9333ea", "#d97706")
 _RED, _GREEN = "#dc2626", "#15803d"
 _TERMINAL_COLORS = ("blue", "cyan", "magenta", "yellow")
@@ -52,7 +52,7 @@ class Change:
 
     Args:
         time: When.
-        text: What, in words.
+        text: The change in words.
         lost: Some were lost.
     """
 

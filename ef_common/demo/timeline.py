@@ -24,7 +24,7 @@ class Row:
 
     Args:
         time: Seconds since the beginning.
-        event: What has happened.
+        event: The event in words.
         world_size: Number of workers that train.
         step: Number of the newest update.
         loss: Mean over the workers in that step.

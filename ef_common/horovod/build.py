@@ -81,7 +81,7 @@ def build(*, say: Say, force: bool = False) -> Path:
 
     Args:
         say: Told what goes on.
-        force: Build anew.
+        force: Build even if there is a wheel already.
 
     Returns:
         The wheel.
@@ -207,7 +207,7 @@ def download(directory: Path, *, say: Say) -> Path:
     """Fetch, verify and unpack the source. Returns its root.
 
     Raises:
-        BuildError: It could not be had, or is another one than expected.
+        BuildError: The source is unavailable, or differs from what was expected.
     """
     say(f"fetching the source of Horovod {source.VERSION}")
     command = [*_pip("download"), "--no-deps", "--no-binary=:all:", "--no-build-isolation"]
@@ -254,7 +254,7 @@ def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | Non
     """Run a command; its output is shown only if it fails.
 
     Raises:
-        BuildError: It failed; with the end of its output.
+        BuildError: The command failed; the message has the end of its output.
     """
     everything = {**os.environ, **(environment or {}), "PATH": search_path()}
     found = subprocess.run(

@@ -26,7 +26,7 @@ def prove(framework: str) -> None:
         framework: "torch" or "tensorflow".
 
     Raises:
-        BuildError: It does not work; with the output of a process.
+        BuildError: The build does not work; the message has the output of a process.
     """
     command = [sys.executable, "-m", "ef_common.horovod.proof", framework]
     with Rendezvous(SharedValues()) as rendezvous:

@@ -35,7 +35,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Serialize a function with its arguments, and the source of the cells in which it may be defined.
 
     Raises:
-        UsageError: They cannot be serialized.
+        UsageError: The function or an argument cannot be serialized.
     """
     if not callable(fn):
         raise UsageError(f"expected a function. Received: fn={fn!r}")
@@ -71,7 +71,7 @@ class Exchange:
         """In a worker: the call to make.
 
         Raises:
-            UsageError: It is not what was handed over.
+            UsageError: The call is not the one that was passed on.
         """
         call = (self._folder / _CALL).read_bytes()
         if hashlib.sha256(call).hexdigest() != digest:

@@ -25,11 +25,11 @@ from ef_common.errors import CoordinatorLost
 logger = logging.getLogger(__name__)
 
 START_S = 180.0
-"""So long it waits for the first worker."""
+"""How long it waits for the first worker."""
 LINGER_S = 5.0
-"""So long it waits for another one when none is connected."""
+"""How long it waits for another worker when none is connected."""
 RESTART_S = 60.0
-"""The same while the job has not ended: the last worker has died, and it may take its launcher so long to start it."""
+"""The same while the job has not ended: the last worker has died, and its launcher may need this long to restart it."""
 _LOOK_S = 0.25
 
 
@@ -42,7 +42,7 @@ class Order:
         token: The job token.
         settings: Fields of the settings of the membership.
         heartbeat_timeout_s: See :class:`~ef_common.control.coordinator.Coordinator`.
-        hang_timeout_s: Likewise.
+        hang_timeout_s: Its hang timeout.
     """
 
     host: str
@@ -85,7 +85,7 @@ def start_coordinator(
         Where it listens, and the id of its process.
 
     Raises:
-        CoordinatorLost: It did not start.
+        CoordinatorLost: The process did not start.
     """
     order = Order(
         host if is_loopback(host) else "", token.secret, asdict(settings), heartbeat_timeout_s, hang_timeout_s
@@ -140,7 +140,7 @@ def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_
         coordinator: The coordinator, started.
         start_s: How long to wait for the first worker.
         linger_s: How long to wait for another one.
-        restart_s: The same if the job has not ended.
+        restart_s: The same time if the job has not ended.
     """
     last, patience_s = time.monotonic(), start_s
     while time.monotonic() < last + patience_s:

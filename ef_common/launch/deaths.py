@@ -48,8 +48,8 @@ class Deaths:
         """Torchrun's agent will restart its workers: wait for as long as is useful.
 
         Raises:
-            ChildFailedError: They must not be: the agent ends as it does when no restarts are left.
-            JobFailed: The same, where it is not known how they have died.
+            ChildFailedError: They must not be restarted: the agent ends as it does when no restarts are left.
+            JobFailed: They must not be restarted, and it is unknown how they have died.
         """
         failures = _failures()
         death, why = self._mourn(failures)

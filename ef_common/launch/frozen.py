@@ -24,9 +24,9 @@ from ef_common.note import Life, lives
 logger = logging.getLogger(__name__)
 
 STILL_S = 3.0
-"""Who notes down nothing for so long is asked about."""
+"""The agent asks about a worker that has recorded nothing for this long."""
 PATIENCE_S = 10.0
-"""So long it may take to come back, once it is known that the others go on without it."""
+"""How long a worker may take to come back once the others are known to continue without it."""
 _LOOK_S = 1.0
 
 
@@ -35,7 +35,7 @@ class Still:
     """What is known about a worker without a sign of life.
 
     Args:
-        life: Its newest sign of life.
+        life: The newest sign of life.
         since: When that was first seen.
         out_since: When it was first heard that it is out; None if it is not, as far as is known.
         why: Why it is.

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 FINISHED_KEY = "finished"
 CALL_KEY = "call"
 PATIENCE_S = 60.0
-"""So long processes that the driver has started may be missing before it is asked what has become of them."""
+"""How long processes that the driver has started may be missing before it is asked about them."""
 SETTLE_S = 0.5
-"""So long further losses are waited for after one: those of one cause are seen one after the other."""
+"""How long to wait for further losses after one, because losses of one cause are seen one after the other."""
 _READY_SCOPE = "rank_and_size"
 _LOOK_S = 0.5
 _LOOKS_PER_S = 100  # of all workers together

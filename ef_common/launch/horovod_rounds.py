@@ -41,7 +41,7 @@ class Rounds:
         due: When something follows from a loss.
         waiting: READY is said and not answered.
         leaving: This worker is to leave, or has.
-        homeless: It has no slot any more.
+        homeless: It no longer has a slot.
         closed: The program ends, with its trainings complete.
         ending: The process is about to end.
         short_since: Since when there are fewer members than processes.
@@ -120,7 +120,7 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle
 
     Args:
         state: The state before.
-        event: What happened.
+        event: The event.
         now: Time of a monotonic clock, in seconds.
         patience_s: How long processes may be missing.
         settle_s: How long to wait for further losses after one.

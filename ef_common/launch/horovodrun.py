@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 GATHER_S = 60.0
-"""So long rank 0 waits for the other workers of the start; then it starts without them."""
+"""How long rank 0 waits for the other workers of the start; then it starts without them."""
 LAST_CALL_S = 0.5
 """All have begun when they learn where the coordinator is, so the first view waits no longer for the next one."""
 COORDINATOR_KEY = "coordinator"

@@ -10,7 +10,7 @@ import sys
 import threading
 
 GRACE_S = 2.0
-"""So long the main thread may take to come back, and to end as any evicted worker does."""
+"""How long the main thread may take to come back, and to end as any evicted worker does."""
 
 
 def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -> None:
@@ -20,7 +20,7 @@ def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -
     that a signal has ended.
 
     Args:
-        why: What the coordinator said.
+        why: The coordinator's reason.
         heard: Set as soon as the main thread has heard that it is out.
         grace_s: How long to wait for it.
     """

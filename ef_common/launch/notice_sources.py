@@ -38,7 +38,7 @@ class FileSource:
     """A file, whose existence is the notice.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
     """
 
     path: Path
@@ -88,7 +88,7 @@ def source_for(url: str, *, what: str) -> NoticeSource:
         what: Name of the setting, for the error.
 
     Raises:
-        UsageError: It names none.
+        UsageError: The URL names no source.
     """
     try:
         parts = urlsplit(url)

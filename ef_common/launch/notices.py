@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SAME_NOTICE_S = 1.0
 """Signals that come within this time are one notice."""
 ASK_S = 1.0
-"""So often a source is asked, and the coordinator is told again."""
+"""How often a source is polled, and the coordinator is told again."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _LAST_WORDS_S = 1.0
 OUT_OF_TIME = 128 + signal.SIGTERM
@@ -45,7 +45,7 @@ class Notices:
         elastic: It has a coordinator. Without one, only who can save its state (`Session.on_last_leave`) heeds
             anything.
         source: Asked every second, if there is one.
-        grace_s: So long after a notice the process ends itself.
+        grace_s: Time after a notice at which the process ends itself.
         log: Event log.
 
     Attributes:

@@ -48,7 +48,7 @@ class Worker:
     Args:
         session: The worker's membership.
         log: Event log of this worker.
-        notices: What it heeds of notices that it is to go: until the training is complete.
+        notices: Handles notices that this worker must leave, until the training is complete.
         failing: Tells the others of the exception that ends it.
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
@@ -106,7 +106,7 @@ def this_worker(engine: str | None = None) -> Worker:
 
     Raises:
         JobFailed, JobFinished: The job is over.
-        Left: It was told to go before it was admitted.
+        Left: It was asked to leave before it was admitted.
         UsageError: The engine is unknown, not installed, or another one than before; or the environment is wrong.
         CoordinatorLost, AuthenticationError: As their names say.
     """

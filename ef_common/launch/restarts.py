@@ -18,9 +18,9 @@ from ef_common.launch.run_directory import write_json
 from ef_common.note import Noted
 
 MAX_AT_ONE_STEP = 3
-"""So many deaths at one step end the job."""
+"""Number of deaths at one step that ends the job."""
 TRAINED_WELL_S = 60.0
-"""A worker that has trained for so long has made the failures before it undone."""
+"""A worker that has trained for this long resets the count of failures."""
 LONGEST_PAUSE_S = 30.0
 _COUNT = "deaths"
 _MAX_SHOWN = 8
@@ -31,9 +31,9 @@ class Death:
     """The death of a worker.
 
     Args:
-        local_rank: Of the worker.
+        local_rank: Local rank of the worker.
         status: Its exit status, minus the signal that ended it; None if it is not known.
-        noted: What it had noted; None if it has not become a worker.
+        noted: Its note; None if it never became a worker.
     """
 
     local_rank: int

@@ -51,7 +51,7 @@ from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader,
 DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
 LAST_CALL_S = 10.0
-"""So long the start waits for a worker that was started with the others and does not come."""
+"""How long the start waits for a worker that was started with the others and does not arrive."""
 KILLED = 128
 """And the number of the signal: exit status of an agent whose worker a signal has ended."""
 EXCUSED = os.EX_TEMPFAIL
@@ -417,9 +417,9 @@ class _Supervisor:
     Args:
         options: The command line's.
         run_dir: Directory of the run.
-        agents: What it supervises.
-        launcher: What others read of it.
-        signals: Those that have come to this process.
+        agents: The agents that it supervises.
+        launcher: The state that others read.
+        signals: Signals that this process has received.
     """
 
     def __init__(

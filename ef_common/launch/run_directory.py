@@ -43,11 +43,11 @@ class Launcher:
         began: When that has begun, in seconds since the epoch: another one may get the same number.
         command: The script and its arguments.
         num_workers: Workers that are to train, as far as it has started them.
-        max_workers: It starts no more.
+        max_workers: Maximal number of workers that it starts.
         local: The whole job is its own, so it can be scaled.
         state: ``running``, ``stopping`` or ``ended``.
         order: Number of the newest order of `elasticflow scale` that it has followed.
-        outcome: What has become of the job, in words, once it has ended.
+        outcome: The outcome of the job in words, once it has ended.
         host: Name of its machine; "" for this one.
     """
 
@@ -103,7 +103,7 @@ class Order:
 
     Args:
         number: Counts the orders.
-        num_workers: So many.
+        num_workers: The ordered number of workers.
     """
 
     number: int
@@ -217,7 +217,7 @@ def order(run_dir: Path, num_workers: int) -> Order:
     """Order a number of workers from the launcher of a run.
 
     Raises:
-        UsageError: There is no such launcher, or it cannot have so many.
+        UsageError: There is no such launcher, or it cannot start that many workers.
     """
     launcher = _at_work(run_dir)
     if not launcher.local:

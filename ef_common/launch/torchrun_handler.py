@@ -66,10 +66,10 @@ logger = logging.getLogger(__name__)
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
 LINGER_S = 30 * 24 * 3600.0
-"""So long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
+"""How long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
 survived there. A worker that hangs is evicted, so it is no reason to wait."""
 STANDBY_LINGER_S = 1.0
-"""So long one whose standby has taken over does: mostly they all are about to end."""
+"""The same time for an agent whose standby has taken over: usually all agents are about to end."""
 
 
 @dataclass(frozen=True, slots=True)

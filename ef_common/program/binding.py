@@ -23,11 +23,11 @@ class Binding:
     """Binds batches to the parameters of one function; see :func:`binding_of`.
 
     Args:
-        function: What is called.
-        name: Of it, for messages.
+        function: The function to call.
+        name: Name of the function, for messages.
         params: Name of the parameter that is the model.
         entries: Names of the parameters that are entries of a batch.
-        required: Those of them that have no default.
+        required: Parameters without a default.
         takes_training: Whether it has a parameter `training`.
         takes_all: Whether it has a `**parameter`, for all other entries of a dict.
     """
@@ -99,7 +99,7 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
         role: What it is to a program, for messages ("forward", "evaluate", "predict").
 
     Raises:
-        UsageError: It is none that can be called so.
+        UsageError: The function cannot be called in this way.
     """
     name = f"{role}()"
     if not callable(function):

@@ -15,7 +15,7 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
 
     Args:
         returned: A scalar, or a mapping of scalars.
-        name: Of the function, for messages.
+        name: Name of the function, for messages.
         needs_loss: Whether there must be a loss in a mapping.
 
     Raises:

@@ -21,8 +21,8 @@ class Parts:
 
     Args:
         params: All but what follows: a dict, with dicts, lists and tuples in it.
-        optimizer: Of whatever kind the framework takes; None if there is none.
-        scheduler: Of its learning rate; None if there is none.
+        optimizer: Optimizer of any kind that the framework accepts; None if there is none.
+        scheduler: Scheduler of its learning rate; None if there is none.
     """
 
     params: dict[str, Any]
@@ -42,7 +42,7 @@ def parts_of(model: Model) -> Parts:
     """Make the model, unless it has been made.
 
     Raises:
-        UsageError: It is no dict with names as keys.
+        UsageError: The model is not a dict with names as keys.
     """
     if isinstance(model, Parts):
         return model
@@ -61,7 +61,7 @@ def framework_of(parts: Parts) -> str:
     """The framework of a model: "torch" or "keras".
 
     Raises:
-        UsageError: It has parts of two, or of none.
+        UsageError: The model has parts of two frameworks, or of none.
     """
     found: dict[str, str] = {}
     for name, part in [*parts.leaves(), (OPTIMIZER, parts.optimizer)]:

@@ -23,7 +23,7 @@ class Run:
         batch_size: Samples of one worker in a step, where the data do not say it.
         allow_unused: A parameter may be without influence on the cost.
         elastic: Settings of `ElasticFlowStrategy` and `ef_keras.callbacks`, by name.
-        others: Those of the framework.
+        others: Options of the framework.
     """
 
     forward: Callable[..., Any]

@@ -32,7 +32,7 @@ class Guard:
     """Lets permitted requests pass, and forbids other sites to use the answers.
 
     Args:
-        app: What it guards.
+        app: The application that it guards.
         key: To be shown by all who ask; None if none is asked for.
         hosts: Names by which this server may be called, without the port; None for any.
     """

@@ -21,7 +21,7 @@ from ef_common.story import how_gone, why_gone
 
 MAX_LANES = 1024
 MAX_SPANS = 128
-"""Of a lane; of more, the oldest ones become one."""
+"""Maximal number of spans in a lane; beyond it, the oldest ones are merged."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Span:
     Args:
         state: ``warming``, ``training``, ``slow`` or ``leaving``.
         begin: In seconds since the epoch.
-        end: Likewise; None while it lasts.
+        end: Its end in the same units; None while it lasts.
     """
 
     state: str
@@ -47,7 +47,7 @@ class Lane:
         worker: Its id.
         host: Its machine.
         pid: Its process.
-        spans: Of its states, in order.
+        spans: Spans of its states, in order.
         last: Time of its newest event, in seconds since the epoch.
         how: How it has ended; "" while it has not.
         why: In words, if there is more to say.

@@ -23,8 +23,8 @@ class RunCollector(Collector):
     """Reports a run to Prometheus's client.
 
     Args:
-        timeline: Of the run.
-        launcher: What its launcher does; None if it had none.
+        timeline: Timeline of the run.
+        launcher: State of its launcher; None if it had none.
         now: In seconds since the epoch.
     """
 

@@ -23,7 +23,7 @@ def page(snapshot: dict[str, Any], *, live: bool = False) -> str:
     the page allows these scripts and styles alone.
 
     Args:
-        snapshot: What it shows: `Timeline.snapshot`.
+        snapshot: The data that it shows, from `Timeline.snapshot`.
         live: Whether it asks the server that it comes from for news.
     """
     script = f"/*\n{_text('vendor/LICENSE')}*/\n{_text(*_SCRIPTS)}"  # which each copy of uPlot is to hold

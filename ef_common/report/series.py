@@ -17,9 +17,9 @@ class Bucket:
     """The events of one span of time.
 
     Args:
-        samples: That were trained in it; a step's are spread evenly over the time that it took.
-        num_losses: Of all workers' steps in it.
-        loss_sum: Of these.
+        samples: Samples trained in it; those of a step are spread evenly over its duration.
+        num_losses: Number of losses of all workers' steps in it.
+        loss_sum: Sum of these losses.
         loss_min: The smallest.
         loss_max: The largest.
     """
@@ -47,7 +47,7 @@ class Buckets:
     A value costs O(1), and a step O(buckets that it spans).
 
     Attributes:
-        width_s: Of a bucket.
+        width_s: Width of a bucket.
         buckets: Number i begins `i * width_s` after the beginning.
     """
 

@@ -31,7 +31,7 @@ from ef_common.report.live import Live
 
 _EVERY_S = 1.0
 _SHARE = 5.0
-"""A state that takes long to read or to make comes so many times more seldom."""
+"""After making a state, the server waits for this many times the duration that it took."""
 _KEEP_ALIVE_S = 15.0
 _ALL = ("0.0.0.0", "::")
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})

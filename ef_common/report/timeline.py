@@ -24,9 +24,9 @@ from ef_common.story import how_gone
 
 VERSION = 1
 MAX_ROWS = 1000
-"""Of each table; of more, the newest."""
+"""Maximal number of rows of each table; the newest are kept."""
 _LEAST_COVERED = 0.2
-"""Of the newest bucket, so much must be over before it tells a speed."""
+"""The part of the newest bucket that must be over before it shows a speed."""
 
 
 @dataclass
@@ -39,13 +39,13 @@ class Timeline:
         run_dir: Directory of the run.
 
     Attributes:
-        status: What the run does now.
+        status: The current state of the run.
         began: Time of the first event, in seconds since the epoch; None before there is one.
-        trained: Time of the first view, likewise.
+        trained: Time of the first view, in the same units.
         newest: Time of the newest event.
-        ledger: What of its work was kept.
+        ledger: The part of its work that was kept.
         buckets: Its samples and losses.
-        lanes: What each of its processes did.
+        lanes: The lanes of its processes.
         world_sizes: Numbers of workers.
         batches: Global batch sizes, in samples.
         scales: Factors of the learning rate.

@@ -47,7 +47,7 @@ class Checkpoint:
 
     Args:
         id: Which one.
-        manifest: What it says of itself.
+        manifest: Its manifest.
         kept: Its files, verified, if they were to be kept.
         complete: The training had ended with it: what was said of the end; else None.
     """
@@ -163,7 +163,7 @@ class Checkpoints:
 
         Args:
             id: Which one.
-            content: What it holds.
+            content: The content of the checkpoint.
             pause: How to wait for others that write shares of it; what it raises ends that.
 
         Raises:

@@ -37,7 +37,7 @@ class Place(Protocol):
 
         Args:
             name: Relative, with slashes.
-            data: What it is to hold.
+            data: The content of the file.
             keep: If that fails, leave what may be there.
 
         Raises:

@@ -37,7 +37,7 @@ class Segment(NamedTuple):
 
     Args:
         size: How many.
-        path: Of the array that they are; empty if they are literal.
+        path: Path of the array that they belong to; empty if they are literal.
         kind: Type and shape of that array.
     """
 
@@ -51,7 +51,7 @@ class Layout:
 
     Args:
         segments: In order.
-        literal: What is no array, one after the other.
+        literal: All bytes that belong to no array, one after the other.
     """
 
     def __init__(self, segments: Sequence[Segment], literal: bytes) -> None:
@@ -170,9 +170,9 @@ class StandIns:
         """The layout of the file that `save` writes for a state with these stand-ins.
 
         Args:
-            save: Writes it.
+            save: Writes the file.
             writer: The package whose code does.
-            array: What it calls an array.
+            array: The framework's word for an array, for messages.
 
         Raises:
             UnsupportedError: It does not write its files as expected.

@@ -72,7 +72,7 @@ class Manifest:
         progress: How far training was: whatever JSON the caller needs to go on from there.
         metrics: By name; those that are not finite numbers are None.
         model: Fingerprint by which another model is recognized.
-        versions: Of the packages that wrote it.
+        versions: Versions of the packages that wrote it.
     """
 
     id: CheckpointId

@@ -19,7 +19,7 @@ class Retries:
     Args:
         first: Wait after the first failure; it doubles after each, with jitter.
         longest: No single wait is longer.
-        total: It is given up after so long. One attempt may last longer: it is never cut short.
+        total: Time after which it gives up. One attempt may last longer, because it is never cut short.
     """
 
     first: timedelta = timedelta(seconds=1)

@@ -55,7 +55,7 @@ class Saver:
 
     Args:
         checkpoints: Where to; `Checkpoints.run` is set.
-        retention: What to keep, after each that was published.
+        retention: Which checkpoints to keep after each publication.
         retries: How to try again.
         log: Event log of the worker; ``checkpoint``, ``checkpoint_failed`` and ``checkpoint_dropped`` go there.
         on_saved: Called in the saver's thread with the seconds that a writing took, for the cadence.

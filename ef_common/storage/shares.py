@@ -27,16 +27,16 @@ from ef_common.storage.manifest import StoredFile
 from ef_common.storage.store import Store, Way, Writer
 
 MOST_WORKERS = 32
-"""How many share a file; some stores join no more parts at once."""
+"""Maximal number of workers that share a file; some stores join no more parts at once."""
 
 PAGE_BYTES = 4096
 """Pieces end at multiples of it: caches of file systems are written back in pages."""
 
 LEAST_BYTES: dict[Way, int] = {"ranges": PAGE_BYTES, "parts": (5 << 20) + PAGE_BYTES}
-"""Of a worker's share. Object stores join no smaller parts than 5 MiB."""
+"""Minimal size of a worker's share. Object stores join no parts smaller than 5 MiB."""
 
 MOST_BYTES = 4 << 30
-"""Of a piece. Object stores copy no larger ones than 5 GiB."""
+"""Maximal size of a piece. Object stores copy no parts larger than 5 GiB."""
 
 _SHARED = ".shared"
 _LEFTOVER = re.compile(r"(.+)\.(?:shared|part-[0-9]{3,}(?:\.json)?)")
@@ -75,7 +75,7 @@ class SharedFile:
     """A file that several workers write, as one of them sees it.
 
     Args:
-        pieces: Who writes what, in order.
+        pieces: The pieces and their writers, in order.
         worker: This worker.
         write: Writes the bytes from an offset to another one. It may be called again after a failure.
         is_here: Whether a worker still is a member.
@@ -126,7 +126,7 @@ def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[f
 
     Raises:
         ShareMissing: A worker has not written what it was to.
-        StorageFailed: Of the store.
+        StorageFailed: The store has failed.
     """
     checksums = _wait(store, name, file, pause)
     if store.shares == "parts":

@@ -36,7 +36,7 @@ PART_BYTES = 16 << 20
 """Object stores get files in parts of this size. They allow 10,000 of them, and keep a few copies of one in memory."""
 
 NUM_READERS = 8
-"""How many parts of an object are read at once: one connection to an object store does not bring much."""
+"""How many parts of an object are read at once: one connection to an object store is slow."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -353,7 +353,7 @@ class Writer(io.RawIOBase):
 
     Attributes:
         size: Bytes so far.
-        failure: Of the store, while writing.
+        failure: The store's error while writing.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import os
 import threading
 
 STEP_BYTES = 64 << 20
-"""So much is written before the disk is asked for the first time, and again."""
+"""How much is written before each request to the disk."""
 
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
@@ -29,7 +29,7 @@ class WriteBack:
     """Asks the system, in a thread, to write the current content to disk. A closing caller waits first.
 
     Args:
-        descriptor: Of the file; None if it has none, and nothing is done.
+        descriptor: Descriptor of the file; None if it has none, and nothing is done.
     """
 
     def __init__(self, descriptor: int | None) -> None:

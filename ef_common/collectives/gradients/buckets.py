@@ -24,7 +24,7 @@ class Bucket:
 
     Args:
         sources: Parameters or buffers, in the order in which they lie in the buffer.
-        num_flags: Room for so many flags at the end.
+        num_flags: Number of flags at the end.
         num_buffers: Two if they alternate, else one.
     """
 
@@ -110,8 +110,8 @@ class Layout:
     """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
 
     Args:
-        parameters: Those whose gradients are reduced.
-        module_buffers: What takes rank 0's values.
+        parameters: Parameters whose gradients are reduced.
+        module_buffers: Buffers that take rank 0's values.
         sparse: Identities of the parameters whose gradients are sparse.
 
     Attributes:

@@ -35,7 +35,7 @@ class DeterministicReducer:
 
     Attributes:
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
-        num_stops: What all members said at the newest one, added up.
+        num_stops: Sum of the members' `wants_stop` in the newest reduction.
     """
 
     def __init__(self, session: Session, module: Module) -> None:

@@ -66,7 +66,7 @@ class GradientReducer:
         fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
         pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
-        num_stops: What all members said at the newest one, added up.
+        num_stops: Sum of the members' `wants_stop` in the newest reduction.
     """
 
     def __init__(

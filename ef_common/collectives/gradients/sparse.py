@@ -39,7 +39,7 @@ def check_dense(parameters: Iterable[Tensor], error: Exception | None = None) ->
     """Refuse a sparse gradient where none is expected, since it may be the cause of an error.
 
     Raises:
-        UnsupportedError: So it is.
+        UnsupportedError: There is a sparse gradient.
     """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:

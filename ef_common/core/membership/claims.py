@@ -15,7 +15,7 @@ from ef_common.errors import ProtocolError
 _Value = TypeVar("_Value")
 
 _ASKED = 3
-"""So many members try to get a claim: one of them may not reach the store, or die."""
+"""Number of members that try to acquire a claim: one of them may not reach the store, or may die."""
 
 
 def stored(state: Membership, event: Stored) -> Membership:

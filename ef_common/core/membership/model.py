@@ -29,7 +29,7 @@ class Settings:
         min_nodes: Fewer nodes than this do not train.
         max_nodes: More nodes than this wait as spares.
         last_call_s: How long the first view waits for more nodes after the last arrival.
-        start_nodes: So many are expected at the start; the first view waits for no more.
+        start_nodes: Number of nodes expected at the start; the first view waits for no more.
         loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout, and slack).
         on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
     """
@@ -186,7 +186,7 @@ class Returned:
         promised: The highest generation that it knows of.
         settled: The newest generation in which it has settled; 0 for none.
         received: The view of that generation and those that it has received since.
-        at_boundary: It waits at the boundary of the newest of them.
+        at_boundary: Whether it waits at the boundary of the newest of them.
         suspects: The group of the newest of them broke.
         closed: Its program ends.
         failed: Its own code has raised this.
@@ -248,9 +248,9 @@ class Failed:
     """The user's code has raised an exception in a worker; an agent, which is not a worker, may report it.
 
     Args:
-        worker: Who tells.
+        worker: The reporting worker.
         why: Worker, node and exception, in one line.
-        fatal: It ends the job, whoever it was.
+        fatal: Whether it ends the job, whoever raised it.
     """
 
     worker: str

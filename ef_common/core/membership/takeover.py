@@ -106,7 +106,7 @@ def is_news(state: Membership, received: tuple[Link, ...], settled: int) -> bool
     know.
 
     Args:
-        state: Of this coordinator.
+        state: State of this coordinator.
         received: Views that the worker has received.
         settled: Generation of the one in which it has settled.
     """
