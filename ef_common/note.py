@@ -1,4 +1,4 @@
-"""What a worker works on, noted down where it outlives the process: its launcher reads it when the worker has died."""
+"""A worker's note of its current work, which its launcher reads when the worker has died."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tells what happens to a job, on the terminal of the training: one worker writes one line per change.
 
-The worker of rank 0 tells it, from what it writes into its event log. A change of the workers is told with the first
-update after it, when it is known what it has cost.
+The worker of rank 0 writes the lines, from what it writes into its event log. A change of the workers is reported with
+the first update after it, when its cost is known.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Learning-rate schedules that follow the samples, however many workers there are.
 
 Keras calls a schedule with the number of updates that its optimizer has made. A user makes it for one worker: with
-`decay_steps=epochs * len(x) // batch_size`, it ends with the training of one. So the reference world of
-:mod:`ef_common.core.schedule` is one worker here, and a schedule is called with the number of updates that this worker
-has made when it comes to the same samples. `optimizer.iterations` stays the number of updates: Adam corrects its
+`decay_steps=epochs * len(x) // batch_size`, it ends with the training of one. Here, the reference world of
+:mod:`ef_common.core.schedule` is therefore one worker, and a schedule is called with the number of updates that this
+worker has made at the same samples. `optimizer.iterations` stays the number of updates, because Adam corrects its
 averages by it, and gradients are accumulated by it.
 """
 

@@ -1,9 +1,9 @@
 """Cuts a step that JAX compiles into stages, so that Python is called between them and not from XLA.
 
-A step is traced once for each shape of its batch, into a program of JAX's. Where it calls Python, the trace has an
-operation of ours. The program is cut at these: a stage consists of all operations that need nothing which comes out of
-a later call. Each stage is compiled by itself; between two of them, Python runs as it does between two steps, in its
-own thread, with nothing of XLA's in progress that waits for it.
+A step is traced once for each shape of its batch, into a JAX program. Where it calls Python, the trace contains an
+operation of ours, at which the program is cut: a stage consists of all operations that need no result of a later call.
+Each stage is compiled by itself. Between two of them, Python runs as it does between two steps, in its own thread, with
+no XLA work in progress that waits for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cuts a step that XLA compiles in TensorFlow into stages, so that Python can be called between them.
 
-XLA compiles no operation that calls Python. So a step is traced once for each shape of its batch, into the graph that
-TensorFlow would compile, and that is cut in the order in which the step was written: the operations before a call of
-Python are one stage, those after it the next. Each stage is compiled by itself; between two of them, Python runs as it
-does between two steps, in its own thread, with nothing of TensorFlow's in progress.
+XLA cannot compile an operation that calls Python. A step is therefore traced once for each shape of its batch, into the
+graph that TensorFlow would compile, and the graph is cut in the order in which the step was written: the operations
+before a call of Python are one stage, those after it the next. Each stage is compiled by itself. Between two of them,
+Python runs as it does between two steps, in its own thread, with no TensorFlow work in progress.
 """
 
 from __future__ import annotations

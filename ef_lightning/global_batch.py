@@ -1,7 +1,7 @@
 """A step on a global batch: this worker's passes, and those that it computes in place of lost workers.
 
-Lightning makes the first pass. The others follow when it has made its backward pass, before the gradients are reduced:
-to Lightning all of it is one batch, and none of them is larger than the loader's `batch_size`.
+Lightning makes the first pass. The others follow after its backward pass, before the gradients are reduced: to
+Lightning they all are one batch. No pass is larger than the loader's `batch_size`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several training DataLoaders that are dealt together: a position of the epoch is one batch of each.
 
-The epoch is the one that a single process would have with the same loaders: the mode says how many batches it has, and
-what stands beside the last batches of a loader that is shorter. Each worker reads a position of its own in a step, so
-batches stay as they are, whatever the size of the world, and each counts as much as any other.
+The epoch is the one that a single process would have with the same loaders: the mode determines how many batches it
+has, and what accompanies the last batches of a shorter loader. Each worker reads its own position in a step, so batches
+do not change with the size of the world, and each counts as much as any other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What loggers write: only rank 0 writes, and a new rank 0 repeats what may have been lost.
 
-A killed rank 0 may take along what it was about to write. All workers call their loggers, where all but rank 0 do
-nothing; so each of them remembers these calls until a later collective has shown that rank 0 has made them too.
-Whoever becomes rank 0 makes those that it remembers again. A row that is in a CSV file already is left out; other
-loggers may receive a value twice, but none is lost.
+When rank 0 is killed, what it was about to write may be lost. All workers call their loggers, which do nothing except
+in rank 0; each worker remembers these calls until a later collective has shown that rank 0 has made them too. A new
+rank 0 repeats the calls that it remembers. A row that is already in a CSV file is left out; other loggers may receive a
+value twice, but none is lost.
 """
 
 from __future__ import annotations

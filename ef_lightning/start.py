@@ -1,8 +1,8 @@
 """What all workers agree on at the start of a run of the Trainer, besides the weights.
 
-Whoever has joined in a later training of the program has skipped those before it. So its Trainers have not trained
-there, and their loops and callbacks lack what those of the others know: where an epoch counter stands, which checkpoint
-is the best. It takes that from the first rank, which has been there for longest.
+A worker that has joined in a later training of the program has skipped the earlier ones. Its Trainers have not trained
+there, so their loops and callbacks lack what the others know, such as epoch counters and the best checkpoint. It takes
+these from rank 0, which has been in the job for longest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`ElasticFlowStrategy`: Lightning's strategy for a world whose size changes.
 
-It only translates. Membership and recovery are `ef_common.session`'s, gradients `ef_common.collectives`', samples
-`train_loader`'s and `evaluation_loader`'s. What there is of a run of the Trainer, and of a training, is in `run` and
-`fit`: objects that exist as long as it does.
+It only translates. `ef_common.session` handles membership and recovery, `ef_common.collectives` gradients, and
+`train_loader` and `evaluation_loader` samples. The state of a run of the Trainer, and of a training, is in `run` and
+`fit`: objects that live as long as these.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Validations that are due by the clock (`val_check_interval` as a duration) follow rank 0's clock in all workers.
 
-What that clock says travels with the flags of each reduction, so all workers know it alike at the end of that batch,
-and it costs no message. Lightning compares its own clock there; it is shown a last validation that is for ever ago, or
-still to come.
+Rank 0's clock travels with the flags of each reduction, so all workers know at the end of that batch whether a
+validation is due, without another message. Lightning compares its own clock there; it is shown a last validation that
+is infinitely long ago, or still to come.
 """
 
 from __future__ import annotations

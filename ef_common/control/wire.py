@@ -1,20 +1,20 @@
 """Messages between workers and coordinator: JSON lines with a version, completely validated.
 
-One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its
-dataclass below. Whatever else arrives raises `ProtocolError`, and nothing else. Texts are printable, so that
-they can be logged.
+One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its dataclass below.
+Any other input raises `ProtocolError`, and nothing else. Texts are printable, so they can be logged.
 
 ::
 
     worker                       coordinator
       |  <---------------- challenge  |    at once after the connection
       |  hello ---------------------> |    the worker's proof that it knows the token
-      |  <------- welcome | finish    |    the coordinator's proof; anything before it is not to be trusted
+      |  <------- welcome | finish    |    the coordinator's proof; nothing before it can be trusted
       |  heartbeat, ready, ... -----> |
       |  <------ view, announce, ...  |
 
-A worker that comes from another coordinator says so in its hello, and tells in `return` where it stands. A coordinator
-introduces itself to another one in the same way, and goes on with `follow`. A standby answers a hello with `redirect`.
+A worker that comes from another coordinator says so in its hello, and reports its standing in `return`. A coordinator
+introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello with
+`redirect`.
 """
 
 from __future__ import annotations

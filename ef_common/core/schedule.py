@@ -1,17 +1,17 @@
 """Learning-rate schedules that count steps follow the samples when the size of the world changes.
 
 A user makes a schedule for the world in which the job began, the *reference world*: W₀ workers, whose steps take b₀
-positions each. A world of another size takes b positions in a step, so a schedule that moved on with each update would
-come to its end early or late. Here an update that takes the positions p … p+b of an epoch gets the value that the
-reference world's update gets which takes position p+b−1, the last of them:
+positions each. A world of another size takes b positions in a step, so a schedule that advances with each update would
+end early or late. Here an update that takes the positions p … p+b of an epoch gets the value of the reference world's
+update that takes position p+b−1, the last of them:
 
     number of scheduler steps before it  =  ⌈(p + b) / b₀⌉ − 1        (one batch in an update, each update counted)
 
 With b = b₀ that is the number of updates before it, as without ElasticFlow. In a larger world a scheduler makes several
 steps between two updates, in a smaller one none after some of them. The first update of b₀ positions has the first
 value, the last update of an epoch has the value of the reference world's last one, and when the epoch is over as many
-steps have been made as in the reference world. All of it is a function of positions that have been committed, so it is
-the same in all workers.
+steps have been made as in the reference world. Everything is a function of committed positions, so it is the same in
+all workers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Sharding: which worker trains on which sample, as a function of the view.
 
-An epoch is a sequence of positions 0 … length-1 (a position is an index in the epoch's order, not in the
-dataset). Positions are dealt in windows: a step of a world of W workers with local batch B takes the next
-W·B positions, and each member its slice. A window stays *uncommitted* until a gradient reduction has
-completed; then the slices of the members that contributed are committed, and the slices of those that did
-not (they died) are *returned*: they are appended to the sequence and dealt again. So in each epoch every
-position is committed exactly once, whatever the history of views.
+An epoch is a sequence of positions 0 … length-1 (a position is an index in the epoch's order, not in the dataset).
+Positions are dealt in windows: a step of a world of W workers with local batch B takes the next W·B positions, and each
+member its slice. A window stays *uncommitted* until a gradient reduction has completed. Then the slices of the members
+that contributed are committed, and the slices of those that did not (because they died) are *returned*: they are
+appended to the sequence and dealt again. In each epoch every position is therefore committed exactly once, whatever the
+history of views.
 
-A *global batch* of fixed size is dealt likewise, but it is the same batch for every history of views: whoever is left
-makes up for the shares of those that died, in the same step, so nothing is returned. It is cut into *pieces*, which
+A *global batch* of fixed size is dealt in the same way, but it is the same batch for every history of views: the
+survivors compute the shares of lost members in the same step, so nothing is returned. It is cut into *pieces*, which
 are not divided: single positions, or micro-batches if the sums must not depend on the shares.
 """
 

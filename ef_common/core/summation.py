@@ -1,8 +1,8 @@
 """Sums whose rounding does not depend on who computes which part.
 
-The leaves 0 … n-1 are added up in one fixed binary tree: leaf 2k and leaf 2k+1, then their sums in pairs, and so on.
-Whoever holds leaves adds up what the tree allows without the others; the sums of whole *blocks* are what is left to
-exchange. So the same leaves give the same bits, however they were shared out.
+The leaves 0 … n-1 are added up in one fixed binary tree: leaf 2k and leaf 2k+1, then their sums in pairs, and so on. A
+member that holds leaves adds up what the tree allows without the others; only the sums of whole *blocks* must be
+exchanged. The same leaves therefore give the same bits, however they were shared out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints of one training: the one that it starts from, and when the next one is taken.
 
-Rank 0 takes them; whoever becomes rank 0 goes on with it. All members know the run, so that any of them can.
+Rank 0 takes them, and a new rank 0 continues. All members know the run, so any of them can do so.
 """
 
 from __future__ import annotations

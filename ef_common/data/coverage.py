@@ -1,8 +1,8 @@
 """A pass of evaluation, in which the remaining workers evaluate every position once.
 
-A pass deals all positions to the members at its start. When a worker has done its share, all exchange what they
-have done, and what came out of it. What nobody has done, because its worker died and its part of the result died
-with it, is dealt again to those that are left, until nothing is missing.
+A pass deals all positions to its members at the start. When the workers have done their shares, all exchange what they
+have done, together with the results. Positions that nobody has done, because their worker died and its part of the
+result died with it, are dealt again to the remaining workers, until nothing is missing.
 """
 
 from __future__ import annotations

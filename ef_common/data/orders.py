@@ -1,7 +1,7 @@
 """The order of an object's lists and rows of numbers, which a shuffle changes.
 
-A data set of the user's shuffles what it has in itself, mostly a row of indices or a list of paths. Such an attribute
-is equal in two processes but for the order, so the order alone makes it the same in both.
+A user's data set shuffles its own content, usually a row of indices or a list of paths. Such an attribute differs
+between two processes only in the order, so sharing the order makes it equal in both.
 """
 
 from __future__ import annotations

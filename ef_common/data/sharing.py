@@ -1,11 +1,11 @@
 """Decides when all members write a checkpoint together, and what they agree on before.
 
-Rank 0 wishes for it before a step, its wish is summed with the flags of that step's reduction, and all who have
-completed that one take the checkpoint at the next boundary. There rank 0 tells all of them, in one collective, what the
-file is to hold and who writes which pieces. What one member knows alone decides nothing:
+Before a step, rank 0 sets a wish, which is summed with the flags of that step's reduction. All members that have
+completed it take the checkpoint at the next boundary. There rank 0 distributes, in one collective, the content of the
+file and the writers of its pieces. What one member knows alone decides nothing:
 
-* if the members have changed between wish and boundary, or within that collective, nobody takes one;
-* if a member is still busy with the share before, rank 0 writes alone.
+* If the members have changed between the wish and the boundary, or within that collective, nobody takes one.
+* If a member is still busy with the previous share, rank 0 writes alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Under torchrun's own backends (c10d, static): the worker of rank 0 hosts the coordinator.
+"""Under torchrun's own backends (c10d, static), the worker of rank 0 hosts the coordinator.
 
-Losses are survived within the processes. Joins are not ours there: torchrun restarts all workers when a node
-joins, and the restarted ones come here again.
+The processes survive losses. Joins are torchrun's business: it restarts all workers when a node joins, and the
+restarted ones come here again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A coordinator in its own process, for launchers that guarantee no process as long-lived as the job.
 
-The process is nobody's child: a launcher that ends a worker with its children does not end it. It ends by itself
-when no worker has been connected for a while, so it does not outlive the job.
+The process has no parent among the workers, so a launcher that ends a worker with its children does not end it. It ends
+by itself when no worker has been connected for a while, so it does not outlive the job.
 """
 
 from __future__ import annotations

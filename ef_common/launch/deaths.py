@@ -1,7 +1,7 @@
 """What a torchrun agent does, in addition to torchrun, when its workers have died.
 
-It counts, waits before they are started again, and ends instead when the job has failed: by an exception of the user's
-own code, as a worker has noted, or because they die at one step again and again.
+It counts deaths, waits before restarts, and ends when the job has failed: because of an exception of the user's code,
+which a worker has noted, or because workers die at one step repeatedly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Notices from Horovod's elastic driver that hosts have been added or removed.
 
-The driver is told an address and a key, by its unauthenticated store, and then sends pickled requests there, with an
-HMAC under that key. Whoever reads the store knows the key. So the requests are not unpickled here: the name of the
-class in them is all that is needed.
+The driver learns an address and a key from its unauthenticated store, and then sends pickled requests to that address,
+with an HMAC under that key. Anybody who reads the store knows the key, so the requests are not unpickled here: the name
+of the class in them is all that is needed.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@
     horovodrun -np 2 --min-np 1 --max-np 8 --host-discovery-script ./discover.sh python train.py
     horovodrun -np 2 python train.py
 
-Hosts and processes are the business of horovodrun: it starts workers, notices their end, gives up hosts, and keeps to
---max-np, --elastic-timeout, --reset-limit and --blacklist-cooldown-range. Views are the coordinator's, as
-everywhere, so those that live keep their process. What the workers tell horovodrun's elastic driver, and when, is in
-:mod:`ef_common.launch.horovod_rounds`. It does not tell the workers the number of --min-np: with fewer it waits for
-more, and ends the job if none come, and meanwhile those that are left train on.
+horovodrun manages hosts and processes: it starts workers, notices their end, gives up hosts, and observes --max-np,
+--elastic-timeout, --reset-limit and --blacklist-cooldown-range. As everywhere, the coordinator issues the views, so
+survivors keep their processes. :mod:`ef_common.launch.horovod_rounds` decides what the workers tell horovodrun's
+elastic driver, and when. It does not tell the workers the number of --min-np: with fewer, it waits for more, and ends
+the job if none come; meanwhile the remaining workers continue to train.
 
-The coordinator's address and the job token stand in horovodrun's key-value store. Whoever reaches that server may
-read and write there, and it even runs what is written to it (it unpickles the addresses of workers). So a token that
-is made here keeps out strangers who only reach the coordinator, and nobody else: use horovodrun on networks that
-you trust. A token in ELASTICFLOW_TOKEN is not written there, but horovodrun puts the whole environment on the
-command lines of the workers, where everybody on the machine can read it. The secret that horovodrun shares with the
-processes which look for network interfaces is not given to workers, so no token can be derived from it.
+The coordinator's address and the job token are in horovodrun's key-value store. Anybody who reaches that server may
+read and write there, and it even executes what is written to it (it unpickles the addresses of workers). A token that
+is made here therefore keeps out only strangers who reach nothing but the coordinator: use horovodrun on networks that
+you trust. A token in ELASTICFLOW_TOKEN is not written there, but horovodrun puts the whole environment on the command
+lines of the workers, where everybody on the machine can read it. Workers do not get the secret that horovodrun shares
+with the processes which look for network interfaces, so no token can be derived from it.
 """
 
 from __future__ import annotations

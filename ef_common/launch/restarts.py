@@ -1,7 +1,7 @@
 """What a launcher does when one of its workers has died: count, wait longer each time, and finally give up.
 
-The count lies in a directory, next to what the workers note down there (:mod:`ef_common.note`), so it outlives the
-launcher's own process.
+The count is in a directory, next to the workers' notes (:mod:`ef_common.note`), so it outlives the launcher's own
+process.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@
 
     torchrun --nnodes=1:8 --rdzv-backend=elasticflow --rdzv-endpoint=HOST:PORT train.py
 
-Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy
-workers; it restarts those that crash, as ``--max-restarts`` says: the first time at once, then after longer and
-longer pauses. It restarts none when an exception of the user's own code has ended the job, and ends the job itself
-when its workers die at the same step again and again (:mod:`ef_common.launch.restarts`). The agent that can bind the
-endpoint hosts the coordinator; each other agent keeps a standby ready. The workers learn all they need from the
-environment.
+Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy workers. It
+restarts those that crash, as ``--max-restarts`` says: the first time at once, then after growing pauses. It restarts
+none when an exception of the user's code has ended the job, and ends the job itself when its workers die at the same
+step repeatedly (:mod:`ef_common.launch.restarts`). The agent that can bind the endpoint hosts the coordinator; each
+other agent keeps a standby ready. The workers learn everything they need from the environment.
 
 Keys in ``--rdzv-conf``; others are ignored, as c10d does:
 

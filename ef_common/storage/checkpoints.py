@@ -2,16 +2,16 @@
 
 ::
 
-    runs/000002.json                                            who started for the second time, and from where
-    claims/… markers/…                                          which of the workers go on; see `claims`
+    runs/000002.json                                            the second start, and where it started from
+    claims/… markers/…                                          which workers continue; see `claims`
     checkpoints/run-000002-generation-000005-step-000000123/    one checkpoint
         lightning.ckpt …                                        data, written once
         manifest.json                                           last, created exclusively
         complete.json                                           after it, if the training had ended
 
-What has no manifest is no checkpoint. What has one is used only if every file is there, with its size and checksum.
-The rules of what may be taken, and who may publish, are in `ef_common.core.lineage`; what is removed, in
-`ef_common.core.retention`. Names in the store that are not of this form are left alone.
+A folder without a manifest is not a checkpoint. One with a manifest is used only if every file is there, with its size
+and checksum. `ef_common.core.lineage` has the rules of which checkpoints may be taken and who may publish, and
+`ef_common.core.retention` those of which are removed. Other names in the store are left alone.
 """
 
 from __future__ import annotations

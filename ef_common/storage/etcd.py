@@ -1,8 +1,8 @@
 """Small files in etcd, which creates a key only once; see `ef_common.storage.claims.Place`.
 
-It is asked through its JSON gateway (``/v3``: etcd 3.4 and newer). A request that creates goes to one endpoint only: if
-its answer is lost, and the endpoints are no cluster, then the next one would be asked to create the same anew, and the
-workers would take two places for one. Whoever tries again gets to the next endpoint.
+Requests use its JSON gateway (``/v3``: etcd 3.4 and newer). A creating request goes to one endpoint only: if its answer
+is lost and the endpoints are not one cluster, the next endpoint would create the same key again, and the workers would
+take two places for one. A retry goes to the next endpoint.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Shares: several workers write one file of a checkpoint, some pieces each.
 
-What lies beside the file until it is published::
+Until the file is published, these lie beside it::
 
     lightning.ckpt.shared           where files can be written in ranges: all write into it; it is renamed at last
     lightning.ckpt.part-001         elsewhere: the first piece, an object of its own; the store joins them at last
     lightning.ckpt.part-001.json    the first piece is written, or cannot be; created exclusively
 
-The file has another name while it is written, so that a worker that was cut off, and goes on later, writes into nothing
-that anybody reads. Only one worker publishes: the one that waits for the others.
+The file has another name while it is written, so a worker that was cut off and continues later writes into nothing that
+anybody reads. Only one worker publishes: the one that waits for the others.
 """
 
 from __future__ import annotations
