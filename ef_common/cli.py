@@ -335,7 +335,7 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
     """Scale RUN to WORKERS workers: start more, or let the newest ones leave.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
-    The exit status is 1 if the run ends before it has so many workers.
+    The exit status is 1 if the run ends before it has that many workers.
     """
     from ef_common.launch import run_directory
     from ef_common.scaling import Scaling

@@ -50,7 +50,7 @@ def engine(backend: str | None) -> str:
             Horovod has not been built but torch is there.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The name is unknown.
     """
     framework = check_backend()
     if backend not in (None, *BACKENDS):

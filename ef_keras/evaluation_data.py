@@ -28,7 +28,7 @@ class EvaluationData:
     """Deals the data of one `evaluate`.
 
     Args:
-        make_source: Makes the data, anew for each pass.
+        make_source: Makes the data afresh for each pass.
         session: The worker's session.
         model: The model; its metrics are merged at the end.
         log: Event log.

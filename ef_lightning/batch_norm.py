@@ -37,7 +37,7 @@ class SyncedBatchNorm:
         every: All of its BatchNorm layers; else those that are `torch.nn.SyncBatchNorm`.
         gather: Called in a training step only.
         in_step: Whether it is one.
-        counts: Whether the batch at hand has samples of this worker.
+        counts: Whether the current batch has samples of this worker.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class Columns(Dataset[Any]):
         columns: Arrays or tensors of shape (number of samples, …).
 
     Raises:
-        UsageError: Their lengths differ, or there is none.
+        UsageError: The lengths differ, or there is no column.
     """
 
     def __init__(self, columns: tuple[Any, ...] | Mapping[str, Any]) -> None:

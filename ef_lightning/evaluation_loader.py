@@ -120,7 +120,7 @@ class EvaluationLoader(WrappedLoader):
         return length
 
     def _num_batches(self, length: int) -> int:
-        """Batches of one worker in a pass over so many samples."""
+        """Batches of one worker in a pass over this many samples."""
         return -(-length // self._samples_per_step)
 
     @property

@@ -167,7 +167,7 @@ class ProgramMixin:
         """The model's optimizer and its scheduler.
 
         Raises:
-            UsageError: There is none, or what there is does not make one.
+            UsageError: There is no optimizer, or the given value does not make one.
         """
         make = self._optimizer
         if make is None or isinstance(make, Optimizer | str) or not callable(make):

@@ -53,7 +53,7 @@ class Repetition:
         trainer: The Trainer.
         session: The worker's session.
         on_repeat: Called with the reason before a step is made again.
-        fill: Reads the batch at hand again, as large as the largest one of its step.
+        fill: Reads the current batch again, as large as the largest one of its step.
 
     Attributes:
         in_pass: The forward or the backward pass of a batch is running.

@@ -127,7 +127,7 @@ class ElasticMixin(CollectivesMixin):
         self.is_last = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the settings and what Lightning keeps here. It is set up by its own Trainer, maybe elsewhere."""
+        """A copy has the settings and Lightning's own state. Its own Trainer sets it up, perhaps elsewhere."""
         cls = type(self)
         unbound = object.__new__(cls)
         cls._bind_to_nothing(unbound)

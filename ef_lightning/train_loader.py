@@ -207,7 +207,7 @@ class ElasticLoader(WrappedLoader):
         with samples of its own, and the batch of a worker without a share is as large as the others'.
 
         Returns:
-            Whether the batch at hand is of that size; else `filled` reads it so.
+            Whether the current batch has that size; otherwise `filled` reads it so.
         """
         if not self.is_even:
             self.is_even, self._plan_of = True, None

@@ -162,7 +162,7 @@ def load(run_dir: Path) -> list[History]:
 
     Returns:
         One for each training of the program, in order, with what comes after it until the next one begins. Steps and
-        epochs are counted anew in each. Views are not, so the first one has those of all.
+        epochs start again in each. Views do not, so the first one has those of all.
 
     Raises:
         EventLogError: If there are no events, or the log is malformed.

@@ -44,7 +44,7 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
 
 
 def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: str) -> T:
-    """Connect in a thread: Gloo and NCCL wait without end for a member that died while they connected.
+    """Connect in a thread, because Gloo and NCCL wait forever for a member that died while they connected.
 
     Args:
         connect: Connects.

@@ -16,7 +16,7 @@ def check_engine(engine: str) -> None:
     """Raise unless this engine exists.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The name is unknown.
     """
     if engine not in ENGINES:
         raise UsageError(f"unknown engine. Expected one of {ENGINES}. Received: engine={engine!r}")

@@ -90,7 +90,7 @@ class CoordinatorClient:
         note: Where its heartbeats are noted down, until its main thread has heard of the end.
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
-        on_pace: Called with (slow, ratio, waiting) when this worker is found to be a straggler, or none any more; see
+        on_pace: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
             :class:`~ef_common.core.stragglers.Report`.
     """
 

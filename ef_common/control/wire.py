@@ -364,7 +364,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AtBoundary:
-    """This member stands at the boundary that the members of the view agreed on."""
+    """This member waits at the boundary that the members of the view agreed on."""
 
     generation: Count
 
@@ -679,7 +679,7 @@ def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromW
     """Decode a line that a worker sent (without its newline).
 
     Raises:
-        ProtocolError: It is none of the messages of a worker.
+        ProtocolError: The line is not a message of a worker.
     """
     message: FromWorker = _decode(line, _FROM_WORKER, max_bytes)
     return message
@@ -689,7 +689,7 @@ def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> 
     """Decode a line that the coordinator sent (without its newline).
 
     Raises:
-        ProtocolError: It is none of the messages of a coordinator.
+        ProtocolError: The line is not a message of a coordinator.
     """
     message: FromCoordinator = _decode(line, _FROM_COORDINATOR, max_bytes)
     return message

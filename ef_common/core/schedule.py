@@ -28,7 +28,7 @@ def check_schedules(value: str) -> None:
     """Check the setting for what schedules follow.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: The value is unknown.
     """
     if value not in SCHEDULES:
         raise UsageError(f"schedules follow one of {SCHEDULES}. Received: schedules={value!r}")

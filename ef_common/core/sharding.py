@@ -92,7 +92,7 @@ class EpochProgress(NamedTuple):
         epoch: Index of the epoch.
         length: Number of positions in it.
         cursor: Places dealt so far.
-        returned: Positions that stand behind the first `length` places, because they were dealt in vain.
+        returned: Positions after the first `length` places, because they were dealt in vain.
         uncommitted: Windows dealt since the last gradient reduction.
         steps: Windows dealt so far (batches, as the host framework counts them).
     """
@@ -158,7 +158,7 @@ def made_up(window: Window, held: Mapping[str, Iterable[int]]) -> dict[str, list
         held: Pieces that each member of the view holds the gradients of; ids in rank order.
 
     Returns:
-        The missing pieces that each member has to do; whoever holds few does more.
+        The missing pieces that each member must compute; members that hold few compute more.
     """
     members = sorted(held, key=lambda member: len(set(held[member])))
     present = set().union(*held.values())

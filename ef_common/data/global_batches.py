@@ -43,7 +43,7 @@ def global_batch(size: int, batch_size: int, *, deterministic: bool) -> GlobalBa
     Args:
         size: Samples of it.
         batch_size: Samples of a forward pass, at most.
-        deterministic: Into forward passes that are the same whoever makes them; else into samples.
+        deterministic: Cut it into forward passes that are the same in every worker; otherwise into samples.
 
     Raises:
         UsageError: It cannot be.

@@ -73,7 +73,7 @@ class ElasticSettings:
         """The settings from what a user has passed: a rule's name, URLs, paths.
 
         Raises:
-            UsageError: A value that is none, or a package that it needs is missing.
+            UsageError: A value is invalid, or a package that it needs is missing.
         """
         return cls(**{name: _READ[name](value) if name in _READ else value for name, value in given.items()})
 

@@ -123,7 +123,7 @@ class PlannedLoader:
         """The next batch of the plan.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: The plan has ended.
             DataWorkersLost: The worker processes die again and again.
         """
         while True:

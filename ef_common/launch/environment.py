@@ -150,7 +150,7 @@ def check_log_format(env: Mapping[str, str]) -> None:
     """Refuse an unknown log format.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The log format is unknown.
     """
     if env.get(LOG_FORMAT, "").strip() not in ("", *FORMATS):
         raise UsageError(f"{LOG_FORMAT} must be one of {', '.join(FORMATS)}. Received: {env[LOG_FORMAT]!r}")

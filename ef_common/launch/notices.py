@@ -42,8 +42,8 @@ class Notices:
 
     Args:
         session: The worker's session.
-        elastic: It has a coordinator. Without one, only who can save its state (`Session.on_last_leave`) heeds
-            anything.
+        elastic: Whether it has a coordinator. Without one, notices are handled only if the state can be saved
+            (`Session.on_last_leave`).
         source: Asked every second, if there is one.
         grace_s: Time after a notice at which the process ends itself.
         log: Event log.

@@ -138,7 +138,7 @@ def newest() -> Path:
     """The run that was started last from this working directory.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such run.
     """
     found = newest_first()
     if not found:

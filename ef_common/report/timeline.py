@@ -51,7 +51,7 @@ class Timeline:
         scales: Factors of the learning rate.
         tones: How many views there have been of each kind: ``started``, ``joined``, ``lost``, ``left``, ``rebuilt``
             (the same workers) or ``ended`` (with the program). The newest are kept.
-        num_news: How many warnings and notices there have been, likewise.
+        num_news: How many warnings and notices there have been, of which the newest are kept.
     """
 
     run_dir: Path

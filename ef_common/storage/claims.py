@@ -48,7 +48,7 @@ class Place(Protocol):
         """All bytes of a file.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such file.
         """
         ...
 
@@ -64,7 +64,7 @@ def place_for(url: Any) -> Place:
         url: ``etcd://host:2379,host:2379/prefix`` (see `Etcd`), or a URL or path as a `Store` takes it.
 
     Raises:
-        UsageError: It is none, or the package for it is missing.
+        UsageError: The URL is invalid, or the package for it is missing.
     """
     if not isinstance(url, str | Path) or not str(url).strip():
         raise UsageError(f"expected a URL for claims. Received: claims={redact(repr(url))}")

@@ -49,7 +49,7 @@ class StoredFile:
         """Inverse of `plain`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is none.
+            KeyError, TypeError, ValueError: The value is not such a record.
         """
         if "pieces" not in plain:
             return cls(int(plain["size"]), str(plain["checksum"]))

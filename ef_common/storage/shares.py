@@ -122,7 +122,7 @@ def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[f
         store: Where it is.
         name: The file's.
         file: What is expected; this worker has written its pieces.
-        pause: Waits so many seconds, or raises if that is in vain.
+        pause: Waits for this many seconds, or raises if waiting is useless.
 
     Raises:
         ShareMissing: A worker has not written what it was to.

@@ -112,7 +112,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class AtBoundary:
-    """A member stands at the boundary that all members agreed on in the view of `generation`."""
+    """A member waits at the boundary that all members agreed on in the view of `generation`."""
 
     worker: str
     generation: int

@@ -200,7 +200,7 @@ def plan_or(state: Membership, actions: tuple[Action, ...], reason: str, setting
 
 
 def plan(state: Membership, settings: Settings) -> Decision:
-    """Issue a planned view if every member stands at the boundary."""
+    """Issue a planned view if every member waits at the boundary."""
     view = state.view
     if view is None or len(state.at_boundary) < view.world_size:  # it holds members only
         return state, (), ""
