@@ -77,7 +77,7 @@ class TrainerCheckpoints:
         if found is None:
             return path
         if path is not None:
-            logger.info("goes on from %s instead of ckpt_path=%s, which was where this job began", found.id.name, path)
+            logger.info("resuming from %s, not from ckpt_path=%s, where this job began", found.id.name, path)
         self._path = found.id.name
         return self._path
 
@@ -95,7 +95,7 @@ class TrainerCheckpoints:
         """Do not continue a training that has ended, whatever ended it, unless it gets other limits."""
         limits = self._limits
         if self.job.is_complete(limits):
-            logger.info("the training is complete. To train on, change one of its limits. Received: %s", limits)
+            logger.info("the training is complete. To continue it, change one of its limits. Received: %s", limits)
             self._trainer.should_stop = True
 
     @property

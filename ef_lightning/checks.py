@@ -118,9 +118,9 @@ def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None
         if converted:
             asked, without = ("torch.nn.SyncBatchNorm", "Leave the BatchNorm layers as they were")
         raise UnsupportedError(
-            f"{asked} needs a step that can be made again if a worker is lost in it, which is not possible with manual "
-            f"optimization nor with global_batch_size. {without}: ElasticFlow keeps the statistics of all workers "
-            "equal, each of its own batches"
+            f"{asked} needs steps that can be repeated if a worker is lost in them, which is not possible with manual "
+            f"optimization or with global_batch_size. {without}: ElasticFlow keeps the statistics of all workers "
+            "equal, although each normalizes its own batches"
         )
 
 

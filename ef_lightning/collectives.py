@@ -152,9 +152,9 @@ class CollectivesMixin:
         if trainer is None or not trainer.training or self._repetition is not None:
             return
         raise UnsupportedError(
-            "all_gather(sync_grads=True) needs a step that can be made again if a worker is lost in it, which is not "
-            "possible with manual optimization (an update may have been made already) nor with global_batch_size (each "
-            "worker has as many passes as it has parts of the batch). Use automatic optimization without "
+            "all_gather(sync_grads=True) needs steps that can be repeated if a worker is lost in them, which is not "
+            "possible with manual optimization (an update may have been made already) or with global_batch_size "
+            "(workers make different numbers of passes). Use automatic optimization without "
             "global_batch_size, or compute the loss from the local batch: gradients are averaged over the workers"
         )
 

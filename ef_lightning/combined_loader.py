@@ -56,7 +56,7 @@ def check_joint(joint: JointLoader, host: Host) -> None:
     kind, base = type(joint.several), host.get("utilities.combined_loader", "CombinedLoader")
     if any(getattr(kind, name) is not getattr(base, name) for name in ("__iter__", "__next__", "__len__")):
         raise UnsupportedError(
-            "a CombinedLoader with an `__iter__`, `__next__` or `__len__` of its own cannot be dealt to a changing "
+            "a CombinedLoader that overrides `__iter__`, `__next__` or `__len__` cannot be dealt to a changing "
             f"number of workers. Use one of its modes. Received: {kind.__name__}"
         )
     if joint.mode not in LENGTHS:

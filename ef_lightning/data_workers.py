@@ -21,8 +21,8 @@ def check(loader: DataLoader[Any]) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UnsupportedError(
-            "an IterableDataset has no positions that could be dealt exactly once. Use a map-style dataset "
-            "(`__getitem__` and `__len__`)"
+            "an IterableDataset cannot be dealt to a changing number of workers: samples must be indexable. Use a "
+            "map-style dataset (`__getitem__` and `__len__`)"
         )
     recorder = hooks.recorder_of(loader.batch_sampler)
     kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))

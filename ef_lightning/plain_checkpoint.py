@@ -114,8 +114,8 @@ class PlainCheckpoints:
                 kept[name] = plain  # with NumPy's numbers as Python's
         if news:
             logger.warning(
-                "checkpoints lack hyper-parameters that are not plain. The training goes on without them; to load a "
-                "model, hand them to load_from_checkpoint. Received: %s",
+                "checkpoints leave out hyper-parameters that are objects. The training does not need them; to load a "
+                "model, pass them to load_from_checkpoint. Received: %s",
                 ", ".join(news),
             )
         if several:

@@ -114,7 +114,7 @@ class Failing:
     def _leave(self) -> None:
         """Handle an exception before the first step, which the others wait for. This machine may have caused it."""
         self._told = True
-        logger.warning("this worker has joined, but fails before its first step: the others go on without it")
+        logger.warning("this worker has joined, but fails before its first step: the others continue without it")
         self._session.stop()
         self._session.note.excuse()
 
@@ -159,7 +159,7 @@ class Failing:
         if self._session.fail(why):
             self._session.note.fail(why)
         else:
-            logger.warning("not all other workers have heard that this one ends by an exception of its own")
+            logger.warning("not all other workers have heard that an exception of its own ends this worker")
 
 
 def is_interruption(failure: JobFailed) -> bool:

@@ -120,7 +120,7 @@ class Notices:
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("signals are not heeded: only the main thread may ask for them")
+            logger.warning("signals are no notices here: Python sets handlers in the main thread only")
             return
         for number in SIGNALS:
             before = signal.getsignal(number)

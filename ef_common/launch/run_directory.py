@@ -129,7 +129,7 @@ def create(script: str, place: Path | None = None) -> Path:
         raise UsageError(f"the run directory cannot be made: {error.strerror}. Received: {place}") from None
     found = read_launcher(place)
     if found is not None and found.alive:
-        raise UsageError(f"a run is going on there (process {found.pid}). Name another --run-dir. Received: {place}")
+        raise UsageError(f"another run is active there (process {found.pid}). Use another --run-dir. Received: {place}")
     (place / _WANTED).unlink(missing_ok=True)
     return place.resolve()
 

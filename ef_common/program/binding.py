@@ -108,8 +108,8 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
     unnamed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
     if unnamed:
         raise UsageError(
-            f"{name} is called by the names of its parameters, so it can have neither `*parameters` nor such before "
-            f"a `/`. Received: {_listed(unnamed)}"
+            f"{name} is called with keyword arguments, so it can have neither `*args` nor positional-only parameters "
+            f"(before a `/`). Received: {_listed(unnamed)}"
         )
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != TRAINING]
     required = [p.name for p in named if p.default is p.empty]

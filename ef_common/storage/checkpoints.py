@@ -247,7 +247,7 @@ class Checkpoints:
         if found is not None:
             raise Fenced(f"{id.name} must not be published: {found.reason}", final=found.final)
         if self._excluded(id.generation):
-            raise Fenced(f"{id.name} must not be published: the others have the claim to go on", final=False)
+            raise Fenced(f"{id.name} must not be published: others have the claim to continue", final=False)
         return published
 
     def _write(self, name: str, write: WriteFile | SharedFile, pause: Callable[[float], object]) -> StoredFile:
