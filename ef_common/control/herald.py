@@ -1,4 +1,4 @@
-"""What a coordinator tells others of its kind: that it leads, that it gathers its members, that the job has failed."""
+"""Tells other coordinators that this one leads or gathers members, or that the job has failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _News:
 
 
 class Herald:
-    """A thread that tells the standbys of all nodes, and whoever listens at the endpoint.
+    """A thread that notifies the standbys of all nodes, and any coordinator at the endpoint.
 
     It is repeated now and then. A standby that nobody listens for is gone for good; at the endpoint another agent may
     come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has
@@ -58,11 +58,11 @@ class Herald:
         self._thread = threading.Thread(target=self._run, name="elasticflow-herald", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; does not wait for a connection that is being tried. May be repeated."""
+        """End the thread without waiting for a connection attempt. May be repeated."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -83,7 +83,7 @@ class Herald:
                     self._due[address] = time.monotonic() + self._tell(address, news)
 
     def _tell(self, address: Address, news: _News) -> float:
-        """Tell one; returns how long to wait until the next time, in seconds."""
+        """Notify one coordinator; returns the time until the next attempt in seconds."""
         try:
             line, _ = attempt_line(
                 address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=True

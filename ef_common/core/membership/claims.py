@@ -1,4 +1,4 @@
-"""Rule 13: members of a view go on without the others if they have its claim, which some of them are asked to get."""
+"""Rule 13: members of a view continue without the others if they have its claim, which some of them acquire."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ef_common.errors import ProtocolError
 _Value = TypeVar("_Value")
 
 _ASKED = 3
-"""So many members try to get a claim: one of them may not reach the store, or die."""
+"""Number of members that try to acquire a claim: one of them may not reach the store, or may die."""
 
 
 def stored(state: Membership, event: Stored) -> Membership:
-    """A member has told its store; it cannot tell another one."""
+    """Note the store that a member reports; it cannot report another one later."""
     if event.worker not in state.workers:
         return state
     told = _once(state.stores.told, event.worker, event.store, f"worker {event.worker} has told another store before")
@@ -27,7 +27,7 @@ def stored(state: Membership, event: Stored) -> Membership:
 
 
 def claimed(state: Membership, event: Claimed) -> Membership:
-    """Whom a claim names, as the store says to one that was asked. That never changes, whoever asks."""
+    """Note the members that a claim names, as a store says. That never changes, whoever asks."""
     if not any(bid.claim == event.claim and event.worker in workers for bid, workers in state.asked.items()):
         return state
     problem = f"worker {event.worker} tells of others whom claim {event.claim} names"
@@ -36,7 +36,7 @@ def claimed(state: Membership, event: Claimed) -> Membership:
 
 
 def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) -> Mapping[str, _Value]:
-    """With what has been told now, which cannot be told in another way."""
+    """Add a report, which cannot be made differently later."""
     before = known.get(key, value)
     if before != value:
         raise ProtocolError(f"{problem}: {before!r}, now {value!r}")
@@ -44,7 +44,7 @@ def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) ->
 
 
 def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Action, ...]]:
-    """Note of which views all members have told one store, and tell it the members of the newest one."""
+    """Note the views whose members have all reported one store, and tell the members of the newest one."""
     if state.chain is before.chain and state.stores.told is before.stores.told:
         return state, ()
     chain = tuple(
@@ -59,7 +59,7 @@ def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Acti
 
 
 def wanted(state: Membership, settings: Settings) -> tuple[tuple[Bid, ...], bool]:
-    """The claims for which a view is held back, and whether the others should go first."""
+    """The claims for which a view is held back, and whether the other members should go first."""
     if not state.held or state.view is None or not state.based or settings.on_minority == "continue":
         return (), False
     members = [member.id for member in roster.present(state, state.view)]
@@ -67,7 +67,7 @@ def wanted(state: Membership, settings: Settings) -> tuple[tuple[Bid, ...], bool
 
 
 def ask(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
-    """Have members get the claims that are lacking; others, if they have been away and may not have heard of it."""
+    """Ask members to acquire missing claims; ask others if they were away and may not have heard of it."""
     lacking, few = wanted(state, settings)
     if few and not state.last_resort:
         lacking = ()
