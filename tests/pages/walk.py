@@ -104,8 +104,8 @@ class Walk:
         """Kill the newest worker of the job. The others go on, and it is replaced."""
         job = self._started()
         view = max(job.events("view"), key=lambda event: int(event["generation"]))
-        pid = view["members"][-1].split("-")[-2]  # as pages say of the name in the table
-        self.call(command.replace("PID", pid))
+        pid = next(event["pid"] for event in job.events("start") if event["worker"] == view["members"][-1])
+        self.call(command.replace("PID", str(pid)))
         left = self._view(view["world_size"] - 1, after=view["generation"])
         self._view(view["world_size"], after=left)
 
