@@ -109,7 +109,8 @@ def _try_wheel(wheel: Path, version: str) -> list[Finding]:
     try:
         _run(f"{version}-venv", [interpreter, "-m", "venv", environment], cwd=scratch)
         _run(f"{version}-torch", [*pip, _TORCH], cwd=scratch)
-        _run(f"{version}-install", [*pip, f"{wheel}[{_EXTRAS}]", "mypy", "pyright"], cwd=scratch)
+        _run(f"{version}-install", [*pip, f"{wheel}[{_EXTRAS}]"], cwd=scratch)
+        _run(f"{version}-checkers", [*pip, "mypy", "pyright"], cwd=scratch)  # together, old releases of pip seek for long
     except click.ClickException as error:
         return [Finding(f"Python {version}", False, error.message)]
     shutil.copy(ROOT / "tests" / "typed" / "program.py", scratch)
