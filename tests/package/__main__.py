@@ -110,7 +110,7 @@ def _try_wheel(wheel: Path, version: str) -> list[Finding]:
         _run(f"{version}-venv", [interpreter, "-m", "venv", environment], cwd=scratch)
         _run(f"{version}-torch", [*pip, _TORCH], cwd=scratch)
         _run(f"{version}-install", [*pip, f"{wheel}[{_EXTRAS}]"], cwd=scratch)
-        _run(f"{version}-checkers", [*pip, "mypy", "pyright"], cwd=scratch)  # together, old releases of pip seek for long
+        _run(f"{version}-checkers", [*pip, "mypy", "pyright"], cwd=scratch)  # pip 23 seeks for long if all come at once
     except click.ClickException as error:
         return [Finding(f"Python {version}", False, error.message)]
     shutil.copy(ROOT / "tests" / "typed" / "program.py", scratch)
