@@ -1,4 +1,4 @@
-# `make demo` and `make test` need python3 (3.10 or newer) with venv, and nothing else; with a C++ compiler and
+# `make demo` and `make test` need python3 (3.11 or newer) with venv, and nothing else; with a C++ compiler and
 # Python's headers, `make test` tests Horovod too. Each installs what it needs into .venv once; after that no target
 # installs anything until pyproject.toml or constraints.txt changes. `uv`, where it is on the path, installs for pip.
 

@@ -24,7 +24,9 @@ PLACE = ROOT / "build" / "package"
 DIST = ROOT / "dist"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 _TORCH = "torch==2.13.0"
-_EXTRAS = "lightning,pytorch-lightning,keras"
+_EXTRAS = "lightning,pytorch-lightning"
+_WITHOUT_KERAS = ("3.10",)
+"""Our oldest Keras needs a newer Python."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def _try_wheel(wheel: Path, version: str) -> list[Finding]:
     try:
         _run(f"{version}-venv", [interpreter, "-m", "venv", environment], cwd=scratch)
         _run(f"{version}-torch", [*pip, _TORCH], cwd=scratch)
-        _run(f"{version}-install", [*pip, f"{wheel}[{_EXTRAS}]"], cwd=scratch)
+        extras = _EXTRAS if version in _WITHOUT_KERAS else f"{_EXTRAS},keras"
+        _run(f"{version}-install", [*pip, f"{wheel}[{extras}]"], cwd=scratch)
         _run(f"{version}-checkers", [*pip, "mypy", "pyright"], cwd=scratch)  # pip 23 seeks for long if all come at once
     except click.ClickException as error:
         return [Finding(f"Python {version}", False, error.message)]
