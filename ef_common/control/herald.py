@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from ef_common import threads
 from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.line import attempt_line
@@ -55,32 +56,41 @@ class Herald:
         self._stopped = threading.Event()
         self._due: dict[Address, float] = {}
         self._told = _News()
-        self._thread = threading.Thread(target=self._run, name="elasticflow-herald", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        threads.start(self._run, name="elasticflow-herald", job="tells other coordinators who leads")
 
     def stop(self) -> None:
         """End; does not wait for a connection that is being tried. May be repeated."""
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
-            state = self._switchboard.state
-            if not state.failed and (state.view is None or not state.contested):
-                continue
-            news = _News(leads=not state.failed and not state.held, failed=state.failed)
-            if news != self._told and (news.leads or news.failed):
-                self._due = {}
-            self._told = news
-            known = dict(self._switchboard.standbys)
-            if self._endpoint is not None and not state.failed:  # the next job may be there already
-                known[self._endpoint] = None
-            self._due = {address: due for address, due in self._due.items() if address in known}
-            for address in known:
-                if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
-                    self._due[address] = time.monotonic() + self._tell(address, news)
+        pause_s = _LOOK_S
+        while not self._stopped.wait(pause_s):
+            pause_s = _LOOK_S
+            try:
+                self._look()
+            except Exception:  # others wait to be told, so the thread must live on
+                logger.exception("other coordinators cannot be told what this one knows; trying again")
+                pause_s = _AGAIN_S
+
+    def _look(self) -> None:
+        """Tell all who are to be told now."""
+        state = self._switchboard.state
+        if not state.failed and (state.view is None or not state.contested):
+            return
+        news = _News(leads=not state.failed and not state.held, failed=state.failed)
+        if news != self._told and (news.leads or news.failed):
+            self._due = {}
+        self._told = news
+        known = dict(self._switchboard.standbys)
+        if self._endpoint is not None and not state.failed:  # the next job may be there already
+            known[self._endpoint] = None
+        self._due = {address: due for address, due in self._due.items() if address in known}
+        for address in known:
+            if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
+                self._due[address] = time.monotonic() + self._tell(address, news)
 
     def _tell(self, address: Address, news: _News) -> float:
         """Tell one; returns how long to wait until the next time, in seconds."""
@@ -94,6 +104,8 @@ class Herald:
             self._switchboard.standbys.pop(address, None)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
+        except Exception:  # of this one alone
+            logger.exception("the standby at %s cannot be told what this coordinator knows", address)
         else:
             line.send(wire.Follow(self._port, news.leads, news.failed))
             line.close()

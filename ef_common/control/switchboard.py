@@ -105,6 +105,7 @@ class Switchboard:
         self._knocking: set[asyncio.Task[None]] = set()
         self._knocks_soon = False
         self._workers: dict[str, Connection] = {}
+        self._members_bytes = 0  # that a view of all of them would take
         self._keys: dict[str, str] = {}  # of those that are connected, or members that may come back
         self._places: dict[str, Place] = {}  # of members, as they have told
         self._heard: dict[str, Heard] = {}  # likewise
@@ -155,7 +156,10 @@ class Switchboard:
     def drop_all(self) -> None:
         """End all connections."""
         for connection in list(self._open):
-            connection.drop()
+            try:
+                connection.drop()
+            except Exception:  # the others are to hear of the end as well
+                logger.exception("the connection of %s does not end", connection.worker or connection.peer)
 
     def close_in_child(self) -> None:
         """Close a forked child's duplicates of all connections."""
@@ -227,6 +231,9 @@ class Switchboard:
             self.on_refusal(connection, "name of another", f"worker {member.id} is somebody else")
         elif member.id not in self._workers and len(self._open) - len(self._strangers) >= MAX_WORKERS:
             self.on_refusal(connection, "too many workers", f"{MAX_WORKERS} are connected")
+        elif member.id not in self._workers and self._members_bytes + wire.size_of(member) > wire.MAX_MEMBERS_BYTES:
+            number = len(self._workers)
+            self.on_refusal(connection, "too many workers", f"{number} are connected, all that fit in a view")
         elif member.id in self._workers and not message.returning:
             self.on_refusal(connection, "double worker", f"worker {member.id} is connected already")
         else:
@@ -243,6 +250,7 @@ class Switchboard:
             connection.returning = message.returning
             self._keys[member.id] = message.key
             self._workers[member.id] = connection
+            self._members_bytes += wire.size_of(connection.member)
             self._on_population(len(self._workers))
             if message.returning:
                 connection.write(wire.encode(wire.Welcome(False, self._timeout_s, connection.proof, ())))
@@ -441,6 +449,7 @@ class Switchboard:
         if worker is None or self._workers.get(worker) is not connection:
             return False
         del self._workers[worker]
+        self._members_bytes -= 0 if connection.member is None else wire.size_of(connection.member)
         self._places.pop(worker, None)
         self._heard.pop(worker, None)
         self._tracks.pop(worker, None)
