@@ -19,7 +19,8 @@ from ef_common.errors import AuthenticationError, ProtocolError
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
-_AGAIN_S = 5.0
+_AGAIN_S, _RARELY_S = 5.0, 60.0
+_IN_DOUBT_S = 300.0
 _ATTEMPT_S = 0.5
 
 
@@ -32,9 +33,12 @@ class _News:
 class Herald:
     """A thread that tells the standbys of all nodes, and whoever listens at the endpoint.
 
-    It is repeated now and then. A standby that nobody listens for is gone for good; at the endpoint another agent may
-    come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has
-    nothing to tell, unless the job has failed.
+    It is repeated every 5 s for some minutes after the newest sign that others lead or look for a quorum, as workers
+    may come to a standby at any time meanwhile. Later, only those are told that have not been reached so far; they are
+    tried every minute, as a node may have been cut off for hours. A standby that gathers members then tells so, and
+    that is such a sign again. A standby that nobody listens for is gone for good; at the endpoint another agent may
+    come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has nothing to
+    tell, unless the job has failed.
 
     Args:
         name: The coordinator's.
@@ -54,8 +58,10 @@ class Herald:
         self._port = port
         self._endpoint = endpoint
         self._stopped = threading.Event()
-        self._due: dict[Address, float] = {}
+        self._tried: dict[Address, float] = {}  # when that was, the newest time
+        self._heard: set[Address] = set()  # who has been told
         self._told = _News()
+        self._news_at = 0.0
 
     def start(self) -> None:
         """Begin."""
@@ -82,26 +88,40 @@ class Herald:
             return
         news = _News(leads=not state.failed and not state.held, failed=state.failed)
         if news != self._told and (news.leads or news.failed):
-            self._due = {}
+            self._tried, self._heard = {}, set()
+            self._news_at = time.monotonic()
         self._told = news
-        known = dict(self._switchboard.standbys)
+        # A copy, as another thread changes it; the newest come first, as nobody may answer any more for old ones.
+        known = dict.fromkeys(reversed(list(self._switchboard.standbys)))
         if self._endpoint is not None and not state.failed:  # the next job may be there already
             known[self._endpoint] = None
-        self._due = {address: due for address, due in self._due.items() if address in known}
+        self._tried = {address: when for address, when in self._tried.items() if address in known}
+        self._heard.intersection_update(known)
+        in_doubt = time.monotonic() < max(self._news_at, state.contested_at) + _IN_DOUBT_S
         for address in known:
-            if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
-                self._due[address] = time.monotonic() + self._tell(address, news)
+            if not self._stopped.is_set() and self._is_due(address, in_doubt=in_doubt):
+                self._tried[address] = time.monotonic()
+                self._tell(address, news)
 
-    def _tell(self, address: Address, news: _News) -> float:
-        """Tell one; returns how long to wait until the next time, in seconds."""
+    def _is_due(self, address: Address, *, in_doubt: bool) -> bool:
+        if address not in self._tried:
+            return True
+        since = time.monotonic() - self._tried[address]
+        if in_doubt or address == self._endpoint:
+            return since >= _AGAIN_S
+        return address not in self._heard and since >= _RARELY_S
+
+    def _tell(self, address: Address, news: _News) -> None:
+        """Tell one."""
         try:
             line, _ = attempt_line(
                 address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=True
             )
         except ConnectionRefusedError:
             if address == self._endpoint:
-                return 0.0
-            self._switchboard.standbys.pop(address, None)
+                del self._tried[address]  # whoever comes up there must hear at once
+            else:
+                self._switchboard.standbys.pop(address, None)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
         except Exception:  # of this one alone
@@ -109,4 +129,4 @@ class Herald:
         else:
             line.send(wire.Follow(self._port, news.leads, news.failed))
             line.close()
-        return _AGAIN_S
+            self._heard.add(address)

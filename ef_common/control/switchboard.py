@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ef_common.control import wire
@@ -36,6 +36,8 @@ MAX_RELAYED_BYTES = 4 * 1024 * 1024
 """So much a member may publish to the others of one view: less than what makes one that reads slowly lose its line."""
 MAX_STANDBYS = 8192
 """Of so many standbys the address is kept; of more, only those of the newest view."""
+NUM_FORMER = 100
+"""Of so many standbys the address is kept that nobody names any more: workers that were lost may have gone there."""
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _STRANGER_S = 2.0
@@ -308,11 +310,18 @@ class Switchboard:
                 self._submit(_EVENTS[type(message)](worker, message), connection)
 
     def _note_standbys(self, *members: Member) -> None:
-        for member in members:
-            if member.standby:
-                self.standbys[member.address, member.standby] = None
+        """Keep in mind where standbys are, the newest last; of those that nobody here names any more, not too many."""
+        for address in _standbys_of(members):
+            self.standbys.pop(address, None)
+            self.standbys[address] = None
+        if len(self.standbys) > 2 * max(NUM_FORMER, len(self._workers)):
+            here = [connection.member for connection in self._workers.values() if connection.member is not None]
+            named = _standbys_of((*here, *(member for link in self._state.chain for member in link.view.members)))
+            former = [address for address in list(self.standbys) if address not in named]
+            former = former[-max(NUM_FORMER, len(named)) :]
+            self.standbys = dict.fromkeys(former) | named
         if len(self.standbys) > MAX_STANDBYS:
-            self.standbys = {(member.address, member.standby): None for member in self._members() if member.standby}
+            self.standbys = _standbys_of(self._members())
 
     def _is_impossible(self, worker: str, message: wire.Return) -> bool:
         """Whether it tells of a view of another coordinator's since ours, though most members of ours are here.
@@ -339,8 +348,8 @@ class Switchboard:
             return
         if leads or self._state.held:
             self._leader = address
-        if leads or name < self._name:
-            self._submit(membership.Outranked(leads), None)
+        preferred = leads or name < self._name
+        self._submit(membership.Outranked(leads) if preferred else membership.Challenged(), None)
 
     def _hear_place(self, connection: Connection, worker: str, place: Place | None) -> None:
         """A member tells where it is; a newcomer that warms up is told where the members are."""
@@ -520,8 +529,11 @@ class Switchboard:
                 line = wire.encode(wire.NewView(view))
                 self._tell_out(view)
                 for worker in dropped:  # before all others: were we to die in between, they must not go on
-                    if worker in self._workers:
-                        self._workers[worker].write_for_good(line)
+                    connection = self._workers.get(worker)
+                    if connection is not None:
+                        connection.write_for_good(line)
+                        if connection.dropped:  # it did not read: nothing more is heard of it, nor is it waited for
+                            self._depart(connection, "its connection was reset", silent=True)
                 self._send(line, *view.ids)
             case membership.Announce(view):
                 self._send(wire.encode(wire.Announce(view.generation)), *view.ids)
@@ -704,6 +716,10 @@ class Switchboard:
         level = logging.DEBUG if kind in self._noticed else logging.WARNING
         self._noticed.add(kind)
         logger.log(level, message, *args)
+
+
+def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:
+    return {(member.address, member.standby): None for member in members if member.standby}
 
 
 def _is_in_order(connection: Connection, message: wire.FromWorker) -> bool:

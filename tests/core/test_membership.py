@@ -326,6 +326,19 @@ def test_rule_4_those_of_a_later_training_begin_anew_if_there_are_no_others() ->
     assert job.actions[-1] == Skip("c", 2)
 
 
+def test_rule_4_newcomer_that_passes_over_a_training_too_late_is_ready_for_the_next_one() -> None:
+    job = Coordinator().arrive("a", at=0.0)(Tick(), at=5.0).arrive("b", "c")
+    job(Begun("a", 2))
+    assert [action for action in job.actions if isinstance(action, Skip)] == [Skip("b", 2), Skip("c", 2)]
+    job(Gone("a", "killed"), Ready("b", 1), at=10.0)  # on its way when it was told to pass over training 1
+    job(Ready("b", 2), at=10.0)
+    assert job.state.ready_for == {"b": 2}
+    with pytest.raises(ProtocolError, match="b says that it is ready, but it is ready"):
+        job(Ready("b", 2), at=10.0)
+    job(Tick(), at=20.0)
+    assert (job.view.ids, job.state.training) == (("b",), 2)
+
+
 def test_rule_4_newcomers_that_are_enough_only_together_go_to_one_training() -> None:
     settings = Settings(min_nodes=2)
     job = in_training(2, "a", "b", settings=settings).arrive("c")(Ready("c", 2), Gone("a", "x"), Gone("b", "x"))

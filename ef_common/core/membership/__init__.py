@@ -41,6 +41,10 @@ The coordinator runs :func:`decide` on every event. Rules:
 13. If a quorum needs claims, the coordinator has some members get them. Whom a claim names never changes. Without an
     answer, it waits. If the others may be more, they come first: it asks only after the time after which it would step
     down, and waits as long again.
+
+What no rule asks for any more is forgotten with the event that makes it so (:func:`claims.forget`, and
+:func:`rules.settled` for the chain): the state depends on who is here and on the views since the newest one that has
+come about, and not on how many workers and views there ever were.
 """
 
 from ef_common.core.membership.machine import decide, next_deadline
@@ -52,6 +56,7 @@ from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
     Begun,
+    Challenged,
     Claim,
     Claimed,
     Closed,
@@ -95,6 +100,7 @@ __all__ = [
     "Arrived",
     "AtBoundary",
     "Begun",
+    "Challenged",
     "Claim",
     "Claimed",
     "Closed",

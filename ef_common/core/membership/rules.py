@@ -70,7 +70,9 @@ def _take_ready(state: Membership, event: Ready, now: float, settings: Settings)
     if worker in state.dismissed:
         return state, (), ""  # on its way when it was told
     phase = phase_of(state, worker)
-    if phase is not Phase.WARMING:
+    # It may have been ready for a training before it heard that the members, who are gone since, had begun another one.
+    hears_late = phase is Phase.READY and training > roster.readiness(state, worker)
+    if phase is not Phase.WARMING and not hears_late:
         raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
     if state.closed:
         return state, (Finish(worker),), f"{worker} was ready after the end"
