@@ -500,8 +500,11 @@ class Switchboard:
             if cause is not None:
                 self.on_refusal(cause, "illegal event", str(error))
             return
-        for action in actions:
-            self._perform(action)
+        try:
+            for action in actions:
+                self._perform(action)
+        except Exception as error:
+            self._break(error)
         self._knock_soon()
         changed = self._state.view is not before
         if changed:
@@ -515,6 +518,16 @@ class Switchboard:
                 level = logging.WARNING
             self._held_told = self._state.held
             logger.log(level, "view %d, %d members: %s", generation, size, _clip(reason))
+
+    def _break(self, error: Exception) -> None:
+        """What is decided cannot be told to all, and some would wait for it for ever: the line of each of them ends.
+
+        Where there are standbys, they come together anew, here or there, and tell where they stand.
+        """
+        logger.error("the coordinator cannot tell what it has decided, and steps down: %s", error, exc_info=error)
+        self._state, actions, _ = membership.step_down(self._state)
+        for action in actions:
+            self._perform(action)
 
     def _perform(self, action: membership.Action) -> None:
         match action:

@@ -12,6 +12,8 @@ from ef_common.control import herald
 from ef_common.control.connection import Connection
 from ef_common.control.line import Line, attempt_line
 from ef_common.control.switchboard import Switchboard
+from ef_common.core.membership import Install
+from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
 from ef_common.note import Note
 from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
@@ -176,3 +178,29 @@ def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkey
         assert isinstance(one.get(), CoordinatorLost)
     assert coordinator.wait_until_idle(GUARD_S)
     wait_until(coordinator._loop.is_closed)
+
+
+@pytest.mark.parametrize("standbys", [False, True])
+def test_decision_that_cannot_be_told_is_waited_for_by_nobody(form, job, monkeypatch, standbys):  # noqa: F811
+    perform, failures = Switchboard._perform, [RuntimeError("out of order")]
+
+    def fail_once(self: Switchboard, action: Any) -> None:
+        if isinstance(action, Install) and action.view.generation == 2 and failures:
+            raise failures.pop()
+        perform(self, action)
+
+    workers = job(3)[1] if standbys else form(3)[1]
+    monkeypatch.setattr(Switchboard, "_perform", fail_once)
+    views: list[View] = []
+    waiting = [Outcome(lambda worker=worker: views.append(worker.client.next_view(1))) for worker in workers[:2]]
+    workers[2].client.send("bye")
+    workers[2].stop()
+    for worker in workers[:2]:
+        worker.client.send("suspect", 1)  # rather than go on without the one that has said goodbye
+    errors = [one.get() for one in waiting]
+    assert not failures
+    if standbys:
+        assert errors == [None, None]
+        assert [view.world_size for view in views] == [2, 2]
+    else:
+        assert all(isinstance(error, CoordinatorLost) for error in errors)

@@ -475,6 +475,20 @@ def test_rule_6_group_that_broke_for_some_is_made_anew_when_nobody_is_lost(at: f
     assert job.view.generation == generation
 
 
+def test_rule_6_group_that_breaks_again_and_again_is_not_made_anew_at_once_for_ever() -> None:
+    job = started("a", "b")
+    for generation in range(1, 11):
+        job(Suspected("a", generation), Suspected("b", generation), at=5.0)
+    assert job.view.generation == 11
+    job(Suspected("a", 11), Suspected("b", 11), at=6.0)
+    assert job.view.generation == 11
+    deadline = next_deadline(job.state, SETTINGS)
+    assert deadline == 8.5
+    assert job(Tick(), at=deadline).view.generation == 12
+    job(Settled("a", 12), Suspected("a", 12), Suspected("b", 12), at=9.0)
+    assert job.view.generation == 13  # one of them has come about
+
+
 def test_rule_6_loss_settles_a_suspicion() -> None:
     job = started("a", "b", "c")(Suspected("a", 1), Gone("c", "crash"))
 

@@ -18,7 +18,7 @@ The coordinator runs :func:`decide` on every event. Rules:
 5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
 6. A member that suspects its group (a broken connection that the coordinator does not see) gets a new view
    with the same members when everyone suspects it, or when the time in which a loss would have been noticed
-   has passed.
+   has passed; only in that time once ten views in a row have not come about.
 7. A member that says goodbye has nothing more to do, and mostly the others have not either. If all have settled
    in the view (their group is built), they keep it, and whoever does need another one (its group breaks, it
    stands at a boundary) gets it at once. Else somebody may be waiting for the one that has gone: as in rule 3.
@@ -90,7 +90,7 @@ from ef_common.core.membership.model import (
     Welcome,
 )
 from ef_common.core.membership.rules import is_at_work, phase_of
-from ef_common.core.membership.takeover import is_news, missing
+from ef_common.core.membership.takeover import is_news, missing, step_down
 
 __all__ = [
     "Abort",
@@ -138,4 +138,5 @@ __all__ = [
     "missing",
     "next_deadline",
     "phase_of",
+    "step_down",
 ]

@@ -27,6 +27,9 @@ from ef_common.core.quorum import Link, merge, shortfall
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
+_MAX_HASTY = 10
+"""After so many views of which none has come about, nobody gets the next one at once: all are told to successors."""
+
 
 def phase_of(state: Membership, worker: str) -> Phase:
     """Phase of a worker; raises ProtocolError for a stranger."""
@@ -308,7 +311,7 @@ def suspected(state: Membership, worker: str, generation: int, now: float, setti
     state = replace(state, suspects=suspects, suspected_at=since)
     if is_first and len(present(state, view)) < view.world_size:
         return install_present(state, view, settings, f"{worker} needs a view without those who said goodbye")
-    if suspects.issuperset(view.ids):
+    if suspects.issuperset(view.ids) and len(state.chain) <= _MAX_HASTY:
         return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")
     return state, (), f"{worker} suspects the group of view {generation}"
 
