@@ -30,7 +30,7 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
 
 
 def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Directories of runs below ./elasticflow-runs, the newest first; any directory if none begins like this."""
+    """Directories of runs below ./elasticflow-runs, the newest first; any directory if no run matches."""
     from ef_common.launch import run_directory
 
     if parameter.nargs == -1 and context.params.get(parameter.name or ""):  # [RUN] WORKERS: a number comes next
@@ -221,7 +221,7 @@ def list_runs(as_json: bool) -> None:
 @_run
 @click.option("--kill", is_flag=True, help="Kill the workers: they leave without a checkpoint.")
 def stop(run: Path | None, kill: bool) -> None:
-    """Stop RUN, or this machine's node of it: its workers save a checkpoint, if they have a place for it, and leave.
+    """Stop RUN, or its node on this machine: workers save a checkpoint, if they have a place for it, and leave.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     """
@@ -240,7 +240,7 @@ def stop(run: Path | None, kill: bool) -> None:
 )
 @_as_json
 def status(run: Path | None, once: bool, serve: bool, address: str, as_json: bool) -> None:
-    """Show the state of RUN: workers, progress, speed, what has changed, and the outcome of a run that has ended.
+    """Show the state of RUN: workers, progress, speed, recent changes, and the outcome if it has ended.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
 
@@ -298,7 +298,7 @@ def _serve(run: Path | None, address: str) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run, if this machine has started it, has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print the events as they are logged, one JSON object per line.")
 def logs(run: Path | None, follow: bool, as_json: bool) -> None:
-    """Print what has happened in RUN, from the event logs of all workers, in the order of time.
+    """Print what has happened in RUN, from the event logs of all workers, in chronological order.
 
     RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs.
     """
@@ -335,7 +335,7 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
     """Scale RUN to WORKERS workers: start more, or let the newest ones leave.
 
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
-    The exit status is 1 if the run ends before it has so many workers.
+    The exit status is 1 if the run ends before it has that many workers.
     """
     from ef_common.launch import run_directory
     from ef_common.scaling import Scaling
@@ -424,7 +424,7 @@ def doctor(thorough: bool, as_json: bool) -> None:
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script by which SHELL completes commands, options and runs.
+    """Print the script that lets SHELL complete commands, options and runs.
 
     \b
     bash: add to ~/.bashrc    eval "$(elasticflow completion bash)"

@@ -1,4 +1,4 @@
-"""`elasticflow doctor`: what is installed, what it can do, and what is missing.
+"""`elasticflow doctor`: shows what is installed, what it supports, and what is missing.
 
 Nothing is imported into this process: a broken package is a line of the report, not the end of it. The short form
 reads what packages and the driver have written down, which takes a moment. The thorough form also imports the
@@ -80,7 +80,7 @@ class Finding:
 
     Attributes:
         subject: Package, engine or device.
-        found: What there is.
+        found: What was found.
         remedy: The command to run if it is wanted and missing; empty if all is well.
     """
 
@@ -145,7 +145,7 @@ def _horovod_has(framework: str) -> bool:
 
 
 def _accelerator(name: str) -> str | None:
-    """For what a package was built, by its own record; None if it has none."""
+    """The accelerator that a package was built for, according to the package; None if it names none."""
     if name == "torch":
         text = _text(_directory(name) / "version.py")
         found = re.search(r"^(cuda|hip)\b.*= *'([^']+)'", text, re.MULTILINE)
@@ -171,7 +171,7 @@ def _text(file: Path) -> str:
 
 
 def _gpus(root: Path = Path("/")) -> list[str]:
-    """Names of the GPUs that NVIDIA's driver shows here."""
+    """Names of the GPUs that NVIDIA's driver reports here."""
     if any(root.glob("dev/nvidia[0-9]*")):  # in a container without GPUs, /proc shows those of the machine
         texts = [_text(file) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
         names = [found[1] for text in texts if (found := re.search(r"^Model:\s*(.*\S)", text, re.MULTILINE))]
@@ -207,7 +207,7 @@ def _keras_backend(installed: Mapping[str, str], *, gpu: bool) -> Finding:
 
 
 def _keras_choice() -> tuple[str, str]:
-    """The backend that Keras will take, and what says so: as in `keras/src/backend/config.py`."""
+    """The backend that Keras will use and what decides that, as in `keras/src/backend/config.py`."""
     backend = os.environ.get("KERAS_BACKEND", "")
     if backend:
         return backend, "KERAS_BACKEND"
@@ -224,7 +224,7 @@ def _keras_choice() -> tuple[str, str]:
 
 
 def _installation(name: str, *, gpu: bool) -> str:
-    """The command that installs a package which is missing."""
+    """The command that installs a missing package."""
     if name == "torch":
         return "pip install torch" if gpu else f"pip install torch --index-url {_WHEELS}/cpu"
     if name == "tensorflow":
@@ -241,13 +241,13 @@ def _installation(name: str, *, gpu: bool) -> str:
 
 
 def _for_gpu(name: str, version: str) -> str:
-    """The command that replaces a build for the CPU."""
+    """The command that replaces a CPU build."""
     new = {"torch": "torch", "tensorflow": "tensorflow[and-cuda]"}[name]
     return f"pip uninstall -y {_distribution(name)} && pip install '{new}=={version.partition('+')[0]}'"
 
 
 def _again(name: str, version: str) -> str:
-    """The command that installs a package again, with what it needs and does not find, and leaves others alone."""
+    """The command that reinstalls a package with its missing requirements, and leaves others alone."""
     if name.startswith("horovod"):
         return "elasticflow horovod build --force"
     public, _, build = version.partition("+")

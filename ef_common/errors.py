@@ -50,7 +50,7 @@ class UnsupportedError(UsageError):
 
 
 class CallMismatch(UsageError):
-    """Workers have made different calls that exchange values between them; all of them raise this, at these calls."""
+    """Workers are in different calls that exchange values between them; all of them raise this there."""
 
 
 class MixedImportsError(UsageError):
@@ -66,15 +66,15 @@ class CoordinatorLost(MembershipError):
 
 
 class Evicted(MembershipError):
-    """The coordinator removed this worker (it was silent for too long); the others went on without it."""
+    """The coordinator removed this worker (it was silent for too long); the others continued without it."""
 
 
 class JobFailed(MembershipError):
-    """The code of the user has raised an exception in some worker; the message names worker, node and exception."""
+    """The user's code has raised an exception in some worker; the message names worker, node and exception."""
 
 
 class CannotJoin(MembershipError):
-    """A newcomer cannot go on from the state of the others, who go on without it; its cause says why."""
+    """A newcomer cannot load the others' state; they continue without it. Its cause says why."""
 
 
 class AuthenticationError(MembershipError):
@@ -82,7 +82,7 @@ class AuthenticationError(MembershipError):
 
 
 class DataWorkersLost(ElasticFlowError, RuntimeError):
-    """The processes of a DataLoader have died again and again. That is no exception of the user's own code."""
+    """The processes of a DataLoader have died repeatedly. This is not an exception of the user's code."""
 
 
 class ThreadFailed(ElasticFlowError):
@@ -93,23 +93,23 @@ class ThreadFailed(ElasticFlowError):
 
 
 class NewerFormat(UsageError):
-    """A newer version of ElasticFlow has written this; this one must neither guess at it nor write over it."""
+    """A newer version of ElasticFlow has written this; this version must neither guess nor overwrite."""
 
 
 class StorageError(ElasticFlowError):
-    """Something about the store of the checkpoints, or about what lies in it."""
+    """An error of the checkpoint store or of its contents."""
 
 
 class StorageFailed(StorageError):
-    """The store did not do what it was asked; the message says why. Trying again may help."""
+    """The store did not do what it was asked to do; the message says why. A retry may help."""
 
 
 class NotFound(StorageFailed):
-    """There is nothing of this name in the store."""
+    """The store has nothing under this name."""
 
 
 class AlreadyExists(StorageError):
-    """There is something of this name, and it is not ours."""
+    """The store has something under this name, and it is not ours."""
 
 
 class InvalidCheckpoint(StorageError):
@@ -121,7 +121,7 @@ class ShareMissing(StorageError):
 
 
 class Fenced(StorageError):
-    """Others have gone on without this writer, so that it must not publish.
+    """Other workers have continued without this writer, so it must not publish.
 
     Attributes:
         final: A newer start of the job has taken over: nothing more of this one will be published. Otherwise only
@@ -146,7 +146,7 @@ class JobFinished(Exception):
 
 
 class TrainingOver(Exception):
-    """The members have gone on to a later training of the program than the one that this newcomer waits to join."""
+    """The members are in a later training of the program than the one that this newcomer waits to join."""
 
 
 class Left(Exception):
@@ -163,14 +163,14 @@ class Left(Exception):
 
 
 class SharesUneven(BaseException):
-    """The batches from which a step has gathered are not of one size, so all workers make it again with filled-up ones.
+    """A step has gathered from batches of different sizes, so all workers repeat it with filled-up ones.
 
     All members raise it at the same collective, as each sees the shapes of all.
     """
 
 
 class MembersChanged(BaseException):
-    """A worker was lost in a step that has exchanged values with it, so all others make the step again.
+    """A worker was lost in a step that has exchanged values with it, so all others repeat the step.
 
     All members raise it at the same collective. It is none of the exceptions that the code of a step might catch.
     """

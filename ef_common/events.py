@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EventLogError(UsageError):
-    """An event log that cannot be written as asked, or cannot be read."""
+    """An event log that cannot be written as requested, or cannot be read."""
 
 
 def ranges(positions: Iterable[int]) -> list[list[int]]:
@@ -81,7 +81,7 @@ def expand(spans: Iterable[Sequence[int]]) -> list[int]:
 
 
 class Listener(Protocol):
-    """Hears of the events of this process as they are written.
+    """Receives the events of this process as they are written.
 
     Attributes:
         waits: It also needs those that callers prepare for a log alone, such as that of each step.
@@ -91,7 +91,7 @@ class Listener(Protocol):
     def waits(self) -> bool: ...
 
     def take(self, record: Record) -> None:
-        """One has been written."""
+        """Process an event that has been written."""
 
 
 class EventLog:
@@ -123,7 +123,7 @@ class EventLog:
 
     @property
     def enabled(self) -> bool:
-        """Whether somebody is to hear of events: lets a caller skip preparing them."""
+        """Whether anybody receives events; callers may otherwise skip preparing them."""
         return not self._dropping or (self._listener is not None and self._listener.waits)
 
     def write(self, kind: str, /, **fields: Any) -> None:
@@ -226,7 +226,7 @@ def read(run_dir: Path) -> Iterator[Record]:
 
 
 class Follower:
-    """Reads on where it has stopped reading: for whoever follows a run while it goes on.
+    """Continues to read a run's event log where it stopped, while the run goes on.
 
     Args:
         run_dir: Directory of the run.
@@ -296,7 +296,7 @@ def _path_of(run_dir: Path, worker: str) -> Path:
 
 
 def _cut_torn_line(fd: int) -> None:
-    """Drop what a killed predecessor of the same id left unfinished, so that only last lines are torn."""
+    """Remove the unfinished line of a killed predecessor with the same id, so that only last lines are torn."""
     size = os.fstat(fd).st_size
     tail = os.pread(fd, MAX_LINE_BYTES, max(0, size - MAX_LINE_BYTES))
     torn = len(tail) - (tail.rfind(b"\n") + 1)
@@ -435,7 +435,7 @@ _OPTIONAL_FIELDS: dict[str, Check] = {
     "lr_scale": _number,
     "epochs": _count,
 }
-"""Of any kind."""
+"""Fields that events of any kind may have."""
 _FIELDS: dict[str, dict[str, Check]] = {
     # The worker process has started.
     "start": {"pid": _count, "host": _text},

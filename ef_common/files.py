@@ -1,4 +1,4 @@
-"""Small files that others read while they are written."""
+"""Small files that other processes read while they are written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that readers find all of it, or what was there before.
+    """Write a file so that readers find either all of it or the previous content.
 
     Args:
         path: The file.

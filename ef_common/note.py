@@ -1,4 +1,4 @@
-"""What a worker works on, noted down where it outlives the process: its launcher reads it when the worker has died."""
+"""A worker's note of its current work, which its launcher reads when the worker has died."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from ef_common.files import write_whole
 
 MAX_RANGES = 16
-"""So many ranges of positions fit; of more, the first."""
+"""Maximal number of ranges of positions in a note; only the first ones fit."""
 _STATE = struct.Struct("<8sQBBqqddQQQ")  # magic, changes, in a step, excused, epoch, step, first and newest time,
 # number of positions, number of ranges, changes again
 _COUNTER = struct.Struct("<Q")
@@ -30,16 +30,16 @@ _MAX_FAILED_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What a worker has noted.
+    """The content of a worker's note.
 
     Args:
         epoch: Epoch of its newest step; -1 if it has made none.
         step: Number of the update.
-        in_step: It was in the step, and not behind it.
+        in_step: Whether it was in the step, and not after it.
         ranges: Half-open ranges of the positions that it worked on, at most `MAX_RANGES`.
         num_positions: How many there were.
         trained_s: From the beginning of its first step to that of its newest.
-        excused: It has ended by a fault that is not its own.
+        excused: Whether it has ended because of a fault elsewhere.
     """
 
     epoch: int
@@ -67,11 +67,11 @@ class Life:
 
 
 class Note:
-    """A worker's note.
+    """A worker's note, which its launcher reads.
 
     Args:
         directory: Where it is kept; by default in memory, where nobody reads it.
-        local_rank: Of the worker on its node.
+        local_rank: Index of the worker on its node.
         clock: Monotonic time in seconds.
 
     Raises:
@@ -105,15 +105,15 @@ class Note:
 
     @property
     def is_read(self) -> bool:
-        """Somebody may read it."""
+        """Whether anybody may read the note."""
         return self._directory is not None
 
     def at(self, epoch: int, step: int) -> None:
-        """A step begins, of which nobody reads."""
+        """Note that a step begins; used where nobody reads the note."""
         self.epoch, self.step = epoch, step
 
     def begin(self, epoch: int, step: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """A step begins, on these positions."""
+        """Note that a step begins on these positions."""
         now = self._clock()
         if self._first < 0:
             self._first = now
@@ -131,29 +131,29 @@ class Note:
         )
 
     def end(self) -> None:
-        """The step has ended."""
+        """Note that the step has ended."""
         self._buffer[_IN_STEP_AT] = 0
 
     def excuse(self) -> None:
-        """This worker ends by a fault that is not its own."""
+        """Note that this worker ends because of a fault elsewhere."""
         self._buffer[_EXCUSED_AT] = 1
 
     def introduce(self, worker: str) -> None:
-        """This process is this worker; `beat` follows."""
+        """Note which worker this process is; `beat` follows."""
         name = worker.encode()
         _LIFE.pack_into(self._buffer, _LIFE_AT, 0, os.getpid(), len(name), name)
 
     def beat(self) -> None:
-        """The thread that sends heartbeats runs. If this stops to come, the whole process stands still."""
+        """Note that the heartbeat thread runs. If these notes stop, the whole process stands still."""
         self._beats += 1
         _COUNTER.pack_into(self._buffer, _LIFE_AT, self._beats)
 
     def rest(self) -> None:
-        """No more heartbeats are to be expected."""
+        """Note that no more heartbeats are to be expected."""
         _COUNTER.pack_into(self._buffer, _LIFE_AT, 0)
 
     def fail(self, why: str) -> None:
-        """The job has failed."""
+        """Note that the job has failed."""
         if self._directory is not None:
             write_failure(self._directory, why)
 
@@ -164,7 +164,7 @@ def path_of(directory: Path, local_rank: int) -> Path:
 
 
 def read(path: Path) -> Noted | None:
-    """What a worker has noted, or None: it has come to no note, or died while it wrote one."""
+    """A worker's note; None if there is none, or if the worker died while it wrote it."""
     data = _data(path)
     if data is None:
         return None
@@ -176,7 +176,7 @@ def read(path: Path) -> Noted | None:
 
 
 def lives(directory: Path) -> dict[Path, Life]:
-    """Signs of life of all workers whose notes lie there, and of which heartbeats are to be expected."""
+    """Signs of life of all workers with notes in a directory from which heartbeats are expected."""
     found = {}
     for path in directory.glob("worker-*"):
         data = _data(path)
@@ -197,13 +197,13 @@ def _data(path: Path) -> bytes | None:
 
 
 def write_failure(directory: Path, why: str) -> None:
-    """Note down, for the launcher, that the job has failed. What cannot be written is left."""
+    """Note, for the launcher, that the job has failed. An error of writing is ignored."""
     with contextlib.suppress(OSError):
         write_whole(directory / _FAILED, why.encode(errors="replace"))
 
 
 def read_failure(directory: Path) -> str:
-    """Why the job has failed, as far as is noted here; "" if it has not."""
+    """Why the job has failed, as noted here; "" if it has not."""
     try:
         with (directory / _FAILED).open("rb") as file:
             return file.read(_MAX_FAILED_BYTES).decode(errors="replace")

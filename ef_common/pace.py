@@ -1,4 +1,4 @@
-"""How a worker's training moves on, noted down by its main thread and read by others."""
+"""The progress of a worker's training, recorded by its main thread and read by other threads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
 
 NUM_FIRST = 3
-"""So many steps count as first ones."""
+"""Number of steps that count as first ones."""
 
 
 class Pace:
-    """The stop watch of one worker.
+    """The stopwatch of one worker.
 
     To note something costs a few assignments, without a lock. Who reads in between may find sums that lack the newest
     span; what it does now is always whole.
@@ -20,7 +20,7 @@ class Pace:
         clock: Monotonic time in seconds.
 
     Attributes:
-        evicts_stragglers: To be told: the user wants stragglers to be replaced.
+        evicts_stragglers: The user wants stragglers to be replaced; the heartbeats report that.
         rests: No training is running, so nobody is to conclude anything from its standing still.
     """
 
@@ -55,7 +55,7 @@ class Pace:
         self.rests = False
 
     def wait(self, generation: int, number: int, *, at_boundary: bool = False) -> None:
-        """It begins to wait for the others (`number` SETTLING: in a view that settles)."""
+        """The worker begins to wait for the others (`number` SETTLING: in a view that settles)."""
         now = self._clock()
         if self._now is None or not self._now[2]:
             self._span_s += now - self._since if self._now is not None else 0.0
@@ -64,7 +64,7 @@ class Pace:
         self._now = (generation, number, True, kind, now)
 
     def go_on(self, generation: int, number: int) -> None:
-        """It has waited."""
+        """The worker has finished waiting."""
         now = self._clock()
         self._step_waiting_s += now - self._since
         self._since = now
@@ -73,10 +73,10 @@ class Pace:
         self._now = (generation, number, False, self._kind, now)
 
     def begin_step(self, num_samples: int) -> None:
-        """A batch has been dealt, of which a reduction comes; or one more of a step that has begun.
+        """A batch has been dealt and a reduction will follow; or one more batch of a step that has begun.
 
         Args:
-            num_samples: So many are this worker's; 0 if the step does not tell how fast it is.
+            num_samples: Number of this worker's samples; 0 if the step does not show how fast it is.
         """
         if self._kind != OTHER:
             self._num_samples += num_samples
@@ -113,7 +113,7 @@ class Pace:
         self._span_s = 0.0
 
     def read(self) -> Progress | None:
-        """What to tell; None before the first view."""
+        """The progress to report; None before the first view."""
         if self._now is None:
             return None
         generation, number, waits, kind, since = self._now

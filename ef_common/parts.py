@@ -22,13 +22,13 @@ _MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Part:
-    """A private part.
+    """A private part of another package.
 
     Args:
         owner: Path to what holds it, which begins with the name of a root. The owner may be an object, a class, a
             module, or a function, whose parts are the names in its code.
         name: Its name.
-        user: Who uses it: names in the plugin's sources.
+        user: The code that uses it, as names in the plugin's sources.
         kind: The type that it has in the middle of a training.
         since: The release that brought it; nobody needs it before.
         takes: If it is called, the arguments: "path, weights_only=" is one by position, and one by name.
@@ -48,11 +48,11 @@ class Part:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The path of the part."""
         return f"{self.owner}.{self.name}"
 
     def look(self, roots: Mapping[str, Any], *, in_training: bool = False) -> str:
-        """What a release has instead of it; nothing if it is there.
+        """What a release has instead of the part; nothing if the part is there.
 
         Args:
             roots: Objects that paths begin with.
@@ -92,12 +92,12 @@ def listed(owner: str, names: str, user: str, kind: type = object, **more: Any) 
 
 
 def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
-    """A part of an object, and what is wrong: None and nothing if it can only be seen later.
+    """A part of an object, and what is wrong with it; None and nothing if it can only be seen later.
 
     Args:
         value: The object.
-        name: Of the part.
-        may_be_field: Of a class, it may be an attribute that its objects have.
+        name: Name of the part.
+        may_be_field: Whether it may be an attribute of the class's objects.
     """
     if isinstance(value, (FunctionType, MethodType)):
         code = inspect.unwrap(value).__code__
@@ -114,7 +114,7 @@ def _step(value: Any, name: str, *, may_be_field: bool) -> tuple[Any, str]:
 
 
 def _is_field(cls: type, name: str) -> bool:
-    """Whether objects of a class have this attribute, as far as the class tells."""
+    """Whether objects of a class have this attribute, as far as the class shows."""
     for base in cls.__mro__[:-1]:
         for member in vars(base).values():
             function = getattr(member, "fget", member)
@@ -134,7 +134,7 @@ def _name_of(value: Any) -> str:
 
 
 def _parameters(owner: Any, name: str, found: Any) -> list[inspect.Parameter] | None:
-    """Parameters of a method of an object or a class, without `self`, or of a function; None if nobody knows them.
+    """Parameters of a function, or of a method without `self`; None if they are unknown.
 
     Of an object, its class is asked: its own method may have been replaced, by ElasticFlow in an earlier training.
     """
@@ -171,14 +171,14 @@ def _accepts(parameters: list[inspect.Parameter], takes: str, *, replaced: bool)
 
 @dataclass(frozen=True)
 class Package:
-    """A package, with what is touched of it.
+    """A package and the parts of it that are touched.
 
     Args:
         name: As it is installed.
-        version: That is installed.
+        version: The installed version.
         oldest: The oldest release that is supported.
         tried: The newest release that the tests were run with.
-        parts: What is touched.
+        parts: The parts that are touched.
         roots: Objects that paths begin with. None is a class that only the search needs, and has not found: a release
             that has merely moved the class is not refused.
     """
@@ -196,12 +196,12 @@ class Package:
         return [part for part in self.parts if release >= part.since]
 
     def problems(self) -> list[str]:
-        """What it has in place of them, each once."""
+        """What the release has in place of missing parts, each once."""
         return list(dict.fromkeys(problem for part in self.here() if (problem := part.look(self.roots))))
 
 
 def check(packages: Iterable[Package]) -> None:
-    """Refuse releases that have other private parts.
+    """Refuse releases with other private parts.
 
     Costs about 20 microseconds for each part.
 
@@ -218,7 +218,7 @@ def check(packages: Iterable[Package]) -> None:
 
 
 def find(owner: Any, path: str) -> Any:
-    """What is found at a path from an object or a package, whose modules have been imported; None if nothing is."""
+    """The object at a path from an object or an imported package; None if there is none."""
     for name in path.split("."):
         owner = getattr(owner, name, None)
     return owner

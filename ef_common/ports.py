@@ -1,4 +1,4 @@
-"""The ports: what the session needs of the world, and what a plugin gives it.
+"""The ports: what the session needs from its environment, and what a plugin provides.
 
 Each has a real adapter, and an in-memory one for the simulator:
 
@@ -26,7 +26,7 @@ class Pending(Protocol):
     """A collective in flight."""
 
     def wait(self) -> None:
-        """Block until it is complete; the result stands in the tensor.
+        """Block until it is complete; the result is then in the tensor.
 
         Raises:
             GroupBroken: A member is gone, or the group was aborted.
@@ -37,10 +37,10 @@ class Meeting(Protocol):
     """Members tell each other which call they are in."""
 
     def wait(self) -> None:
-        """Block until all have told.
+        """Block until all members have told their calls.
 
         Raises:
-            CallMismatch: They are in different ones.
+            CallMismatch: The members are in different calls.
             GroupBroken: A member is gone, or the group was aborted.
         """
 
@@ -59,7 +59,7 @@ class Group(Protocol):
         """Start to compare the calls of the members.
 
         Args:
-            call: Of this member.
+            call: Call of this member.
             tensors: What it is about to sum in it, if that is all that it does. Small sums tell the call themselves,
                 so nothing is sent if all are small. Large ones begin only when all are known to be in one call;
                 whoever meets in time need not wait for that.
@@ -69,14 +69,14 @@ class Group(Protocol):
         """Start to sum `tensor` over the members, in place; bit for bit equal in all of them.
 
         Args:
-            tensor: To be summed.
-            call: What for.
-            meeting: Of this call. Without one, a large sum has a meeting of its own, and those before it may have to
+            tensor: The tensor to sum.
+            call: Purpose of the sum.
+            meeting: Meeting of this call. Without one, a large sum has its own, and earlier ones may have to
                 begin first, which waits for the others.
         """
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
-        """Exchange small payloads; returns everybody's, in rank order. Completes only if all have entered."""
+        """Exchange small payloads; returns those of all members, in rank order. Completes only if all enter."""
 
     def send(self, tensors: Sequence[Any], target: int) -> None:
         """Send tensors to one rank."""
@@ -89,7 +89,7 @@ class Group(Protocol):
 
 
 class Bootstrap(Protocol):
-    """Small values that members of one view exchange to find each other (addresses, mostly)."""
+    """Small values (usually addresses) that members of one view exchange to find each other."""
 
     def put(self, key: str, value: bytes) -> None:
         """Publish a value to the members of the view."""
@@ -102,7 +102,7 @@ class Bootstrap(Protocol):
         """
 
     def replaced(self) -> bool:
-        """A newer view is known, or none can come any more: whoever builds this one's group should give up."""
+        """Whether a newer view is known or none can come any more, so that building this group is useless."""
 
 
 class GroupFactory(Protocol):
@@ -116,7 +116,7 @@ class GroupFactory(Protocol):
         """
 
     def empty_bytes(self, num_bytes: int) -> Any:
-        """A tensor of so many bytes, to receive a byte string into."""
+        """A tensor of this many bytes, to receive a byte string into."""
 
     def from_bytes(self, payload: bytes) -> Any:
         """A tensor with a copy of these bytes."""
@@ -126,7 +126,7 @@ class GroupFactory(Protocol):
 
 
 class ControlChannel(Protocol):
-    """A worker's line to the coordinator. Sends never raise: a lost line is told by `next_view`."""
+    """A worker's connection to the coordinator. Sends never raise: `next_view` reports a lost connection."""
 
     change_pending: bool
 
@@ -156,7 +156,7 @@ class ControlChannel(Protocol):
         """
 
     def fail(self, why: str) -> bool:
-        """Tell that the user's own code has raised an exception, which ends the job. Waits, but not for long.
+        """Report an exception of the user's code, which ends the job. Waits, but not for long.
 
         Returns:
             Whether all others have been told.
@@ -166,10 +166,10 @@ class ControlChannel(Protocol):
         """Exchange of values among the members of one view, relayed by the coordinator."""
 
     def tell_place(self, place: Place) -> None:
-        """Have newcomers learn, soon, where this member is. Called in each step: never waits."""
+        """Report this member's place, which newcomers learn soon. Called in each step, so it never waits."""
 
     def job_place(self) -> Place | None:
-        """In a newcomer: where the members are; None if nobody has told. Never waits.
+        """In a newcomer: the place of the members; None if nobody has reported it. Never waits.
 
         Raises:
             CoordinatorLost, Evicted, JobFinished: As their names say.
@@ -183,7 +183,7 @@ class ControlChannel(Protocol):
         """
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
-        """Tell the store that all members have agreed on. The first call counts.
+        """Report the store that all members have agreed on. The first call counts.
 
         Args:
             store: A digest of a marker in it; "" for none.
@@ -191,7 +191,7 @@ class ControlChannel(Protocol):
         """
 
     def stop(self) -> None:
-        """Close the line."""
+        """Close the connection."""
 
 
 class Operation(Protocol):
@@ -205,30 +205,30 @@ class Operation(Protocol):
         """
 
     def describe(self) -> bytes:
-        """Header of the result, for one who lacks it."""
+        """Header of the result, for a member that lacks it."""
 
     def result(self, header: bytes | None) -> Sequence[Any]:
-        """Tensors that hold the result; with a header, room for the result which it describes."""
+        """Tensors that hold the result; with a header, room for the result that it describes."""
 
 
 class State(Protocol):
-    """Everything that a newcomer needs, as the host framework's plugin collects it."""
+    """Everything that a newcomer needs, collected by the plugin of the host framework."""
 
     def prepare(self) -> None:
-        """In a newcomer, before the others wait for it: do what can be done without knowing their state."""
+        """In a newcomer, before the others wait for it: do what is possible without knowing their state."""
 
     def describe(self) -> bytes:
         """Header of the state of this worker."""
 
     def tensors(self, header: bytes | None) -> Sequence[Any]:
-        """Tensors of this worker's state; with a header, room for the state which it describes."""
+        """Tensors of this worker's state; with a header, room for the state that it describes."""
 
     def adopt(self, header: bytes) -> None:
-        """Make the state that was received into the tensors of `header` this worker's own."""
+        """Make the received state in the tensors of `header` this worker's own."""
 
     def restore(self) -> bool:
-        """All who held a state are lost: make the one that was saved last this worker's own, and note it down.
+        """All who held a state are lost: make the newest saved state this worker's own, and log that.
 
         Returns:
-            False if there is none, so that the training begins anew.
+            False if there is none, so that the training starts from the beginning.
         """

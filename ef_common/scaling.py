@@ -1,4 +1,4 @@
-"""What `elasticflow scale` does: it orders a number of workers, and watches the run until it has them."""
+"""`elasticflow scale`: orders a number of workers, and watches the run until it has them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Scaling:
 
     Args:
         run_dir: Directory of the run.
-        num_workers: So many are wanted.
+        num_workers: Number of workers that the job shall have.
 
     Raises:
-        UsageError: There is no such launcher, or it cannot have so many.
+        UsageError: There is no such launcher, or it cannot start that many workers.
     """
 
     def __init__(self, run_dir: Path, num_workers: int) -> None:
@@ -34,11 +34,11 @@ class Scaling:
 
     @property
     def plan(self) -> str:
-        """What was ordered, in words."""
+        """The order in words."""
         return f"{len(self._before)} → {num_workers(self._wanted)} ordered"
 
     def wait(self) -> tuple[bool, str]:
-        """Wait until the job has so many workers.
+        """Wait until the job has the ordered number of workers.
 
         Returns:
             Whether it has come to that, and what has happened, in words.

@@ -1,25 +1,24 @@
 """The session: one worker's side of the protocol.
 
-A worker runs *logical collectives* through :meth:`Session.run`. Each has a sequence number and is carried to
-its end over any number of view changes (see :mod:`ef_common.core.replay`). At a step boundary on which all
-members have agreed, :meth:`Session.boundary` lets newcomers in. Nothing here knows a framework: gradients,
-metrics and states are tensors of whoever calls.
+A worker runs *logical collectives* through :meth:`Session.run`. Each has a sequence number and is carried to its end
+over any number of view changes (see :mod:`ef_common.core.replay`). At a step boundary on which all members have agreed,
+:meth:`Session.boundary` lets newcomers in. Nothing here knows a framework: gradients, metrics and states are tensors of
+the caller.
 
 The rules that keep the promises:
 
-* Nobody completes collective n+1 before everybody has completed n. So one cached result is enough to bring
-  those behind up to date, and a result is *confirmed* (it survives any loss) as soon as the next collective
-  has completed.
-* The view in which a collective completed names its contributors. It is part of the result, so that all
-  survivors agree on whose samples an update contains.
-* `view` is what this worker knows, and it may be ahead of the others or behind them. What must be equal in all
-  of them (whose samples come next, how many there are to divide by) is a function of `completed_in`, the view
-  in which the newest collective completed. After a planned change a barrier moves it on.
-* A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every
-  newcomer in it has.
-* A program may train several times. A newcomer comes in only where its own program is in the training that the members
-  are in: it passes over those that are over.
-* Whoever leaves together with all other members takes the state along. The first of them is told to save it.
+* Nobody completes collective n+1 before everybody has completed n. One cached result is therefore enough to bring those
+  behind up to date, and a result is *confirmed* (it survives any loss) as soon as the next collective has completed.
+* The view in which a collective completed names its contributors. It is part of the result, so all survivors agree on
+  whose samples an update contains.
+* `view` is what this worker knows, and it may be ahead of the others or behind them. Whatever must be equal in all
+  members (whose samples come next, the divisor of a mean) is a function of `completed_in`, the view in which the newest
+  collective completed. After a planned change a barrier advances it.
+* A newcomer has no number until it has received the state; nobody leaves the exchange of a view before every newcomer
+  in it has the state.
+* A program may train several times. A newcomer joins only where its own program is in the members' training, and skips
+  the trainings that are over.
+* If all members leave together, the state leaves with them. The first of them is told to save it.
 """
 
 from __future__ import annotations
@@ -59,30 +58,30 @@ T = TypeVar("T")
 
 
 class Barrier:
-    """An operation without a result. It settles that everybody has come here, and which view counts from here.
+    """An operation without a result. When it completes, all members have arrived, and the view that counts is known.
 
     Args:
-        call: What it is for.
+        call: Purpose of the barrier.
     """
 
     def __init__(self, call: str = "barrier") -> None:
         self.call = call
 
     def run(self, group: Group, view: View) -> None:
-        """Wait for everybody."""
+        """Wait for all members."""
         group.all_gather(b"", self.call)
 
     def describe(self) -> bytes:
-        """Nothing to describe."""
+        """There is nothing to describe."""
         return b""
 
     def result(self, header: bytes | None) -> Sequence[Any]:
-        """No tensors."""
+        """There are no tensors."""
         return ()
 
 
 class LoneGroup:
-    """Group of a world of one: everything is complete at once."""
+    """The group of a world of one, in which everything is complete at once."""
 
     def meet(self, call: str, tensors: Sequence[Any] | None = None) -> LoneGroup:
         return self
@@ -91,7 +90,7 @@ class LoneGroup:
         return self
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """There is nothing to wait for."""
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
         return [payload]
@@ -103,7 +102,7 @@ class LoneGroup:
         raise ProtocolError("a world of one has nobody to receive from")
 
     def abort(self) -> None:
-        """Nothing to end."""
+        """There is nothing to end."""
 
 
 class Session:
@@ -115,24 +114,25 @@ class Session:
         groups: Builds the process group of each view.
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.
-        pace: Notes down how this worker moves on, for others to read.
+        pace: Records this worker's progress, for others to read.
 
     Attributes:
         state: What newcomers receive.
-        newcomer: It has not been admitted yet.
-        entering: It has been admitted, and prepares its first step by itself: nobody else answers its collectives, and
-            what it raises costs the others nothing.
-        leaving: It wants to leave.
-        may_change: A boundary may change the view, or end this worker. In a process alone only a wish to leave does.
-        wish: It wants all members to do something together at the next boundary; see :meth:`take_wish`.
-        note: Where the steps are noted down for the launcher.
-        training: Number of the training that this worker's program has come to, from 1 on.
-        num_samples_trained: Samples that all members together have trained on, since this worker is one of them. Not
-            counted in a process alone.
-        paused_s: So long training has paused in that time, because workers came or went.
-        has_skipped: It has passed over a training, as the others had ended it already.
-        lacks_results: It has, and has not even a checkpoint of what came of it.
-        first_claiming: Of the first training of this process (`ef_common.data.claiming`), which counts for all.
+        newcomer: Whether it has not been admitted yet.
+        entering: Whether it has been admitted and prepares its first step alone: nobody else answers its collectives,
+            and its exceptions cost the others nothing.
+        leaving: Whether it wants to leave.
+        may_change: Whether a boundary may change the view, or end this worker. In a lone process only a wish to leave
+            does that.
+        wish: Whether it wants all members to act together at the next boundary; see :meth:`take_wish`.
+        note: The note in which steps are recorded for the launcher.
+        training: Number of the training that this worker's program has reached, counted from 1.
+        num_samples_trained: Samples that all members together have trained on since this worker joined. Not counted in
+            a lone process.
+        paused_s: How long training has paused in that time because workers came or went.
+        has_skipped: Whether it has skipped a training that the others had ended already.
+        lacks_results: Whether it has skipped a training whose result is not even in a checkpoint.
+        first_claiming: The `ef_common.data.claiming` of this process's first training, which counts for all.
         on_view: Called with each view that is entered.
         on_last_leave: Called at a boundary when all members leave, in the first of them, before it does.
     """
@@ -184,7 +184,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Rank in the current view. A newcomer that is not admitted yet counts as the next one."""
+        """Rank in the current view. A newcomer that is not admitted yet counts as its next member."""
         if self.newcomer:
             return max(1, self.view.world_size)
         return self.view.rank_of(self.worker.id) or 0
@@ -201,19 +201,19 @@ class Session:
 
     @property
     def is_alone(self) -> bool:
-        """This process is no worker of a job: nobody can come, and nobody reads what it notes down."""
+        """Whether this process is not a worker of a job: nobody can join, and nobody reads its notes."""
         return self._channel is None and len(self.completed_in.members) == 1 and not self.note.is_read
 
     @property
     def change_pending(self) -> bool:
-        """This worker knows of a change that waits for a boundary."""
+        """Whether this worker knows of a change that waits for a boundary."""
         if self._channel is None:
             return False
         return self.view.pending or self.view.hold or self._channel.change_pending
 
     @property
     def change_agreed(self) -> bool:
-        """All members know of it, and go for it at the next boundary.
+        """Whether all members know of a change and make it at the next boundary.
 
         What one member knows alone (its view, say) must never decide this: another may be a view behind, pass
         the boundary, and wait in the next collective for ever.
@@ -223,10 +223,10 @@ class Session:
     # ------------------------------------------------------------ joining and leaving
 
     def start(self) -> bool:
-        """Connect to the coordinator; wait for the first view, or learn that the job runs already.
+        """Connect to the coordinator; wait for the first view, or learn that the job already runs.
 
         Returns:
-            True for a newcomer: it warms up and then calls :meth:`join`.
+            True for a newcomer, which warms up and then calls :meth:`join`.
 
         Raises:
             Left: It wants to leave.
@@ -241,7 +241,7 @@ class Session:
         return self.newcomer
 
     def join(self) -> None:
-        """Ask to be admitted, wait for it, and receive the state. Call when everything slow is done.
+        """Ask to be admitted, wait for that, and receive the state. Call this when everything slow is done.
 
         Raises:
             CannotJoin: The state cannot be taken in here. The others go on without this worker.
@@ -279,18 +279,18 @@ class Session:
     # ------------------------------------------------------------ trainings
 
     def begin_training(self, number: int) -> None:
-        """The program has come to its n-th training, from 1 on."""
+        """The program has come to its n-th training, counted from 1."""
         self.training, self._has_trained, self._pace.rests = number, False, False
         if self._channel is not None and not self.newcomer and number > 1:
             self._channel.send("begin", number)
 
     def end_training(self) -> None:
-        """The training has ended as it should: what the program does until the next one may take any time."""
+        """The training has ended normally: until the next one, the program may take any time."""
         self._has_trained = self._pace.rests = True
 
     @property
     def is_behind(self) -> bool:
-        """In a newcomer: the others are in a later training than the one that its program has come to.
+        """Whether, in a newcomer, the others are in a later training than its own program.
 
         Raises:
             CoordinatorLost, JobFinished: It cannot join any more.
@@ -298,7 +298,7 @@ class Session:
         return self._channel is not None and self.newcomer and self._channel.job_training() > self.training
 
     def skip_training(self, *, has_result: bool) -> None:
-        """This training is over in the others.
+        """Skip this training, which is over in the other workers.
 
         Args:
             has_result: The program goes on with what has come of it, out of a checkpoint.
@@ -317,13 +317,13 @@ class Session:
     # ------------------------------------------------------------ what is told
 
     def tell_place(self, place: Place) -> None:
-        """Let newcomers know where this member is, once that is sure to survive any loss."""
+        """Report this member's place to newcomers, once it is certain to survive any loss."""
         channel = self._channel
         if channel is not None:
             self.when_confirmed(lambda: channel.tell_place(place))
 
     def job_place(self) -> Place | None:
-        """In a newcomer: where the members are, as far as is known.
+        """In a newcomer: the place of the members, as far as it is known.
 
         Raises:
             CoordinatorLost, JobFinished: It cannot join any more.
@@ -331,17 +331,17 @@ class Session:
         return None if self._channel is None else self._channel.job_place()
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
-        """Tell the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""
+        """Report the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""
         if self._channel is not None:
             self._channel.use_store(store, claim)
 
     def close(self) -> None:
-        """The program ends as it should. If its trainings have, too, tell so: nobody can join any more."""
+        """The program ends normally. If its trainings have ended, too, say so: nobody can join any more."""
         if self._channel is not None and not self.newcomer and self._has_trained:
             self._channel.send("close")
 
     def fail(self, why: str) -> bool:
-        """Tell that the user's own code has raised an exception here, which ends the job. It takes two seconds at most.
+        """Report an exception of the user's code here, which ends the job. It takes two seconds at most.
 
         Args:
             why: Worker, node and exception, in one line.
@@ -405,7 +405,7 @@ class Session:
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
-        """Within this, a collective raises: the others are not there. `what` would have run it."""
+        """Within this context, a collective raises: the others are not there. `what` would have run it."""
         self._alone_for = what
         try:
             yield
@@ -414,7 +414,7 @@ class Session:
 
     @property
     def _ousted(self) -> bool:
-        """A world of one has no group that could break when this worker is out, so it must look."""
+        """Whether this worker is out of its world of one, which has no group that could break."""
         return self.world_size == 1 and self._newest_known > self.view.generation
 
     def when_confirmed(self, act: Callable[[], None]) -> None:
@@ -430,24 +430,24 @@ class Session:
             act()
 
     def begin_step(self, num_samples: int = 0) -> None:
-        """A batch has been dealt: its reduction is the next thing that the others wait for; :meth:`agree` ends it.
+        """A batch has been dealt. The others wait for its reduction next; :meth:`agree` ends it.
 
         Args:
-            num_samples: Of this worker; 0 if that many do not tell how fast it is.
+            num_samples: Number of this worker's samples; 0 if they do not show how fast it is.
         """
         if self._channel is not None:
             self._pace.begin_step(num_samples)
 
     def evict_stragglers(self) -> None:
-        """Have workers replaced that are slower than the others, once newcomers wait."""
+        """Ask for the replacement of workers that are slower than the others, once newcomers wait."""
         self._pace.evicts_stragglers = True
 
     def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
-        """Settle what is agreed, from the sums of the members' flags in the collective that has just completed.
+        """Settle agreements from the sums of the members' flags in the collective that has just completed.
 
         Args:
-            num_flags: Of `change_pending`.
-            num_wishes: Of `wish`, which is heard then.
+            num_flags: Sum of the members' `change_pending`.
+            num_wishes: Sum of the members' `wish`.
         """
         self._pace.end_step()
         if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
@@ -459,7 +459,7 @@ class Session:
             self._change_agreed_in = self.completed_in.generation
 
     def take_wish(self) -> bool:
-        """At a step boundary: whether all members know of a wish, and have not changed since.
+        """At a step boundary: whether all members know of a wish, and the members have not changed since.
 
         It is a function of collectives that all have completed, so all get the same answer here. It is asked once.
         """
@@ -504,7 +504,7 @@ class Session:
             self._confirm()  # what is saved is not lost any more
 
     def _change_view(self) -> bool:
-        """Change the view as long as a change is agreed; whether one was."""
+        """Change the view while a change is agreed; returns whether one was."""
         channel = self._channel
         if channel is None:
             return False
@@ -527,7 +527,7 @@ class Session:
         return changed
 
     def _meet_at_boundary(self) -> bool:
-        """Nobody waits here for a view while another waits for it in a collective.
+        """Meet all members, so that nobody waits here for a view while another waits in a collective.
 
         Returns:
             False if the group has broken, perhaps at this end alone: then others may wait in the meeting for ever.
@@ -546,7 +546,7 @@ class Session:
     # ------------------------------------------------------------ recovery
 
     def _view_replaced(self, generation: int) -> None:
-        """A newer view is known (called from the channel's thread): whoever waits in the old group must wake."""
+        """Handle a newer view (called from the channel's thread): calls that wait in the old group must wake up."""
         with self._group_lock:
             self._newest_known = max(self._newest_known, generation)
             if generation > self.view.generation:
@@ -557,7 +557,7 @@ class Session:
             self._troubled_since = self._clock()
 
     def _recover(self, operation: Operation | None = None, *, suspect: bool = True) -> None:
-        """Take the next view and settle with its members what is owed, until one view holds."""
+        """Enter the next view and settle with its members what is owed, until one view holds."""
         channel = self._channel
         if channel is None:
             raise ProtocolError("a group broke, but there is no coordinator")
@@ -618,7 +618,7 @@ class Session:
         logger.info("view %d: rank %d of %d (%s)", view.generation, rank, view.world_size, view.reason)
 
     def _settle(self, replay: Replay, group: Group, rank: int, operation: Operation | None) -> None:
-        """Hand on results and states; nobody leaves before everybody has what it lacks."""
+        """Hand on results and states; nobody leaves before every member has what it lacks."""
         for source, target in replay.results:
             if rank == source:
                 self._send_result(group, target)
@@ -636,7 +636,7 @@ class Session:
             group.all_gather(b"", "handing on of the state to newcomers")
 
     def _restore(self) -> None:
-        """Nobody has a state; the others will get this worker's."""
+        """No member has a state, so this worker restores one for all."""
         if self.state is None or not self.state.restore():
             if self.lacks_results:
                 raise MembershipError(
@@ -679,7 +679,7 @@ class Session:
             self._take_in(lambda: state.adopt(header))
 
     def _take_in(self, take: Callable[[], T]) -> T:
-        """Take in the state of others. If that fails, they must not wait for this worker, nor fail with it."""
+        """Load the others' state. If that fails, they must neither wait for this worker nor fail with it."""
         try:
             return take()
         except Exception as error:

@@ -15,15 +15,15 @@ from ef_common.story import GOODBYE, duration, in_words
 from ef_common.terminal import num_workers
 
 SPEED_S = 10.0
-"""Speeds are those of so many seconds."""
+"""Speeds are averages over this many seconds."""
 _NUM_CHANGES = 8
 _NUM_SEEN = 4096
-"""Of so many events it is known that a worker has told of them; all tell of the same within moments."""
+"""Number of events remembered as reported by a worker; all report the same ones within moments."""
 _TOLD_BY_ALL = ("training", "run", "rollback", "epoch", "evaluation")
 
 
 class _Speed:
-    """How many there have been per second, lately."""
+    """The recent rate of events per second."""
 
     def __init__(self) -> None:
         self._counted: deque[tuple[float, int]] = deque()
@@ -43,16 +43,16 @@ class _Speed:
 
 @dataclass
 class WorkerStatus:
-    """What is known of one worker.
+    """What is known about one worker.
 
     Args:
-        pid: Its process.
+        pid: Its process id.
         host: Its machine.
         step: Updates that it has made in its training.
         training: Number of that training in its program.
-        loss: Of the newest one.
-        time: Of its newest event, in seconds since the epoch.
-        slow: It is much slower than the others.
+        loss: Loss of the newest update.
+        time: Time of its newest event, in seconds since the epoch.
+        slow: Whether it is much slower than the others.
         speed: Its samples per second.
     """
 
@@ -68,18 +68,18 @@ class WorkerStatus:
 
 @dataclass
 class Change:
-    """Something that a user wants to know of later, too.
+    """A change that a user may want to know of later, too.
 
     Args:
-        time: In seconds since the epoch.
-        text: In words.
-        kind: Of the event.
-        worker: Whose event it is.
-        generation: Of the view, if it is one.
-        pause_s: So long training has paused for it.
-        before: Members of the view before it.
+        time: Time in seconds since the epoch.
+        text: The change in words.
+        kind: Kind of the event.
+        worker: Worker that logged the event.
+        generation: Generation of the view, if it is one.
+        pause_s: How long training has paused for it.
+        before: Members of the previous view.
         after: Members of this view.
-        reason: Why there is this view.
+        reason: Reason for this view.
         dealt_again: Positions of its lost workers that were dealt again.
         batch: Global batch size before and after it, if that has changed.
     """
@@ -98,7 +98,7 @@ class Change:
 
     @property
     def ends(self) -> bool:
-        """It is a view of the end, when one worker's program ends after the other."""
+        """Whether the view belongs to the end, when the workers' programs end one after the other."""
         return GOODBYE in self.reason
 
     def __str__(self) -> str:
@@ -113,20 +113,20 @@ class Status:
         run_dir: Directory of the run.
 
     Attributes:
-        workers: By their ids.
-        generation: Of the newest view.
+        workers: The workers by their ids.
+        generation: Generation of the newest view.
         members: Ids of its workers, in the order of their ranks.
-        epoch: The newest one, from 0 on.
-        num_epochs: How many there are, if the log says so.
+        epoch: The newest epoch, counted from 0.
+        num_epochs: Number of epochs, if the log says so.
         length: Positions of the epoch; None if that is not known.
-        num_done: Of these, those that are trained.
+        num_done: Number of these positions that are trained.
         num_dealt_again: Positions of lost workers that were dealt again.
         global_batch_size: Samples of an update, once the log says so.
         lr_scale: Factor of the learning rate, once the log says so.
-        checkpoint: The record of the newest one.
-        latest: The newest event that is no change.
-        changes: The newest of them.
-        on_news: Called with each of both as it is read.
+        checkpoint: Record of the newest checkpoint.
+        latest: The newest event that is not a change.
+        changes: The newest changes.
+        on_news: Called with each change and each other event as it is read.
         counted: Number of the training, and its update, up to which positions are counted.
     """
 
@@ -159,12 +159,12 @@ class Status:
         self._follower = Follower(self.run_dir)
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read new events."""
         for record in self._follower.news():
             self.take(record)
 
     def take(self, record: dict[str, Any]) -> None:
-        """Take in one event; they come in the order of time."""
+        """Process one event; events come in the order of time."""
         worker = self.workers.setdefault(record["worker"], WorkerStatus())
         worker.time = record["time"]
         match record["kind"]:
@@ -227,7 +227,7 @@ class Status:
             change.pause_s = pause_s
 
     def _begin(self, training: int) -> None:
-        """Epochs and steps are counted from the beginning."""
+        """Count epochs and steps from the beginning."""
         self.counted, self.num_done, self.length = (training, 0), 0, None
 
     def _take_batch(self, size: int, scale: float | None) -> None:
@@ -284,15 +284,15 @@ class Status:
 
     @property
     def step(self) -> int:
-        """Updates of the job."""
+        """The number of updates of the job."""
         return max((self.workers[name].step for name in self.members if name in self.workers), default=0)
 
     def samples_per_second(self, now: float) -> float:
-        """Of all workers together, lately."""
+        """The recent rate of all workers together."""
         return sum(worker.speed.at(now) for worker in self.workers.values())
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until the last epoch ends at the speed of now; None if that is not known."""
+        """Seconds until the last epoch ends at the current speed; None if that is unknown."""
         speed = self._positions.at(now)
         if not speed or self.length is None or self.num_epochs is None:
             return None
@@ -301,18 +301,18 @@ class Status:
 
     @property
     def progress(self) -> float | None:
-        """The part of the epoch that is done; None if its length is not known."""
+        """The finished part of the epoch; None if its length is unknown."""
         return min(self.num_done / self.length, 1.0) if self.length else None
 
 
 def over(run_dir: Path) -> bool:
-    """Nothing more is to come of it, as far as its launcher says."""
+    """Whether the run is over, according to its launcher."""
     launcher = read_launcher(run_dir)
     return launcher is not None and launcher.over
 
 
 def verdict(launcher: Launcher | None) -> str:
-    """What has become of a run, in words; "" while it goes on, or if nobody knows."""
+    """The outcome of a run, in words; "" while it goes on or if it is unknown."""
     if launcher is None or not launcher.over:
         return ""
     return launcher.outcome or ("its launcher no longer runs on this machine" if launcher.seen == "lost" else "ended")
@@ -323,7 +323,7 @@ def _num(ranges: Sequence[Sequence[int]]) -> int:
 
 
 def _routine(record: dict[str, Any]) -> str:
-    """What belongs to a training without faults; "" for anything else."""
+    """The description of an event that is part of any training without faults; "" for anything else."""
     match record["kind"]:
         case "start":
             return f"{record['worker']} has started"
@@ -337,7 +337,7 @@ def _routine(record: dict[str, Any]) -> str:
 
 
 def _change(record: dict[str, Any]) -> str:
-    """What a user may want to know of later, except views; "" for anything else."""
+    """The description of a change other than a view that a user may want to know later; "" for anything else."""
     worker = record["worker"]
     match record["kind"]:
         case "training" if record["number"] > 1:

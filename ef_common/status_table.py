@@ -1,4 +1,4 @@
-"""The state of a run: as a table for people, and as JSON for programs."""
+"""The state of a run as a table for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _STATES = {"running": "green", "stopping": "yellow", "finished": "green"}
 
 @dataclass
 class Usage:
-    """What the processes of a run's workers use, as far as they are on this machine."""
+    """The resources that the processes of a run's workers use, as far as they are on this machine."""
 
     _processes: dict[int, psutil.Process] = field(default_factory=dict)
     _gpu_memory: dict[int, int] = field(default_factory=dict)
     _gpu_at: float = -_GPU_LOOK_S
 
     def of(self, worker: WorkerStatus) -> dict[str, float | None]:
-        """Of a worker: `cpu_percent` of one core since the last look, `memory_bytes`, and `gpu_memory_bytes`.
+        """A worker's `cpu_percent` of one core since the last look, `memory_bytes`, and `gpu_memory_bytes`.
 
         At the first look it is the percentage since the process began. None where it is not known: on other machines,
         after the end, without a GPU.
@@ -64,7 +64,7 @@ def _percent_since_start(process: psutil.Process) -> float:
 
 
 def _gpu_memory() -> dict[int, int]:
-    """Bytes that each process has on GPUs, as the driver says."""
+    """GPU memory of each process in bytes, according to the driver."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return {}
@@ -84,11 +84,11 @@ def _gpu_memory() -> dict[int, int]:
 
 
 def as_json(status: Status, usage: Usage, now: float) -> dict[str, Any]:
-    """All that is known, as plain values.
+    """The whole state, as plain values.
 
     Args:
-        status: Of the run.
-        usage: Of its processes.
+        status: Status of the run.
+        usage: Resources that its processes use.
         now: In seconds since the epoch.
     """
     launcher = read_launcher(status.run_dir)
@@ -142,11 +142,11 @@ def _members(status: Status) -> Iterator[tuple[str, WorkerStatus]]:
 
 
 def render(status: Status, usage: Usage, now: float) -> Group:
-    """As a table.
+    """The state as a table.
 
     Args:
-        status: Of the run.
-        usage: Of its processes.
+        status: Status of the run.
+        usage: Resources that its processes use.
         now: In seconds since the epoch.
     """
     launcher = read_launcher(status.run_dir)
@@ -157,16 +157,17 @@ def render(status: Status, usage: Usage, now: float) -> Group:
     has_gpu = any(used["gpu_memory_bytes"] for _, _, used in rows)
     has_hosts = any(one.host not in ("", socket.gethostname()) for _, one, _ in rows)
     workers = Table("rank", show_edge=False)
-    workers.add_column("worker", no_wrap=True)
-    for title in (*(["host"] if has_hosts else []), "step", "loss", "samples/s", "CPU", "memory"):
-        workers.add_column(title)
+    workers.add_column("worker", overflow="fold")  # the only one that gives way on a narrow terminal
+    for title in ("pid", *(["host"] if has_hosts else []), "step", "loss", "samples/s", "CPU", "memory"):
+        workers.add_column(title, no_wrap=True)
     for title in (*(["GPU memory"] if has_gpu else []), "seen"):
-        workers.add_column(title)
+        workers.add_column(title, no_wrap=True)
     for rank, (name, one, used) in enumerate(rows):
         cpu, memory, gpu = used.values()
         workers.add_row(
             str(rank),
             escape(name) + (" [yellow]slow[/]" if one.slow else ""),
+            str(one.pid or ""),
             *([escape(one.host)] if has_hosts else []),
             str(one.step),
             "" if one.loss is None else f"{one.loss:.4g}",

@@ -1,7 +1,7 @@
-"""What happens to a job, told on the terminal of the training: one line for each change, by one worker.
+"""Tells what happens to a job, on the terminal of the training: one worker writes one line per change.
 
-The worker of rank 0 tells it, from what it writes into its event log. A change of the workers is told with the first
-update after it, when it is known what it has cost.
+The worker of rank 0 writes the lines, from what it writes into its event log. A change of the workers is reported with
+the first update after it, when its cost is known.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from ef_common.terminal import num_workers, say
 
 _CHECKPOINTS_S = 60.0
-"""One checkpoint in so many seconds is told, and each one that fails."""
+"""One checkpoint per this many seconds is reported, and each one that fails."""
 
 
 @dataclass
 class _Change:
-    """From one view to another. Views that follow each other before the next update are one change."""
+    """A change from one view to another. Views that follow each other before the next update are one change."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -45,11 +45,11 @@ class Story:
 
     @property
     def waits(self) -> bool:
-        """For the update that ends a change."""
+        """Whether an update must still come to end a change."""
         return self._change is not None
 
     def take(self, record: dict[str, Any]) -> None:
-        """Something has happened."""
+        """Process an event."""
         match record["kind"]:
             case "view":
                 self._take_view(record)
@@ -77,7 +77,7 @@ class Story:
                 self._take_straggler(record)
 
     def _say(self, text: str, color: str | None = None, **fields: Any) -> None:
-        """What all workers know is told by one."""
+        """Print what all workers know from one of them."""
         if self._rank == 0:
             self._tell(text, color=color, **fields)
 
@@ -152,17 +152,17 @@ GOODBYE = "goodbye"
 
 
 def how_gone(reason: str) -> str:
-    """How workers have gone that are not in a view which was made for this reason: ``left``, ``ended`` or ``lost``."""
+    """How workers have gone that a view with this reason lacks: ``left``, ``ended`` or ``lost``."""
     return "left" if reason.startswith(PLANNED) else "ended" if GOODBYE in reason else "lost"
 
 
 def why_gone(reason: str) -> str:
-    """What was seen of it: the words in parentheses; "" if there are none."""
+    """The observed cause: the words in parentheses; "" if there are none."""
     return reason.partition("(")[2].rpartition(")")[0]
 
 
 def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED) -> str:
-    """What has become of the workers of one view in another one, which has been made for this reason."""
+    """How the workers of one view have changed in another one, which was issued for this reason."""
     come, lost = _differences(before, after)
     parts = [f"{_named(come)} joined"] if come else []
     if lost:
@@ -175,7 +175,7 @@ def in_words(before: Sequence[str], after: Sequence[str], reason: str = PLANNED)
 
 
 def _differences(before: Sequence[str], after: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those that have come, and those that are gone."""
+    """Workers that have come, and workers that have gone."""
     come = [worker for worker in after if worker not in before]
     return come, [worker for worker in before if worker not in after]
 
@@ -191,5 +191,5 @@ def _named(workers: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In words."""
+    """A duration in words."""
     return f"{1e3 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"

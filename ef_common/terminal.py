@@ -1,4 +1,4 @@
-"""Lines on the terminal, beside a progress bar, in a file, and after whoever has read them is gone.
+"""Lines on the terminal: next to a progress bar, in a file, and after their reader has gone.
 
 With `ELASTICFLOW_LOG_FORMAT=json`, each line is a JSON object, for those who collect logs.
 """
@@ -27,12 +27,12 @@ PREFIX = "elasticflow: "
 
 
 def say(text: str, *, color: str | None = None, **fields: Any) -> None:
-    """Write one line to stderr: in color on a terminal, and above a progress bar. Where nobody reads it, it is lost.
+    """Write one line to stderr, in color on a terminal and above a progress bar. Without a reader it is lost.
 
     Args:
         text: The line, without a newline.
         color: One that `click.style` knows. As JSON, red is an error and yellow a warning.
-        fields: What the line says, for programs; in lines of JSON alone.
+        fields: The values in the line, for programs; only used in JSON lines.
     """
     stream = sys.stderr
     try:
@@ -74,7 +74,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def log_as_json() -> None:
-    """Have our own loggers write lines of JSON to stderr, if lines are to be JSON. May be called again."""
+    """Make our loggers write JSON lines to stderr, if lines are to be JSON. May be called again."""
     for name in _PACKAGES if is_json() else ():
         logger = logging.getLogger(name)
         if logger.propagate:
@@ -85,7 +85,7 @@ def log_as_json() -> None:
 
 
 def num_workers(number: int) -> str:
-    """In words."""
+    """The number of workers in words."""
     return f"{number} worker{'' if number == 1 else 's'}"
 
 
@@ -105,7 +105,7 @@ def can_print(text: str) -> bool:
 
 
 def outlive_reader() -> None:
-    """Go on without output when its reader is gone, as after Ctrl-C in `elasticflow run … | tee log`.
+    """Continue without output when its reader is gone, as after Ctrl-C in `elasticflow run … | tee log`.
 
     Else what is printed next would raise BrokenPipeError in the middle of a training, or of its last checkpoint.
     """

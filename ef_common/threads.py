@@ -1,4 +1,4 @@
-"""Threads that do not end unnoticed: what one of them raises is logged, and told to those who wait for it."""
+"""Threads whose failures do not go unnoticed: an exception is logged and reported to the waiting thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start(
         run: What to run.
         name: Of the thread.
         job: What the thread does, as it completes "the thread that …".
-        on_failure: Called in the thread with the error if `run` raises anything: it tells those who wait.
+        on_failure: Called in the thread with an error if `run` raises anything; it wakes the waiting threads.
         daemon: The interpreter does not wait for the thread at its end.
 
     Example:
@@ -39,7 +39,7 @@ def start(
     def body() -> None:
         try:
             run()
-        except BaseException as error:  # of a SystemExit, too, threads say nothing to anybody
+        except BaseException as error:  # a thread ends without a word even by a SystemExit
             failure = failed(job, error)
             try:
                 on_failure(failure)
@@ -52,7 +52,7 @@ def start(
 
 
 def failed(job: str, error: BaseException) -> ThreadFailed:
-    """What those are told who wait for a thread.
+    """The error that the waiting threads raise.
 
     Args:
         job: What the thread does, as it completes "the thread that …".

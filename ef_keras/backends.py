@@ -1,4 +1,4 @@
-"""Which backend of Keras is in use, and what serves it."""
+"""Which backend Keras uses, and the modules that serve it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _DEFAULTS = {"tensorflow": "horovod", "torch": "nccl", "jax": "gloo"}
 
 
 def check_backend() -> str:
-    """Name of Keras's backend.
+    """Return the name of Keras's backend; refuse one that ElasticFlow does not support.
 
     Raises:
-        UnsupportedError: It is none that can be elastic.
+        UnsupportedError: The backend cannot be elastic.
     """
     name = str(keras.config.backend())
     if name not in ("tensorflow", "torch", "jax"):
@@ -50,7 +50,7 @@ def engine(backend: str | None) -> str:
             Horovod has not been built but torch is there.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The name is unknown.
     """
     framework = check_backend()
     if backend not in (None, *BACKENDS):
@@ -80,7 +80,7 @@ def _has(module: str) -> bool:
 
 
 def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence[float]]) -> Reducer:
-    """The reducer of the backend in use."""
+    """The reducer of the current backend."""
     if check_backend() == "torch":
         from ef_keras.gradients_torch import TorchReducer
 
@@ -95,7 +95,7 @@ def reducer_for(session: Session, model: Any, weights: Callable[[View], Sequence
 
 
 def scaled_for(optimizer: Any, rule: Rule) -> ScaledOptimizer:
-    """What compensates an optimizer under the backend in use."""
+    """The object that compensates an optimizer under the current backend."""
     if check_backend() == "torch":
         return ScaledNumbers(optimizer, rule)
     if check_backend() == "jax":
@@ -108,7 +108,7 @@ def scaled_for(optimizer: Any, rule: Rule) -> ScaledOptimizer:
 
 
 def passes_for(model: Any) -> Passes:
-    """What the backend in use does for the passes of a global batch."""
+    """What the current backend does for the passes of a global batch."""
     if check_backend() == "torch":
         from ef_keras.gradients_torch import TorchPasses
 
@@ -123,12 +123,13 @@ def passes_for(model: Any) -> Passes:
 
 
 def step_of(model: Any, reducer: Reducer, *, xla: bool) -> Callable[[Any], Any]:
-    """A train function of a model that has not been traced: takes the batches of an execution, and returns logs."""
+    """An untraced train function of a model, which takes the batches of an execution and returns logs."""
     if check_backend() == "jax":
         from ef_keras.gradients_jax import JaxReducer, JaxStep
 
         return JaxStep(model, reducer if isinstance(reducer, JaxReducer) else None)
-    if xla and check_backend() == "tensorflow" and model.jit_compile:
+    by_batch = model.steps_per_execution == 1 or not hooks.has_own_train_function(model)
+    if xla and by_batch and check_backend() == "tensorflow" and model.jit_compile:
         from ef_keras.gradients_tensorflow import TensorFlowStep
 
         return TensorFlowStep(model)
@@ -136,7 +137,7 @@ def step_of(model: Any, reducer: Reducer, *, xla: bool) -> Callable[[Any], Any]:
 
 
 def entry_of(model: Any, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras can call as the train function of a model, of one that takes batches and returns logs."""
+    """Turn a function that takes batches and returns logs into one that Keras can call as a train function."""
     if check_backend() == "jax":
         from ef_keras import gradients_jax
 
@@ -145,7 +146,7 @@ def entry_of(model: Any, step: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def train_step_of() -> Callable[..., dict[str, Any]]:
-    """What makes an update of a program under the backend in use: `train` of :mod:`ef_keras.steps_tensorflow`."""
+    """The function that makes an update of a program: `train` of :mod:`ef_keras.steps_tensorflow` or its like."""
     if check_backend() == "jax":
         raise UnsupportedError(
             "ef_keras.model and elasticflow.train work with Keras's tensorflow and torch backends. Compile a model of "
@@ -161,7 +162,7 @@ def train_step_of() -> Callable[..., dict[str, Any]]:
 
 
 def memory_of(value: Any) -> np.ndarray:
-    """What a variable, a tensor or an array holds, without a copy where it is the host's memory."""
+    """The content of a variable, a tensor or an array, without a copy where it is in host memory."""
     held = value.value if isinstance(value, keras.Variable) else value
     if isinstance(held, np.ndarray):
         return held
@@ -179,7 +180,7 @@ def memory_of(value: Any) -> np.ndarray:
 
 
 def random_state() -> list[np.ndarray]:
-    """States of generators that are the backend's own: torch's dropout does not draw from Keras's."""
+    """States of the backend's own generators: torch's dropout does not draw from Keras's."""
     if check_backend() == "torch":
         from ef_keras import gradients_torch
 
@@ -188,7 +189,7 @@ def random_state() -> list[np.ndarray]:
 
 
 def set_random_state(states: Sequence[np.ndarray]) -> None:
-    """Let them go on from there."""
+    """Restore these states."""
     if states and check_backend() == "torch":
         from ef_keras import gradients_torch
 
@@ -196,7 +197,7 @@ def set_random_state(states: Sequence[np.ndarray]) -> None:
 
 
 def drawn_from_key(key: Sequence[int]) -> AbstractContextManager[None]:
-    """Within this, random numbers of Python, NumPy and the backend are a function of the key.
+    """Within this context, random numbers of Python, NumPy and the backend are a function of the key.
 
     After it, the backend's go on as if nothing had been.
     """
@@ -214,7 +215,7 @@ def drawn_from_key(key: Sequence[int]) -> AbstractContextManager[None]:
 
 
 def prepare_determinism() -> None:
-    """Before any data are read: refuse a process that cannot compute the same bits as another, and let it do so.
+    """Before any data are read: refuse a process that cannot compute deterministically, and set others up.
 
     Raises:
         UnsupportedError: The backend in use cannot.

@@ -1,4 +1,4 @@
-"""`ef_keras.callbacks()`: what a user hands to `fit`.
+"""`ef_keras.callbacks()`, the callbacks that a user passes to `fit`.
 
 A callback sees when a `fit` begins and ends, and that is where everything else is put in place (`Fit`) and taken
 away again. The model is the user's, and so is `fit`.
@@ -102,12 +102,12 @@ def callbacks(
 
 
 class Elastic(keras.callbacks.Callback):
-    """Makes the `fit` or `evaluate` that it is passed to elastic, if this process is a worker of a job.
+    """Makes its `fit` or `evaluate` elastic, if this process is a worker of a job.
 
     A `fit` on global batches is taken hold of without a job, too: it is what others can be compared with.
 
     Args:
-        engine: Of the data plane; see `ef_common.collectives.engines`.
+        engine: Engine of the data plane; see `ef_common.collectives.engines`.
         settings: See :func:`callbacks`.
     """
 
@@ -122,7 +122,7 @@ class Elastic(keras.callbacks.Callback):
         self._has_told_cost = False
 
     def set_model(self, model: Any) -> None:
-        """Become a worker, of a Keras that is known; stand first and last among the callbacks."""
+        """Become a worker, if this release of Keras is supported; move to both ends of the callbacks."""
         super().set_model(model)
         if self._worker is None:
             check_hooks()
@@ -144,7 +144,7 @@ class Elastic(keras.callbacks.Callback):
         return frozenset() if self._fit is None else self._fit.columns
 
     def _guard_fit(self, others: Any) -> None:
-        """See what ends the `fit` that is running."""
+        """Watch for the end of the current `fit`."""
         frame = hooks.frame_of_fit(self.model)
         if frame is None or (self._guard is not None and self._guard.is_of(frame)):
             return
@@ -155,7 +155,7 @@ class Elastic(keras.callbacks.Callback):
             self._guard.put_around(others, name, also_if_called_by_others=True)
 
     def _leave(self, error: BaseException | None) -> None:
-        """A `fit` has been left: take everything away, and tell the others. None: nobody has seen the exception."""
+        """A `fit` has been left: remove everything, and tell the others. None: nobody has seen the exception."""
         if error is not None and not isinstance(error, SystemExit) and self._worker is not None:
             self._worker.log.write("fault", what=type(error).__name__, message=str(error)[:500])
             self._worker.failing.tell_if_heard(error)
@@ -193,7 +193,7 @@ class Elastic(keras.callbacks.Callback):
         return self._fit
 
     def begin(self, others: Any) -> None:
-        """All callbacks have begun: take hold of the `fit`, and join the others."""
+        """All callbacks have begun: install the elastic `fit`, and join the others."""
         if self._worker is None:
             return
         self._guard_fit(others)  # of a list that was made by hand, before
@@ -224,13 +224,13 @@ class Elastic(keras.callbacks.Callback):
             self._fit.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """An epoch has ended, with its validation: let all see the same results, and stop together."""
+        """An epoch with its validation has ended: let all workers see the same results, and stop together."""
         if self._fit is not None and logs is not None:
             with leaving_cleanly():
                 self._fit.agree_on(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The last update has been made; callbacks that follow may bring back other weights."""
+        """The last update has been made; later callbacks may restore other weights."""
         if self._fit is not None:
             self._fit.log_weights()
 
@@ -244,7 +244,7 @@ class Elastic(keras.callbacks.Callback):
     # ------------------------------------------------------------ evaluate
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Take hold of the `evaluate`, which may be one within a `fit`."""
+        """Make the `evaluate` elastic, which may be one within a `fit`."""
         worker = self._worker
         if worker is None or not worker.elastic or worker.session.newcomer:
             return
@@ -268,7 +268,7 @@ class Elastic(keras.callbacks.Callback):
         return source
 
     def _tell_cost(self, source: Source) -> None:
-        """Say once what data cost that nobody knows the length of."""
+        """Log once what data of unknown length cost."""
         if isinstance(source, StreamSource) and source.is_open and not self._has_told_cost:
             self._has_told_cost = True
             logger.warning(
@@ -279,7 +279,7 @@ class Elastic(keras.callbacks.Callback):
 
 
 class _Last(keras.callbacks.Callback):
-    """Comes after all other callbacks."""
+    """The callback that comes after all others."""
 
     def __init__(self, elastic: Elastic, others: Any) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class _Last(keras.callbacks.Callback):
         self._others = others
 
     def set_model(self, model: Any) -> None:
-        """Nobody follows: the one that comes first can be moved now."""
+        """No callback follows, so the first one can be moved now."""
         super().set_model(model)
         everybody = self._others.callbacks
         everybody.sort(key=lambda callback: (callback is self) - (callback is self._elastic))

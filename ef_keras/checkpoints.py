@@ -1,4 +1,4 @@
-"""Checkpoints that a `fit` takes by itself, and starts from: Keras's own format, ElasticFlow's places."""
+"""The checkpoints that a `fit` takes itself and starts from, in Keras's own format."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class FitCheckpoints:
     # ------------------------------------------------------------ start
 
     def find(self) -> dict[str, Any] | None:
-        """At the start of all: load the newest one. Returns what was collected then; None if there is none."""
+        """At the start: load the newest checkpoint. Returns what was collected then; None if there is none."""
         return self._load(self.job.begin(self._fingerprint()) is not None)
 
     def find_again(self) -> dict[str, Any] | None:
-        """The same, in one worker, when all who had a state are lost."""
+        """Like `find`, in one worker, when all who had a state are lost."""
         return self._load(self.job.begin_again(self._fingerprint()) is not None)
 
     def load_result(self) -> bool:
-        """In a newcomer that skips this training: take in what has come of it. Returns whether that was saved."""
+        """In a newcomer that skips this training: load its result. Returns whether that was saved."""
         collected = self._load(self.job.look(self._fingerprint()) is not None)
         if collected is not None:
             self.memories = collected["callbacks"]
@@ -96,7 +96,7 @@ class FitCheckpoints:
         return collected
 
     def resume(self) -> None:
-        """The next step is the one before which all was saved: it draws what it would have drawn.
+        """The next step is the one before which the state was saved: it draws what it would have drawn.
 
         What metrics had gathered in the epoch is rank 0's; what the other workers had is lost with them.
         """
@@ -123,11 +123,11 @@ class FitCheckpoints:
         return SavedModel(self._model, texts, weights, self._pool, self._content_of)
 
     def _content_of(self, name: str, files: Mapping[str, WriteFile | SharedFile]) -> Content:
-        """What is saved.
+        """The content of a checkpoint.
 
         Args:
-            name: Of the file that has the weights.
-            files: That, and what belongs to it.
+            name: Name of the file with the weights.
+            files: That file and the files that belong to it.
         """
         collected = self._collect()
         state = {
@@ -153,7 +153,7 @@ def _room(array: np.ndarray) -> np.ndarray:
 
 
 def _newest_metrics(model: Any) -> dict[str, float]:
-    """Results of the newest epoch that has ended."""
+    """Results of the newest complete epoch."""
     history = getattr(getattr(model, "history", None), "history", {})
     return {name: float(values[-1]) for name, values in history.items() if values}
 
@@ -167,7 +167,7 @@ def _random_state(model: Any) -> dict[str, Any]:
 
 
 def _set_random_state(model: Any, saved: dict[str, Any], *, rank: int) -> None:
-    """Keras's generators are equal in all workers; from the others, only rank 0 draws what it would have drawn."""
+    """Restore Keras's generators, which are equal in all workers; rank 0 alone draws exactly what it would have."""
     for state, value in zip(hooks.seed_states(model), saved["keras"], strict=True):
         state.assign(value)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""What a fixed global batch leaves no room for: refused before anything is trained."""
+"""Refuses, before training, data and settings that an elastic `fit` cannot support."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def size_of(of_callbacks: int | None, of_data: int | None, *, deterministic: boo
     """The size of the global batch, from the two places where it can be set.
 
     Raises:
-        UsageError: They differ; or there is none, and it is needed.
+        UsageError: The two settings differ, or neither is there and one is needed.
     """
     if None not in (of_callbacks, of_data) and of_callbacks != of_data:
         raise UsageError(
@@ -80,7 +80,7 @@ def global_batch_for(
 
 
 def check_end(model: Any) -> None:
-    """Refuse data without an end, also those of the validation, before the first step.
+    """Refuse endless data, including those of the validation, before the first step.
 
     Raises:
         UnsupportedError: Naming the argument to pass.

@@ -1,4 +1,4 @@
-"""Whether the workers read the same data.
+"""Checks that all workers read the same data.
 
 Two batches are compared part by part, by checksums. A part that comes out another one each time that this worker reads
 the batch (augmented with random numbers that nobody can share, say) tells nothing, and is left out.
@@ -44,7 +44,7 @@ def _checksum(leaf: Any) -> int | None:
 
 
 def without_noise(found: Checksums, read: Callable[[], Checksums]) -> list[int | None]:
-    """Leave out the parts that come out differently when the batch is read again, some times."""
+    """Leave out the parts that differ when the batch is read again a few times."""
     again = [read() for _ in range(_NUM_READS)]
     return [value if all(other[part] == value for other in again) else None for part, value in enumerate(found)]
 
@@ -59,7 +59,7 @@ def compare(
 
     Args:
         session: The worker's session.
-        found: Of a batch that this worker has read.
+        found: Checksums of a batch that this worker has read.
         read: Reads it again; None if it cannot be had again.
         note: Takes down what this worker has read, before another one can learn from this worker that they differ: that
             one raises, and this worker may hear of its end in place of its answer.

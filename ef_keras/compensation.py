@@ -1,4 +1,4 @@
-"""The optimizers of a `fit` follow its global batch: see `ef_common.core.compensation`."""
+"""Lets the optimizers of a `fit` follow its global batch; see `ef_common.core.compensation`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEPS = ("apply", "update_step", "_backend_update_step", "_backend_apply_gradie
 
 
 def kind_of(cls: type) -> str | None:
-    """Which of the known optimizers a class of Keras's is; a backend may have a class of its own for one."""
+    """Which of the known optimizers a Keras class is; a backend may have its own class for one."""
     public = next(part for part in cls.__mro__ if not part.__module__.startswith("keras.src.backend."))
     return compensation.kind_of(public, _KNOWN, _STEPS)
 
@@ -77,10 +77,10 @@ class FitCompensation:
             self._num_applied = hooks.num_applied(self._main)
 
     def commit(self, contributors: View, *, step: int) -> None:
-        """A reduction with these contributors has completed, the first one of a batch.
+        """The first reduction of a batch has completed, with these contributors.
 
         Args:
-            contributors: Those of the reduction, as all of them know.
+            contributors: Contributors to the reduction, which all of them know.
             step: Number of the update.
         """
         self._num_applied += 1
@@ -107,7 +107,7 @@ class FitCompensation:
             yield
 
     def settle(self) -> None:
-        """The epoch is over: whoever saves the momentum now, or trains on without us, finds that of plain Keras."""
+        """The epoch is over: restore plain Keras's momentum for code that saves it or trains on without us."""
         self._settled = None
         for scaled in self._scaled:
             scaled.rescale_momentum(1.0)
@@ -119,13 +119,13 @@ class FitCompensation:
     # ------------------------------------------------------------ what is shown, and handed on
 
     def show(self, logs: dict[str, Any]) -> None:
-        """Add the scale of the learning rate, and the global batch, of the newest update."""
+        """Add the scale of the learning rate and the global batch of the newest update."""
         rules = {scaled.optimizer.name: scaled.rule for scaled in self._scaled}
         logs.update(self.compensator.scales(rules))
         logs["global_batch_size"] = float(self._global_batch_size)
 
     def state(self) -> dict[str, Any]:
-        """For newcomers: plain numbers."""
+        """The state for newcomers, as plain numbers."""
         return {
             **self.compensator.state(),
             "global_batch_size": self._global_batch_size,
@@ -133,7 +133,7 @@ class FitCompensation:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where the others are."""
+        """Continue from the others' state."""
         self.compensator.load_state(state)
         self._global_batch_size = state["global_batch_size"]
         self._set_ratio()

@@ -51,7 +51,7 @@ def dataset(
 
 
 class SampleDataset(keras.utils.PyDataset):
-    """See :func:`dataset`. To Keras it is a `PyDataset`; an elastic `fit` asks it for samples instead of batches."""
+    """The result of :func:`dataset`. To Keras it is a `PyDataset`; an elastic `fit` asks it for samples."""
 
     def __init__(
         self, samples: Any, *, batch_size: int, map: Callable[..., Any] | None, shuffle: bool, seed: int
@@ -78,11 +78,11 @@ class SampleDataset(keras.utils.PyDataset):
         self._order = self._make_order()
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return -(-self.num_samples // self.sample_batch_size)
 
     def __getitem__(self, index: int) -> Any:
-        """A batch of one process without a job."""
+        """A batch for a process without a job."""
         first = index * self.sample_batch_size
         return self.batch(self._order[first : first + self.sample_batch_size].tolist())
 
@@ -92,7 +92,7 @@ class SampleDataset(keras.utils.PyDataset):
         self._order = self._make_order()
 
     def batch(self, indices: Sequence[int], before: Callable[[int], None] = lambda number: None) -> Any:
-        """The batch of these samples: their parts, stacked. `before` is called with the number of each."""
+        """The stacked parts of these samples. `before` is called with the number of each sample."""
         samples = []
         for number, index in enumerate(indices):
             before(number)

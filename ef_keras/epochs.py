@@ -1,4 +1,4 @@
-"""Which part of the data each epoch has: what Keras's `steps_per_epoch` does to data that end.
+"""Which part of the data belongs to each epoch when `steps_per_epoch` divides finite data.
 
 Keras goes on in the next epoch where it has stopped, and an epoch ends with the data. So 10 batches are made into
 epochs of 9, 1, 9, 1, … by `steps_per_epoch=9`, of 5 by 5, and of 10 by 11.
@@ -47,5 +47,5 @@ class Epochs:
         return len(self.part(epoch)[1])
 
     def begin_of_pass(self, epoch: int) -> int:
-        """The first epoch that is in the same pass as this one."""
+        """The first epoch in the same pass as this one."""
         return epoch - (epoch - self.first) % self._per_pass

@@ -1,4 +1,4 @@
-"""The data of an `evaluate`, also of that within a `fit`: every sample once, over whoever is left."""
+"""The data of an `evaluate`, including one within a `fit`: the remaining workers evaluate every sample once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EvaluationData:
     """Deals the data of one `evaluate`.
 
     Args:
-        make_source: Makes the data, anew for each pass.
+        make_source: Makes the data afresh for each pass.
         session: The worker's session.
         model: The model; its metrics are merged at the end.
         log: Event log.
@@ -52,7 +52,7 @@ class EvaluationData:
         self._coverage = Coverage(session, log=log, stage="val")
 
     def batches(self) -> hooks.Batches:
-        """A pass, as Keras wants it."""
+        """A pass, in the form that Keras needs."""
         source = self._source = self._make_source()
         try:
             yield from self._pass(source)
@@ -60,7 +60,7 @@ class EvaluationData:
             self.close()
 
     def close(self) -> None:
-        """End what reads ahead. May be repeated."""
+        """Stop reading ahead. May be repeated."""
         source, self._source = self._source, None
         if isinstance(source, OrderedSource):
             source.close()
@@ -119,7 +119,7 @@ class EvaluationData:
             yield _batch(source, share[start : start + source.batch_size], length)
 
     def _all_batches_of(self, source: StreamSource, limit: int) -> Iterator[Any]:
-        """This worker's share of data whose length is not known: all walk to their end, and take turns."""
+        """This worker's share of data of unknown length: all workers walk to the end and take turns."""
         turn, num_workers = self._coverage.begin_open()
         position = 0
         while position < limit:

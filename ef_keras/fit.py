@@ -1,4 +1,4 @@
-"""One `fit` while it is elastic: what is put in place when it begins, and taken away when it ends."""
+"""One elastic `fit`: what is installed when it begins, and removed when it ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fit:
-    """One `fit`.
+    """The elastic parts of one `fit`.
 
     Args:
         worker: This worker.
@@ -51,7 +51,7 @@ class Fit:
         settings: The user's, with the size of the global batch that the data may have brought.
 
     Attributes:
-        columns: Those of ours in the logs of the newest epoch.
+        columns: Our columns in the logs of the newest epoch.
 
     Raises:
         JobFinished: The job is over.
@@ -135,7 +135,7 @@ class Fit:
     # ------------------------------------------------------------ begin and end
 
     def begin(self) -> None:
-        """Stand in the way of batches and gradients; become equal to the others."""
+        """Replace batches and gradients, and become equal to the others."""
         model, session = self._model, self._session
         if model.jit_compile and not self._xla:
             logger.warning(
@@ -182,7 +182,7 @@ class Fit:
             session.state = self._state
 
     def _set_up_rates(self) -> None:
-        """The optimizers are built, so that all of their parts are known."""
+        """Set up learning rates; the optimizers are built, so all of their parts are known."""
         compensation, model, worker = self._settings.compensation, self._model, self._worker
         compensates = worker.elastic or compensation.reference_batch_size is not None
         if self._global_batch is None and compensation.rule != "none" and compensates:
@@ -209,7 +209,7 @@ class Fit:
             hooks.start_at(self._model, self.data.epoch)
 
     def _skip(self) -> None:
-        """The others have ended this training: `fit` ends at once, with the result of it if that was saved."""
+        """The others have ended this training: end `fit` at once, with the saved result if there is one."""
         has_result = self._checkpoints is not None and self._checkpoints.load_result()
         if self.schedules is not None and self._checkpoints is not None and self._checkpoints.schedules is not None:
             self.schedules.load_state(self._checkpoints.schedules)
@@ -226,7 +226,7 @@ class Fit:
             self.data.on_resume = checkpoints.resume
 
     def _restore(self) -> bool:
-        """Go on from a checkpoint, if there is one."""
+        """Continue from a checkpoint, if there is one."""
         checkpoints, epochs = self._checkpoints, self._callbacks.params["epochs"]
         if checkpoints is None or not self._state.go_back(checkpoints.find()):
             return False
@@ -256,7 +256,7 @@ class Fit:
         return lambda batch: step(self._batches_for_step(batch))
 
     def end(self) -> None:
-        """Everybody has come to the end of this training."""
+        """All members have reached the end of this training."""
         if self._skips:
             if self._checkpoints is not None:
                 self._state.remember(self._checkpoints.memories)
@@ -270,7 +270,7 @@ class Fit:
         self._session.end_training()
 
     def release(self) -> None:
-        """Take away what was put in place, however far `fit` has come. May be repeated."""
+        """Remove what was installed, however far `fit` has come. May be repeated."""
         self._undo.close()
 
     def _let_go(self) -> None:
@@ -281,7 +281,7 @@ class Fit:
             self._checkpoints.job.stop()
 
     def _agree_on_start(self, seed: int | None) -> None:
-        """Rank 0's variables, its seed, the size of its first batch and where it begins, are everybody's."""
+        """Take over rank 0's variables, seed, size of the first batch, and starting point."""
         variables = hooks.shared_variables(self._model)
         values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
         start = hooks.start_of(self._model)
@@ -310,7 +310,7 @@ class Fit:
             self.schedules.begin(list(map(int, shifts)))
 
     def _warm_up(self, batch: Any) -> None:
-        """A step that leaves nothing behind: graphs are traced and memory is touched while the others train on."""
+        """Make a step that leaves nothing behind: it traces graphs and touches memory while the others train."""
         variables = [*hooks.shared_variables(self._model), *hooks.metric_variables(self._model)]
         values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
         on_update, self._reducer.on_update = self._reducer.on_update, lambda contributors, loss: None
@@ -334,7 +334,7 @@ class Fit:
         }
 
     def _load_progress(self, state: dict[str, Any], saved: bool) -> None:
-        """Go on where the others are, or where a checkpoint was saved."""
+        """Continue where the others are, or where a checkpoint was saved."""
         self.data.load_state(state, saved=saved)
         self._workers.load_state(None if saved else state.get("workers"))
         if self.compensation is not None and state["compensation"] is not None:
@@ -352,7 +352,7 @@ class Fit:
     # ------------------------------------------------------------ steps
 
     def _run_step(self, batches: Iterator[Any]) -> Any:
-        """Keras's `train_function`; an error of ours, which the framework has turned into its own, is ours again."""
+        """Run Keras's `train_function`; turn our own errors back that the framework has converted into its own."""
         try:
             logs = self._step(batches) if self._global is None else self._global.run(next(iter(batches)))
         except Exception:
@@ -370,7 +370,7 @@ class Fit:
             self.schedules.settle()
 
     def _commit(self, contributors: View, loss: float | None) -> None:
-        """An update is about to be made of these contributors' gradients."""
+        """An update will be made with the gradients of these contributors."""
         dealer = self.data.dealer
         if self.compensation is not None and dealer.progress.uncommitted:
             self.compensation.commit(contributors, step=dealer.num_updates + 1)
@@ -390,7 +390,7 @@ class Fit:
                 self._checkpoints.job.boundary(dealer.num_updates)
 
     def _begin_step(self) -> None:
-        """The samples of a step have been dealt to its workers: callbacks hear of those that are new or gone."""
+        """The samples of a step have been dealt: tell callbacks of workers that joined or left."""
         if self.schedules is not None:
             self.schedules.aim()
         change = self._workers.look()
@@ -399,14 +399,14 @@ class Fit:
                 hook_of(callback)(change)
 
     def _pad(self, begins: bool) -> None:
-        """What a batch that only keeps step does to the metrics does not count."""
+        """Exclude what a padding batch does to the metrics."""
         if begins:
             self._before_padding = metrics.values_of(self._model)
         else:
             metrics.set_values(self._model, self._before_padding)
 
     def end_batch(self) -> None:
-        """All callbacks have seen a step: whoever wants to stop in the middle of an epoch takes the others along."""
+        """All callbacks have seen a step: if one wants to stop in the middle of an epoch, all workers stop."""
         if self._model.stop_training and self._session.completed_in.world_size > 1:
             self._model.stop_training = False
             self._reducer.wants_stop = True
@@ -417,24 +417,24 @@ class Fit:
     # ------------------------------------------------------------ epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins: `fit` knows by now which one is the first."""
+        """An epoch begins; by now `fit` knows which one is the first."""
         hooks.start_at(self._model, None)
         self.data.epoch = epoch
         self._remember()
 
     def _remember(self) -> None:
-        """All callbacks have begun, and forgotten what they knew."""
+        """Restore the callbacks' memories, because all callbacks have begun and forgotten them."""
         if not self._remembers:
             self._remembers = True
             self._state.recall()
 
     def _merge_metrics(self) -> None:
-        """At the end of an epoch: metrics are of all that the workers have seen."""
+        """At the end of an epoch, make metrics cover everything that the workers have seen."""
         parts, _ = operations.gather(self._session, metrics.values_of(self._model), what="state of a metric")
         metrics.merge(self._model, parts)
 
     def agree_on(self, logs: dict[str, Any]) -> None:
-        """Results that differ (a `train_step` of the user's returned them) are averaged; callbacks decide by them."""
+        """Average results that differ (from a `train_step` of the user's), because callbacks decide by them."""
         mine = {name: float(value) for name, value in logs.items() if _is_number(value)}
         row = {} if self._meter is None else self._meter.row()
         everybody, _ = operations.gather(self._session, {"logs": mine, "row": row}, what="logs")
@@ -461,7 +461,7 @@ class Fit:
             logs.update({"lr_scale": 1.0, "global_batch_size": float(size)})
 
     def agree_on_end(self) -> None:
-        """If one worker's callbacks have stopped the training, all stop. What rank 0's remember, all do."""
+        """If one worker's callbacks have stopped the training, stop all; take over what rank 0's remember."""
         mine = {
             "stop": bool(self._model.stop_training or self._reducer.wants_stop),
             "memories": self._state.memories(of_rank_zero=True) if self._session.rank == 0 else None,

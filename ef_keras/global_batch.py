@@ -1,9 +1,9 @@
-"""A step on a global batch: this worker's passes, those that it makes up for others, one reduction, one update.
+"""A step on a global batch: this worker's passes, replacements for lost ones, one reduction, one update.
 
-To Keras it is one step. Each pass is a run of the model's own train function in which `optimizer.apply` hands the
-gradients out instead of applying them. Every pass begins with what the step began with: the same statistics (those of
-BatchNorm), and random generators that are a function of the seed, the epoch and the place of its samples. So nothing
-in it depends on who makes it, or on what came before.
+To Keras it is one step. Each pass is a run of the model's own train function in which `optimizer.apply` hands out the
+gradients instead of applying them. Every pass starts from the statistics that the step began with (those of BatchNorm)
+and from random generators that are a function of the seed, the epoch and the place of its samples. Nothing in it
+therefore depends on who makes it, or on earlier passes.
 
 The update is of `Σ share·gradient` over all passes, and statistics move by `Σ share·change`, where the share of a pass
 is its part of the batch's samples.
@@ -64,7 +64,7 @@ class GlobalReducer(Reducer):
         session: The worker's session.
         model: The model, built.
         data: The data of the `fit`.
-        passes: Of Keras's backend.
+        passes: Passes of Keras's backend.
         make_step: Makes a train function of the model that has not been traced yet.
         deterministic: Sums must not depend on who computed which part.
     """

@@ -1,4 +1,4 @@
-"""Gradients of the JAX backend: out of the step that Keras (or the user) wrote, reduced, and back into it.
+"""Gradients of the JAX backend leave the step (Keras's or the user's), are reduced, and return to it.
 
 To JAX, a step is a pure function of a state, which Keras holds outside of its variables from one step to the next.
 Here the step is cut in two where its gradients go to the optimizer (see `stages_jax`), and before and after each step
@@ -101,7 +101,7 @@ class JaxStep:
 
     Args:
         model: The model, built and compiled.
-        reducer: What averages its statistics, if anything does.
+        reducer: The reducer that averages its statistics, if there is one.
     """
 
     def __init__(self, model: Any, reducer: JaxReducer | None) -> None:

@@ -1,9 +1,9 @@
-"""Gradients of the TensorFlow backend: out of the compiled step, reduced, and back into it.
+"""Gradients of the TensorFlow backend leave the compiled step, are reduced, and return to it.
 
 No operation of a communication library is in the graph. A step that XLA compiles is cut in two where its gradients are
-reduced (see `stages_tensorflow`). Out of the graph of any other, gradients go bucket by bucket as the backward pass
-computes them; a last call waits for all sums and gives them back, and the update depends on it. A loss is recovered
-from within that call: the graph does not fail, so no batch is repeated, and an update happens after all reductions
+reduced (see `stages_tensorflow`). In any other step, gradients leave the graph bucket by bucket as the backward pass
+computes them; a last call waits for all sums and returns them, and the update depends on it. Recovery from a loss
+happens within that call: the graph does not fail, so no batch is repeated, and an update happens after all reductions
 or not at all.
 """
 

@@ -1,4 +1,4 @@
-"""Gradients of the torch backend: reduced during the backward pass, as Lightning's are.
+"""Gradients of the torch backend, reduced during the backward pass as under Lightning.
 
 Where `torch.compile` compiles the steps (`jit_compile=True`), its graphs end where the workers meet, which it must not
 trace. The gradients of a compiled backward pass are complete only at its end, so they are reduced after it.
@@ -132,7 +132,7 @@ def random_state() -> list[np.ndarray]:
 
 
 def set_random_state(states: Sequence[np.ndarray]) -> None:
-    """Let them go on from there."""
+    """Restore these states."""
     set_torch_states([torch.from_numpy(np.array(state)) for state in states])
 
 

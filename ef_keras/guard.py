@@ -1,11 +1,11 @@
-"""Sees what ends a `fit` before its time, also if the user catches it there.
+"""Notices when an exception leaves a `fit`, even if the user catches it.
 
-Keras tells nobody of an exception, and no frame of ours is around `fit`. So what `fit` calls is called through here, as
-long as it runs: whatever comes out of that leaves `fit`, which catches nothing. What is raised before `fit` has its
-callbacks is not seen.
+Keras reports no exceptions, and no frame of ours surrounds `fit`. While it runs, everything that `fit` calls is
+therefore called through here: an exception that comes out of such a call leaves `fit`, which catches nothing.
+Exceptions that are raised before `fit` has its callbacks are not seen.
 
-A KeyboardInterrupt may also come up in `fit` itself, between two such calls. Then what was called through here is still
-in place, and the next call finds that its `fit` does not run any more.
+A KeyboardInterrupt may also be raised in `fit` itself, between two such calls. The wrappers then stay in place, and the
+next call finds that its `fit` no longer runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ef_keras import hooks
 
 
 class Guard:
-    """Of one `fit`. One of the same model that has ended unseen is ended now.
+    """The guard of one `fit`. Creating one ends an earlier one of the model that has ended unseen.
 
     Args:
         frame: The frame of `fit`.
@@ -40,16 +40,16 @@ class Guard:
         hooks.set_guard(model, self)
 
     def is_of(self, frame: FrameType) -> bool:
-        """Whether that is its `fit`."""
+        """Whether this is its `fit`."""
         return self._frame is frame
 
     def has_ended(self) -> bool:
-        """Whether its `fit` runs no more, which nobody has seen. In another thread nobody can tell."""
+        """Whether its `fit` has ended without being noticed. This is unknown in another thread."""
         frame = self._frame
         return frame is not None and threading.get_ident() == self._thread and not hooks.is_running(frame)
 
     def put_around(self, owner: Any, name: str, *, also_if_called_by_others: bool = False) -> None:
-        """Call a method of this one object through here; by default, what is not called by `fit` itself is let pass."""
+        """Route calls of a method of this one object through the guard; by default, only those by `fit` itself."""
         call, own = getattr(owner, name), vars(owner)
         before = own.get(name)
 
@@ -75,7 +75,7 @@ class Guard:
         self._undo.append(undo)
 
     def put_around_batches(self, iterator: Any, batches: Callable[[], hooks.Batches]) -> None:
-        """Let `fit` run over these batches."""
+        """Let `fit` iterate over these batches."""
 
         def guarded() -> Iterator[Any]:
             try:
@@ -89,7 +89,7 @@ class Guard:
         hooks.replace_batches(iterator, guarded)
 
     def end(self, error: BaseException | None) -> None:
-        """An exception leaves `fit`, or it has ended unseen."""
+        """An exception leaves `fit`, or `fit` has ended unnoticed."""
         if self._frame is not None:
             self.release()
             self._leave(error)

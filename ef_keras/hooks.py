@@ -1,4 +1,4 @@
-"""The private parts of Keras 3 that ElasticFlow touches, nearly all of them, and why.
+"""Nearly all private parts of Keras 3 that ElasticFlow touches, and why.
 
 They are listed in `probe`, which tells at the start of a `fit` if a release of Keras has moved one, and so does
 `tests/keras/test_hooks.py`.
@@ -22,7 +22,7 @@ Batches = Iterator[tuple[int, int, Iterator[Any]]]
 
 
 def callback_list(callback: Any) -> Any:
-    """The list that is just calling a hook of this callback."""
+    """The list of callbacks that is calling a hook of this callback."""
     found = _find(lambda frame: _is_list_with(frame.f_locals.get("self"), callback), "the list of callbacks")
     return found.f_locals["self"]
 
@@ -32,7 +32,7 @@ def _is_list_with(owner: Any, callback: Any) -> bool:
 
 
 def epoch_iterator(model: Any) -> Any:
-    """The iterator over epochs of the `fit` or `evaluate` of this model that is running: a local variable of it."""
+    """The iterator over epochs in a local variable of this model's running `fit` or `evaluate`."""
     return _frame_with_data(model).f_locals["epoch_iterator"]
 
 
@@ -49,7 +49,7 @@ CALLED_BY_FIT = ("reset_metrics", "evaluate", "train_function", "_get_metrics_re
 
 
 def frame_of_fit(model: Any) -> FrameType | None:
-    """The frame of the `fit` of this model that is running, if that is what calls us."""
+    """The frame of this model's running `fit`, if it is among our callers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _has_data(frame, model):
@@ -59,7 +59,7 @@ def frame_of_fit(model: Any) -> FrameType | None:
 
 
 def is_running(wanted: FrameType) -> bool:
-    """Whether this frame is one of those that have called us, in this thread."""
+    """Whether this frame is one of our callers in this thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not wanted:
         frame = frame.f_back
@@ -70,12 +70,12 @@ _GUARD = "_elasticflow_guard"
 
 
 def guard_of(model: Any) -> Any:
-    """What guards a `fit` of this model; None if nothing does."""
+    """The guard of this model's `fit`; None if there is none."""
     return vars(model).get(_GUARD)
 
 
 def set_guard(model: Any, guard: Any) -> None:
-    """Note it down, past what Keras tracks; None removes it."""
+    """Record the guard, bypassing Keras's tracking; None removes it."""
     if guard is None:
         vars(model).pop(_GUARD, None)
     else:
@@ -83,7 +83,7 @@ def set_guard(model: Any, guard: Any) -> None:
 
 
 def is_called_by(frame: FrameType | None) -> bool:
-    """Whether it was this frame that has called our caller."""
+    """Whether this frame has called our caller."""
     return frame is not None and sys._getframe(2) is frame
 
 
@@ -105,17 +105,17 @@ def _find(matches: Callable[[FrameType], bool], what: str) -> FrameType:
 
 
 def replace_batches(iterator: Any, batches: Callable[[], Batches]) -> None:
-    """Let `fit` or `evaluate` run over other batches: it asks for them anew in each epoch."""
+    """Let `fit` or `evaluate` iterate over other batches, for which it asks in each epoch."""
     iterator._enumerate_iterator = batches
 
 
 def own_batches_again(iterator: Any) -> None:
-    """Undo it."""
+    """Undo `replace_batches`."""
     vars(iterator).pop("_enumerate_iterator", None)
 
 
 def own_batches(iterator: Any) -> Iterable[Any]:
-    """The batches that Keras itself would run over, from the first one on."""
+    """The batches that Keras itself would iterate over, from the first one on."""
     found: Iterable[Any] = iterator._get_iterator()
     return found
 
@@ -127,18 +127,18 @@ def num_batches(iterator: Any) -> int | None:
 
 
 def num_steps(iterator: Any) -> int | None:
-    """Batches that Keras takes in an epoch, if `steps_per_epoch` says so: in whole executions, of several each."""
+    """Batches of an epoch if `steps_per_epoch` sets them; a whole number of executions."""
     steps = iterator.steps_per_epoch
     return None if not steps else -(-int(steps) // steps_per_execution(iterator)) * steps_per_execution(iterator)
 
 
 def steps_per_execution(iterator: Any) -> int:
-    """Batches that Keras takes at a time."""
+    """Number of batches that Keras processes at a time."""
     return int(iterator.steps_per_execution)
 
 
 def is_missing(leaf: Any) -> bool:
-    """Whether a part of a batch is None, or an Optional, which TensorFlow's data have for it."""
+    """Whether a part of a batch is None, or an Optional, which TensorFlow's data use for it."""
     return leaf is None or hasattr(leaf, "has_value")
 
 
@@ -166,7 +166,7 @@ def metric_variables(model: Any) -> list[Any]:
 
 
 def state_variables(model: Any) -> list[Any]:
-    """All other variables of the model, those of its random generators among them; each once."""
+    """All other variables of the model, including those of its random generators; each once."""
     skipped = {id(variable) for variable in metric_variables(model)}
     found = {}
     for variable in [*model.trainable_variables, *model.non_trainable_variables]:
@@ -197,14 +197,14 @@ def statistics(model: Any) -> list[Any]:
 
 
 def seed_state() -> Any:
-    """The variable of the random generator that serves whoever names none."""
+    """The variable of the random generator for code that names none."""
     from keras.src.random import seed_generator
 
     return seed_generator.global_seed_generator().state
 
 
 def seed_states(model: Any) -> list[Any]:
-    """The variables of the model's random generators; the last is of the one that serves whoever names none."""
+    """The variables of the model's random generators; the last one serves code that names none."""
     found = {}
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
@@ -248,14 +248,14 @@ def optimizers(model: Any) -> list[Any]:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that makes the updates: what scales a loss has it within."""
+    """The optimizer that makes the updates; one that scales a loss contains another one."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def parts_of(optimizer: Any) -> list[Any]:
-    """The optimizers that make an optimizer's updates: a `MultiOptimizer` has several, which it may make when built."""
+    """The optimizers that make an optimizer's updates: a `MultiOptimizer` has several, perhaps only once built."""
     inner = inner_optimizer(optimizer)
     return list(inner.optimizers) if isinstance(inner, _MULTI) else [inner]
 
@@ -264,12 +264,12 @@ _MULTI = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 def accumulation(optimizer: Any) -> int:
-    """Batches whose gradients an optimizer accumulates for an update."""
+    """Number of batches whose gradients an optimizer accumulates for an update."""
     return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
 
 
 def num_applied(optimizer: Any) -> int:
-    """How often an optimizer was given gradients."""
+    """How often an optimizer has received gradients."""
     return int(keras.ops.convert_to_numpy(optimizer._iterations))
 
 
@@ -279,7 +279,7 @@ def trained_variables(optimizer: Any) -> list[Any]:
 
 
 def momenta_with_rate(optimizer: Any) -> list[Any]:
-    """Variables of an optimizer that sum up gradients that have been multiplied by the learning rate."""
+    """Variables of an optimizer that sum up gradients multiplied by the learning rate."""
     found: list[Any] = []
     if isinstance(optimizer, keras.optimizers.SGD):
         found = getattr(optimizer, "momentums", [])
@@ -290,7 +290,7 @@ def momenta_with_rate(optimizer: Any) -> list[Any]:
 
 @contextmanager
 def optimizers_that_hand_over_variables(model: Any) -> Iterator[None]:
-    """Have the model's optimizers hand their variables to what saves them, as layers do; Keras's own hand over copies.
+    """Let the model's optimizers pass their variables when saved, as layers do; Keras's own pass copies.
 
     One with a `save_own_variables` of the user's is left alone.
     """
@@ -313,7 +313,7 @@ def _hand_over(optimizer: Any, store: Any) -> None:
 
 @contextmanager
 def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[str, Any]) -> Iterator[None]:
-    """Have other settings in an optimizer. What is set otherwise, Keras would track and save.
+    """Put other settings into an optimizer, so that Keras neither tracks nor saves them.
 
     Args:
         optimizer: The optimizer.
@@ -331,7 +331,7 @@ def other_settings(optimizer: Any, scaled: Callable[[Any], Any], settings: dict[
 
 
 def serialized(model: Any) -> tuple[str, str]:
-    """What the file of a whole model says of its architecture, and of itself."""
+    """The description of its architecture and of itself in the file of a whole model."""
     from keras.src.saving import saving_lib
 
     config, metadata = saving_lib._serialize_model_as_json(model)
@@ -339,7 +339,7 @@ def serialized(model: Any) -> tuple[str, str]:
 
 
 def save_state(model: Any, weights: Any, assets: Any = None) -> None:
-    """Have layers and optimizers hand what they save to a store of weights, and to one of assets."""
+    """Let layers and optimizers write to a store of weights, and to a store of assets."""
     from keras.src.saving import saving_lib
 
     saving_lib._save_state(model, weights_store=weights, assets_store=assets, inner_path="", visited_saveables=set())
@@ -353,7 +353,7 @@ def assets_in(folder: Any) -> Any:
 
 
 def store_that_makes(entry: Callable[[str, Any], Any]) -> Any:
-    """A store of weights, one of Keras's as it asks for: `entry` makes what a layer fills, given its path and texts."""
+    """A store of weights for Keras: `entry` makes what a layer fills, given its path and texts."""
     from keras.src.saving import saving_lib
 
     store = saving_lib.NpzIOStore("", mode="w")
@@ -365,13 +365,13 @@ _RATE, _SHIFT, _SHOWN = "_get_current_learning_rate", "_elasticflow_shift", "_el
 
 
 def schedule_of(optimizer: Any) -> Any:
-    """The schedule of an optimizer's learning rate; None if it has none that is called with a number of updates."""
+    """The schedule of an optimizer's learning rate; None unless it is called with a number of updates."""
     found = optimizer._learning_rate
     return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def shift_schedule(optimizer: Any, num: Any) -> None:
-    """Have the schedule called with the number of updates and this variable. It stays what Keras saves.
+    """Call the schedule with the number of updates plus this variable. Keras still saves the schedule.
 
     Args:
         optimizer: The optimizer.
@@ -387,37 +387,37 @@ def shift_schedule(optimizer: Any, num: Any) -> None:
 
 
 def unshift_schedule(optimizer: Any) -> None:
-    """Undo it."""
+    """Undo `shift_schedule`."""
     for name in (_RATE, _SHOWN):
         vars(optimizer).pop(name, None)
 
 
 def shifts_of(model: Any) -> list[Any]:
-    """The variables that the schedules of a model's optimizers are shifted by."""
+    """The shift variables of the schedules of a model's optimizers."""
     parts = [part for optimizer in optimizers(model) for part in parts_of(optimizer)]
     return [vars(part)[_SHOWN] for part in parts if _SHOWN in vars(part)]
 
 
 def remember_shift(optimizer: Any, num: int) -> None:
-    """Note down on an optimizer by how much its schedule is ahead of its updates now; past what Keras tracks."""
+    """Record on an optimizer how far its schedule is ahead of its updates, bypassing Keras's tracking."""
     if num:
         vars(optimizer)[_SHIFT] = (num, num_applied(optimizer))
 
 
 def recalled_shift(optimizer: Any, num_updates: int) -> int:
-    """What was noted down, if the optimizer has not gone back since: other variables may have been loaded."""
+    """The recorded shift, unless the optimizer has gone back since: other variables may have been loaded."""
     num, noted = vars(optimizer).pop(_SHIFT, (0, 0))
     return int(num) if num_updates >= noted else 0
 
 
 def initial_epoch(model: Any) -> int:
-    """The `initial_epoch` that the `fit` that is running was called with."""
+    """The `initial_epoch` argument of the running `fit`."""
     frame = frame_of_fit(model)
     return 0 if frame is None else int(frame.f_locals.get("initial_epoch") or 0)
 
 
 def endless_data(model: Any) -> str | None:
-    """Name of an argument of the `fit` or `evaluate` that is running which is missing: without it, that never ends."""
+    """The missing argument without which the running `fit` or `evaluate` would never end."""
     frame = _frame_with_data(model)
     of_fit = {"steps_per_epoch": "x", "validation_steps": "val_x"}
     for steps, data in (of_fit if frame.f_code.co_name == "fit" else {"steps": "x"}).items():
@@ -434,18 +434,18 @@ def _is_endless(data: Any) -> bool:
 
 
 def start_of(model: Any) -> int | None:
-    """The epoch at which `fit` begins, if it is another one than it was told."""
+    """The epoch at which `fit` begins, if it differs from its argument."""
     epoch = model._initial_epoch
     return None if epoch is None else int(epoch)
 
 
 def start_at(model: Any, epoch: int | None) -> None:
-    """The epoch at which `fit` begins, if it is to be another one than it was told: as BackupAndRestore does."""
+    """Set the epoch at which `fit` begins, if it differs from its argument, as BackupAndRestore does."""
     model._initial_epoch = epoch
 
 
 def renew_train_function(model: Any, *, xla: bool = True) -> None:
-    """A graph that was traced before ElasticFlow came, or with it, must not be used after that has changed.
+    """Rebuild the train function, because its graph was traced before ElasticFlow was installed or removed.
 
     Args:
         model: The model.
@@ -462,8 +462,13 @@ def renew_train_function(model: Any, *, xla: bool = True) -> None:
             model.jit_compile = compiled
 
 
+def has_own_train_function(model: Any) -> bool:
+    """Whether a user's code makes the train function of a model, which may take its batches in a way of its own."""
+    return getattr(model.make_train_function, "__func__", None) is not keras.Model.make_train_function
+
+
 def new_train_function(model: Any, *, xla: bool = True) -> Callable[[Any], Any]:
-    """A train function that has not been traced; the model keeps its own."""
+    """An untraced train function; the model keeps its own."""
     own = model.train_function
     renew_train_function(model, xla=xla)
     new, model.train_function = model.train_function, own
@@ -472,7 +477,7 @@ def new_train_function(model: Any, *, xla: bool = True) -> Callable[[Any], Any]:
 
 
 def inlined_train_function(model: Any) -> Callable[[Any], Any]:
-    """One without a graph of its own: its step becomes a part of whatever graph is being traced."""
+    """A train function without a graph of its own: its step becomes part of the graph being traced."""
     eagerly, model.run_eagerly = model.run_eagerly, True
     try:
         return new_train_function(model, xla=False)
@@ -481,7 +486,7 @@ def inlined_train_function(model: Any) -> Callable[[Any], Any]:
 
 
 def set_num_steps(params: dict[str, Any], callbacks: Iterable[Any], num_steps: int | None) -> None:
-    """Tell the progress bar how many steps an epoch has now, if that is known."""
+    """Tell the progress bar the current number of steps of an epoch, if it is known."""
     params["steps"] = num_steps
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ProgbarLogger):
@@ -497,21 +502,21 @@ def variables_of_steps(model: Any) -> list[list[Any]]:
 
 
 def set_value(variable: Any, value: Any) -> None:
-    """Let a variable have a value that is known to fit."""
+    """Set a variable to a value that is known to fit."""
     variable._direct_assign(value)
 
 
 def are_synced(model: Any) -> None:
-    """On the JAX backend, the variables hold the state: to Keras, a callback has seen to it."""
+    """Tell Keras on the JAX backend that a callback has synchronized the state into the variables."""
     vars(model)["_jax_state_synced"] = True  # past what Keras tracks
 
 
 class Arrays:
-    """What Keras's adapter of arrays holds. Its batches can be had in any order.
+    """The content of Keras's adapter for arrays. Its batches are accessible in any order.
 
     Attributes:
-        num_samples: Of an epoch.
-        batch_size: Of a full batch.
+        num_samples: Number of samples in an epoch.
+        batch_size: Size of a full batch.
         shuffle: True, False, or "batch".
     """
 
@@ -526,7 +531,7 @@ class Arrays:
         self.shuffle = adapter._shuffle
 
     def batch(self, indices: Any) -> Any:
-        """These samples, as the backend's tensors, in the structure that a step takes."""
+        """These samples as the backend's tensors, in the structure that a step accepts."""
 
         def pick(sliceable: Any) -> Any:
             if sliceable is None:  # a leaf, since Keras 3.12
@@ -545,13 +550,13 @@ def arrays_of(iterator: Any) -> Arrays | None:
 
 
 def as_batch(arrays: Any) -> Any:
-    """Arrays as the backend's tensors, in the structure that a step takes."""
+    """Arrays as the backend's tensors, in the structure that a step accepts."""
     tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, arrays, none_is_leaf=False)
     return keras.tree.lists_to_tuples(tensors)
 
 
 class Indexed:
-    """A `PyDataset`. Its batches can be had in any order.
+    """A `PyDataset`, whose batches are accessible in any order.
 
     Attributes:
         data: The data set.
@@ -564,11 +569,11 @@ class Indexed:
         self.shuffle = bool(adapter.shuffle) and adapter.num_batches is not None
 
     def batch(self, index: int) -> Any:
-        """One batch, as the backend's tensors, in the structure that a step takes."""
+        """One batch as the backend's tensors, in the structure that a step accepts."""
         return self.made_of(self.data[index])
 
     def made_of(self, read: Any) -> Any:
-        """The same, of what the data set has returned."""
+        """The same for a batch that the data set has returned."""
         return as_batch(self._adapter._standardize_batch(read))
 
 
@@ -590,7 +595,7 @@ class Loader:
         self.loader = adapter._dataloader
 
     def made_of(self, read: Any) -> Any:
-        """A batch of the loader's as Keras hands it to a step; under torch, it is the loader's own."""
+        """A batch of the loader's in the form that Keras passes to a step; under torch, it is the loader's own."""
         if _backend() == "torch":
             return read
         arrays = keras.tree.map_structure(lambda part: part.cpu().numpy(), read, none_is_leaf=False)
@@ -606,7 +611,7 @@ def loader_of(iterator: Any) -> Loader | None:
 
 
 def is_generator(iterator: Any) -> bool:
-    """Whether the data come out of a bare generator."""
+    """Whether the data come from a plain generator."""
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
     return isinstance(iterator.data_adapter, GeneratorDataAdapter)

@@ -1,14 +1,14 @@
 """A `PyDataset`: each worker asks for the batches that it trains on.
 
-What such a data set does at the beginning and the end of an epoch (mostly, it shuffles) must come out the same in all
-workers, though each has an object of its own. So
+What such a data set does at the beginning and the end of an epoch (usually, it shuffles) must have the same result in
+all workers, although each has its own object:
 
-* its hooks are called as Keras calls them, with random numbers that are a function of the job's seed and the epoch;
-* a newcomer, or a new start, calls those of all epochs that were before it;
-* after them, in each epoch, the order of the first worker's object is everybody's (`ef_common.data.orders`): in place,
-  an order is shuffled out of another one, and that may have been shuffled before there was a job.
+* Its hooks are called as Keras calls them, with random numbers that are a function of the job's seed and the epoch.
+* A newcomer or a new start calls the hooks of all earlier epochs.
+* After the hooks, all workers adopt the order of rank 0's object in each epoch (`ef_common.data.orders`): a shuffle in
+  place depends on the previous order, which may have been shuffled before there was a job.
 
-What that does not make equal, a comparison of what was read finds.
+A comparison of what was read finds any remaining difference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BEGIN, _END, _COMPARED = range(3)
 
 
 class IndexedSource(OrderedSource):
-    """See the module, and :class:`~ef_keras.ordered.Source`.
+    """The source for a `PyDataset`; the module describes it. See :class:`~ef_keras.ordered.Source`.
 
     Attributes:
         seed: Called before each batch is read, with what the random numbers in it are to be a function of.
@@ -125,7 +125,7 @@ class IndexedSource(OrderedSource):
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
-        """See the class that this one is a kind of."""
+        """See the base class."""
         return self._reader is not None and self.seed is None
 
     def expect(self, coming: Coming) -> None:
@@ -144,7 +144,7 @@ class IndexedSource(OrderedSource):
         return place if self._order is None else int(self._order[place])
 
     def checksums(self, position: int) -> Checksums:
-        """Read a batch of this epoch, with random numbers that are the same in all workers, and tell what it is."""
+        """Read a batch of this epoch with shared random numbers, and return its checksums."""
         if self._reader is not None:
             self._reader.pause()
         with drawn_from([self._job_seed, self._epoch, _COMPARED, position], self.data):

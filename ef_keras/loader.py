@@ -1,4 +1,4 @@
-"""A torch `DataLoader` of a map-style data set: each worker reads the samples that it trains on, and no others.
+"""A torch `DataLoader` of a map-style data set: each worker reads only the samples that it trains on.
 
 The loader reads what it is told, with its collate function and its data workers. The order is that of its sampler:
 `shuffle=True` and no shuffling are functions of the job's seed and the pass; from a sampler of the user's, rank 0
@@ -33,7 +33,7 @@ _FIRST, _ORDER, _COMPARED = range(3)
 
 
 def can_be_asked(loader: DataLoader[Any]) -> bool:
-    """Whether a loader can be told what to read; else it can only be walked.
+    """Whether a loader can read chosen samples; otherwise it can only be walked.
 
     Raises:
         UnsupportedError: Its sampler draws a part of the samples in each of a fixed number of workers.
@@ -57,7 +57,7 @@ def _has_length(loader: DataLoader[Any]) -> bool:
 
 
 class LoaderSource(OrderedSource):
-    """See the module, and :class:`~ef_keras.ordered.Source`.
+    """The source for a `DataLoader`; the module describes it. See :class:`~ef_keras.ordered.Source`.
 
     Args:
         given: The user's loader.
@@ -112,7 +112,7 @@ class LoaderSource(OrderedSource):
             self._order = _Order(self._pass, *drawn)
 
     def _drawn(self) -> list[Any]:
-        """What stands at the positions of a pass; and, if they are batches, where each ends in that."""
+        """The samples at the positions of a pass and, if positions are batches, where each batch ends."""
         sampler: Any = self._sampler if self.whole_batches else self._sampler.sampler
         with _drawn_from([self._job_seed, self._pass, _ORDER], sampler):
             found = list(islice(sampler, len(sampler)))
@@ -156,13 +156,13 @@ class LoaderSource(OrderedSource):
         self._planned.read(lambda start: map(self._items, islice(foretold(), skip + start, None)))
 
     def _read(self, items: list[Any]) -> Any:
-        """Read a batch that nobody has foretold, where the loader reads all others."""
+        """Read an unplanned batch, where the loader reads all others."""
         self._coming = iter(())
         self._planned.read(lambda start: islice(iter([items]), start, None))
         return self._given.made_of(self._planned.next())
 
     def _items(self, positions: Sequence[int]) -> list[Any]:
-        """What is read for a batch of these positions."""
+        """What to read for a batch of these positions."""
         if self._order is None or self._epoch is None:
             raise ValueError("no epoch has begun")
         places = [self._start + position for position in positions]
@@ -206,8 +206,8 @@ class _Order(NamedTuple):
     """The order of a pass.
 
     Args:
-        number: Of the pass.
-        indices: Of the samples, in this order.
+        number: Number of the pass.
+        indices: Indices of the samples in this order.
         ends: Where each batch ends in it, if positions are batches.
     """
 
@@ -222,7 +222,7 @@ def _nothing() -> Iterator[list[int]]:
 
 @contextmanager
 def _drawn_from(key: Sequence[int], owner: Any = None) -> Iterator[None]:
-    """As `drawn_from`, and torch's random numbers, too, whatever Keras's backend is."""
+    """Like `drawn_from`, and for torch's random numbers, too, whatever Keras's backend is."""
     with drawn_from(key, owner if hasattr(owner, "__dict__") else None):
         states = torch_states()
         seed_everything(key)

@@ -1,4 +1,4 @@
-"""What callbacks remember, so that those of another worker, or of the next run, can go on from it."""
+"""What callbacks remember, so that those of another worker, or of the next run, can continue from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def memory_of(callback: Any) -> dict[str, Any] | None:
-    """What a callback remembers; one of the user's says so with `state_dict` and `load_state_dict`."""
+    """What a callback remembers; the user's define it with `state_dict` and `load_state_dict`."""
     if _is_stateful(callback):
         return {"user": callback.state_dict()}
     names = _fields_of(callback)
@@ -27,7 +27,7 @@ def memory_of(callback: Any) -> dict[str, Any] | None:
 
 
 def restore(callback: Any, memory: dict[str, Any]) -> None:
-    """Let a callback remember. It takes in nothing else, where it writes, say: a memory may come from a store."""
+    """Restore a callback's memory, but not where it writes, for example: a memory may come from a store."""
     if "user" in memory:
         callback.load_state_dict(memory["user"])
     else:

@@ -1,4 +1,4 @@
-"""Metrics of all workers as one: each worker's hold what it has seen, and are merged at the end of a pass."""
+"""Metrics of all workers as one: each worker accumulates its own, and they are merged at the end of a pass."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ef_keras import hooks
 
 
 def values_of(model: Any) -> list[np.ndarray]:
-    """What this worker's metrics have gathered since they were reset: one array for each of their variables."""
+    """The accumulated values of this worker's metrics: one array per variable."""
     return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in hooks.metric_variables(model)]
 
 
 def set_values(model: Any, values: Sequence[np.ndarray]) -> None:
-    """Let the metrics hold these values; inverse of `values_of`."""
+    """Set the metrics to these values; inverse of `values_of`."""
     for variable, value in zip(hooks.metric_variables(model), values, strict=True):
         variable.assign(value)
 
 
 def merge(model: Any, parts: Sequence[Sequence[np.ndarray]]) -> None:
-    """Let the metrics hold what those of all workers have gathered.
+    """Set the metrics to the merged values of all workers.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""A model as Keras's own files hold it, in two steps: a copy in memory, and a file that is written from it later."""
+"""A model in Keras's own file format, in two steps: a copy in memory, and a file that is written from it later."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Texts = dict[str, bytes]
 
 
 class ModelParts:
-    """What a model's file consists of. What does not change while it trains (its architecture) is found out once.
+    """The parts of a model's file. What does not change in training (its architecture) is determined once.
 
     Args:
         model: The model, built, with its optimizer.
@@ -46,7 +46,7 @@ class ModelParts:
         self._texts: Texts | None = None
 
     def now(self) -> tuple[Texts, Weights]:
-        """They; the weights are the variables themselves."""
+        """The current parts; the weights are the variables themselves."""
         if self._texts is None:
             self._texts = self._serialized()
         return self._texts, Weights.of(self._model)
@@ -60,7 +60,7 @@ class ModelParts:
         return {"metadata.json": metadata.encode(), "config.json": config.encode(), **self._assets()}
 
     def _assets(self) -> Texts:
-        """Vocabularies, which layers write to a folder."""
+        """The assets (vocabularies), which layers write to a folder."""
         with tempfile.TemporaryDirectory(prefix="elasticflow-") as directory:
             folder = FilePath(directory) / "assets"
             hooks.save_state(self._model, hooks.store_that_makes(lambda path, metadata: {}), hooks.assets_in(folder))
@@ -77,10 +77,10 @@ class SavedModel:
 
     Args:
         model: The model.
-        texts: What there is of it besides the weights.
+        texts: Other parts of the model besides the weights.
         weights: Its weights.
         pool: Memory for copies.
-        content_of: What is saved, with the name of the file that has the weights, and the model's files.
+        content_of: Returns the content to save, given the name of the weights' file and the model's files.
     """
 
     model: Any

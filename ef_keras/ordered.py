@@ -1,4 +1,4 @@
-"""Data of a `fit`; and such as can be asked for a part.
+"""The data of a `fit`, and data that can be asked for a part.
 
 Of those, each worker reads what it trains on, in an order that all must have.
 """
@@ -35,20 +35,20 @@ class Source(Protocol):
         """Any batch, before the first epoch, to build and warm up a model with."""
 
     def begin(self, epoch: int, *, seed: int, cursor: int = 0) -> None:
-        """Begin an epoch, of which so many places have been dealt. Its order is a function of epoch and seed."""
+        """Begin an epoch in which this many places have been dealt. Its order is a function of epoch and seed."""
 
     def batch(self, positions: Sequence[int]) -> Any:
-        """The batch of these positions, at most `batch_size` of them, in the structure that a step takes."""
+        """The batch of these positions, at most `batch_size` of them, in the structure that a step accepts."""
 
     def follow(self, progress: EpochProgress, window: Window) -> None:
-        """`window` was dealt and `progress` is what holds now: nothing else that is past is asked for again."""
+        """`window` was dealt and `progress` is current: no other past positions will be asked for again."""
 
     def end(self) -> None:
         """The epoch is over."""
 
 
 class OrderedSource(Source, ABC):
-    """Data that can be asked for a part; see the module.
+    """Data that can be asked for a part; the module describes it.
 
     Attributes:
         reads_ahead: Batches are read before they are asked for.
@@ -62,28 +62,28 @@ class OrderedSource(Source, ABC):
 
     @abstractmethod
     def agree(self, session: Session) -> None:
-        """Have the order of the first worker, in an epoch that has begun. All members call this together."""
+        """Adopt the order of rank 0 in an epoch that has begun. All members call this together."""
 
     @abstractmethod
     def order(self) -> Any:
-        """What a newcomer needs to have this order: a plain tree with arrays."""
+        """What a newcomer needs to get this order: a plain tree with arrays."""
 
     @abstractmethod
     def put_in_order(self, order: Any) -> None:
-        """Have the order that another worker has told, in an epoch that has begun."""
+        """Adopt the order that another worker has reported, in an epoch that has begun."""
 
     @abstractmethod
     def recall(self, order: Any) -> None:
-        """Remember the order of an epoch that was over when a checkpoint was saved."""
+        """Restore the order of an epoch that was over when a checkpoint was saved."""
 
     @abstractmethod
     def expect(self, coming: Coming) -> None:
-        """These will probably be asked for next, if nobody comes or goes."""
+        """Expect requests for these batches next, if the members stay the same."""
 
     @abstractmethod
     def checksums(self, position: int) -> Checksums:
-        """Read a position of this epoch, and tell what it is."""
+        """Read a position of this epoch, and return its checksums."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what reads ahead. May be repeated."""
+        """Stop reading ahead. May be repeated."""

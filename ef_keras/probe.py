@@ -1,4 +1,4 @@
-"""The private parts of Keras that ElasticFlow touches: the list, and the search.
+"""The list of private parts of Keras that ElasticFlow touches, and the search for them.
 
 They are looked for when a `fit` or `evaluate` sets its callbacks up, and by the contract tests; see `ef_common.parts`.
 """
@@ -110,11 +110,11 @@ _CLASSES = {
     "torch_loader": "src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter",
     "dataset": "src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter",
 }
-"""Of what exists while a `fit` runs. Importing Keras imports all of them."""
+"""Classes of what exists while a `fit` runs. Importing Keras imports all of them."""
 
 
 def package(seen: Mapping[str, Any] | None = None) -> Package:
-    """What is looked at.
+    """The package and the parts to look at.
 
     Args:
         seen: Objects of a `fit`, in place of their classes.
@@ -124,7 +124,7 @@ def package(seen: Mapping[str, Any] | None = None) -> Package:
 
 
 def check_hooks() -> None:
-    """Refuse a release of Keras that has other private parts.
+    """Refuse a release of Keras with other private parts.
 
     Raises:
         UnsupportedError: Naming what has moved, and what to install.

@@ -1,4 +1,4 @@
-"""`ef_keras.model()`: a Keras model of a `model` and a `forward`."""
+"""`ef_keras.model()` makes a Keras model of a `model` and a `forward`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def model(
 
 @dataclass(frozen=True)
 class Functions:
-    """What a program is made of.
+    """The functions of a program.
 
     Args:
         model: Makes the model; or a model that was made, which cannot be saved then.
@@ -84,7 +84,7 @@ class Functions:
 
 @dataclass
 class _Held:
-    """What Keras is not to look into: it would track it, and save it."""
+    """A holder for objects that Keras must not track or save."""
 
     functions: Functions
     params: dict[str, Any]
@@ -95,7 +95,7 @@ class _Held:
 
 
 def program(parts: Parts, functions: Functions, *, allow_unused: bool) -> Program:
-    """The model of parts that were made already; see :func:`model`."""
+    """The model of parts that already exist; see :func:`model`."""
     made = Program(parts, functions, allow_unused=allow_unused)
     optimizer = parts.optimizer
     if isinstance(optimizer, type | partial | FunctionType):
@@ -111,9 +111,9 @@ class Program(keras.Model):
 
     Args:
         parts: Layers, variables and anything else.
-        functions: What it does.
+        functions: Functions of the program.
         allow_unused: See :func:`model`.
-        name: Of the model.
+        name: Name of the model.
 
     Raises:
         UsageError: There is nothing to train.
@@ -160,13 +160,13 @@ class Program(keras.Model):
         return outcome
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """An update."""
+        """Make an update."""
         batch = _unwrapped(data)
         cost = partial(self._cost, batch, "forward", training=True)
         return self._measure(batch, self._train(self, cost, check=self._check))
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """A batch of an evaluation."""
+        """Evaluate a batch."""
         batch = _unwrapped(data)
         return self._measure(batch, self._cost(batch, "evaluate", training=False))
 
@@ -191,11 +191,11 @@ class Program(keras.Model):
 
     @property
     def metrics(self) -> list[Any]:
-        """The means of what `forward` and `evaluate` have returned."""
+        """The means of the values that `forward` and `evaluate` have returned."""
         return list(self._held.metrics.values())
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Those that have seen a batch since they were reset: an evaluation may have others than the training."""
+        """Metrics that have seen a batch since their reset: an evaluation may have others than the training."""
         return {m.name: m.result() for m in self.metrics if float(keras.ops.convert_to_numpy(m.count)) > 0}
 
     def _measure(self, batch: Any, outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Program(keras.Model):
     # ------------------------------------------------------------ building and checks
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Make all variables of layers and metrics by a step on the first batch that leaves nothing behind."""
+        """Create all variables of layers and metrics with a step on the first batch that leaves nothing behind."""
         if any(not layer.built for layer in self._flatten_layers()):
             self.built = True
             batch = _first(iterator) if data_batch is None else data_batch
@@ -256,7 +256,7 @@ class Program(keras.Model):
     # ------------------------------------------------------------ files
 
     def get_config(self) -> dict[str, Any]:
-        """The functions by their names.
+        """The functions, by their names.
 
         Raises:
             UsageError: One of them cannot be found by its name.
@@ -267,7 +267,7 @@ class Program(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Program:
-        """Make the model anew.
+        """Recreate the model.
 
         Raises:
             UsageError: A function cannot be found.
@@ -276,18 +276,18 @@ class Program(keras.Model):
         return cls(parts_of(found["model"]), Functions(**found), **config)
 
     def get_build_config(self) -> dict[str, Any]:
-        """Shapes and types of the batch that it was built on."""
+        """Shapes and types of the batch on which it was built."""
         return {"batch": self._held.shapes}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Make all variables."""
+        """Create all variables."""
         if config.get("batch") is not None:
             self.built = True
             self._build_on(_zeros(config["batch"]))
 
 
 def _unwrapped(batch: Any) -> Any:
-    """The entries of a batch: Keras puts what is no pair into a tuple, and adds what there is not."""
+    """The entries of a batch: Keras puts anything but a pair into a tuple, and adds missing entries."""
     while isinstance(batch, tuple | list):
         if len(batch) > 1 and batch[-1] is None:
             batch = batch[:-1]

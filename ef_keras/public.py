@@ -1,4 +1,4 @@
-"""What a program asks of its worker, and `fit` with the callbacks in it."""
+"""Functions for programs: the worker's rank and the number of workers, and `fit` with elastic callbacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ef_keras.callbacks import callbacks as elastic_callbacks
 
 
 def rank() -> int:
-    """Rank of this worker among those that train, from 0 on; it may change when workers come or go.
+    """Rank of this worker, counted from 0; it may change when workers join or leave.
 
     The first call, before any `fit`, makes this process a worker of its job, on the default data plane: it waits for
     the others that the job begins with. In a process that is no worker of a job, the rank is 0. A newcomer that has not
@@ -29,13 +29,13 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Number of workers that train; see :func:`rank`. A newcomer that is not in yet counts itself."""
+    """Number of workers that train; see :func:`rank`. A newcomer that is not admitted yet counts itself."""
     session = _session()
     return session.rank + 1 if session.newcomer else session.completed_in.world_size
 
 
 def is_rank_zero() -> bool:
-    """Whether this worker is the first: the one that writes files, and what people read; see :func:`rank`."""
+    """Whether this worker is the first, which writes files and output for people; see :func:`rank`."""
     return rank() == 0
 
 
@@ -48,7 +48,7 @@ def _session() -> Session:
 
 
 def fit(model: Any, *data: Any, callbacks: Any = None, **kwargs: Any) -> Any:
-    """`model.fit` with the elastic callbacks in it, for those who would rather not pass them.
+    """Call `model.fit` with the elastic callbacks, for programs that do not pass them themselves.
 
     Example::
 

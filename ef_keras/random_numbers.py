@@ -1,4 +1,4 @@
-"""Random numbers of a data set that are a function of what they are for, and leave no trace."""
+"""Random numbers of a data set that depend only on their purpose, and leave no trace."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SEED_BITS = 30  # room for what backends add to it, in 32 bits
 
 
 def set_seeds(states: Sequence[Any], key: Sequence[int]) -> None:
-    """Let Keras's generators, of which these are the variables, be a function of the key."""
+    """Make Keras's generators with these variables a function of the key."""
     for state, number in zip(states, numbers_of(key, len(states)), strict=True):
         state.assign(np.array([number >> (32 - _SEED_BITS), 0], str(state.dtype)))
 
 
 @contextmanager
 def drawn_from(key: Sequence[int], owner: Any = None) -> Iterator[None]:
-    """Within this, random numbers are a function of the key. After it, all generators go on as if nothing had been.
+    """Within this context, random numbers are a function of the key; afterwards all generators are restored.
 
     Those of Python, NumPy, Keras and its backend, and generators that are attributes of the owner.
     """
@@ -54,7 +54,7 @@ def _attributes(owner: Any) -> list[Any]:
 
 
 def _seed(value: Any, key: Sequence[int]) -> Restore | None:
-    """Seed a generator. Returns what brings its state back; None if it is no generator."""
+    """Seed a generator. Returns a function that restores its state; None if it is not a generator."""
     numbers = numbers_of(key, 2)
     if isinstance(value, np.random.Generator):
         bits, state = value.bit_generator, value.bit_generator.state

@@ -1,4 +1,4 @@
-"""Callbacks that write to a disk or a terminal: in one worker, the first, whoever that is."""
+"""Callbacks that write to a disk or a terminal run only in the worker that is rank 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = (
 
 
 def only_on_rank_zero(callbacks: Any, session: Session, *, hidden: Callable[[], Collection[str]] = frozenset) -> None:
-    """Let those callbacks of a list that write be called in rank 0 only.
+    """Call those callbacks of a list that write only in rank 0.
 
     Args:
         callbacks: Keras's list of callbacks; changed in place.
@@ -36,12 +36,12 @@ def only_on_rank_zero(callbacks: Any, session: Session, *, hidden: Callable[[], 
 
 
 def unwrapped(callback: Any) -> Any:
-    """The user's callback, if this stands for one."""
+    """The user's callback behind this one, if there is one."""
     return callback.wrapped if isinstance(callback, OnRankZero) else callback
 
 
 class OnRankZero:
-    """Stands for a callback that is called in rank 0 only. If this worker becomes it, the callback begins then.
+    """Stands in for a callback that runs only in rank 0. If this worker becomes rank 0, the callback begins then.
 
     Attributes:
         wrapped: The callback.

@@ -1,4 +1,4 @@
-"""What stands between a model's gradients and its optimizers while a `fit` is elastic."""
+"""The layer between a model's gradients and its optimizers while a `fit` is elastic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Weights = Callable[[View], Sequence[float]]
 
 
 class Reducer(ABC):
-    """Lets the optimizers of a model see the mean of all members' gradients: Keras's hook is `Optimizer.apply`.
+    """Gives a model's optimizers the mean of all members' gradients: Keras's hook is `Optimizer.apply`.
 
     Args:
         session: The worker's session.
@@ -30,11 +30,11 @@ class Reducer(ABC):
     Attributes:
         on_update: Called with (contributors, loss) when a reduction has completed, before the update is made.
         on_wait: Called when there is nothing more to do than to wait for the other members.
-        applied: What an optimizer makes its update within; called with it and the reduced gradients.
+        applied: Context in which an optimizer makes its update; called with it and the reduced gradients.
         fraction: Size of this worker's batch, as a part of a full one.
         wants_stop: This worker wants to stop after the next step; all then do.
         stop_agreed: All workers stop after this step.
-        error: What ended a step within the framework's own code, which may not let it through.
+        error: The exception that ended a step within the framework's code, which may not pass it on.
     """
 
     def __init__(self, session: Session, model: Any, weights: Weights) -> None:
@@ -54,10 +54,10 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
-        """The members' mean of these gradients; also commits the samples that they are of. None: no update is due."""
+        """Return the mean of the members' gradients and commit their samples; None if no update is due."""
 
     def attach(self) -> None:
-        """Stand between the model and its optimizers."""
+        """Install the reducer between the model and its optimizers."""
         is_stateless = keras.config.backend() == "jax"
         for optimizer in hooks.optimizers(self.model):
             if is_stateless:
@@ -68,29 +68,29 @@ class Reducer(ABC):
             self._attached.append(optimizer)
 
     def detach(self) -> None:
-        """Step aside."""
+        """Remove the reducer."""
         for optimizer in self._attached:
             for name in ("apply", "stateless_apply", "scale_loss"):
                 vars(optimizer).pop(name, None)
         self._attached = []
 
     def original_of(self, optimizer: Any) -> Callable[..., Any]:
-        """What makes an optimizer's update."""
+        """The function that makes an optimizer's update."""
         own = vars(optimizer)
         found: Callable[..., Any] = (own.get("apply") or own["stateless_apply"]).original
         return found
 
     def see_loss(self, loss: Any) -> None:
-        """The loss of this step, before the backward pass."""
+        """Record the loss of this step, before the backward pass."""
         self._loss = loss
 
     def take_loss(self) -> Any:
-        """The loss of this step, once; None if the model's `train_step` does not tell it."""
+        """The loss of this step, once; None if the model's `train_step` does not report it."""
         loss, self._loss = self._loss, None
         return loss
 
     def begin(self, buckets: ArrayBuckets) -> ArrayReduction:
-        """A new reduction."""
+        """Begin a new reduction."""
         reduction = ArrayReduction(
             buckets, self.session, self.weights, fraction=self.fraction(), wants_stop=self.wants_stop
         )
@@ -98,7 +98,7 @@ class Reducer(ABC):
         return reduction
 
     def complete(self, reduction: ArrayReduction, loss: float | None) -> None:
-        """Wait for it, and commit."""
+        """Wait for the reduction, and commit."""
         with leaving_cleanly():
             contributors = self.session.run(reduction)
         reduction.read_flags()
@@ -121,7 +121,7 @@ class Reducer(ABC):
             variable.assign(np.array(value))  # whose memory is that of the next reduction but one
 
     def guard(self, act: Callable[[], Any]) -> Any:
-        """Run something that a framework calls; remember its error, which the framework would turn into its own."""
+        """Run something that a framework calls, and keep its error, which the framework would convert."""
         try:
             return act()
         except BaseException as error:
@@ -130,7 +130,7 @@ class Reducer(ABC):
 
 
 class _Apply:
-    """`optimizer.apply`, of the mean gradients."""
+    """`optimizer.apply` with the mean gradients."""
 
     def __init__(self, reducer: Reducer, optimizer: Any, original: Callable[..., Any]) -> None:
         self._reducer = reducer

@@ -1,4 +1,4 @@
-"""Some batches as one row of samples, of which any part can be had."""
+"""Several batches as one row of samples, of which any part can be taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ef_common.errors import UnsupportedError
 
 
 class Rows:
-    """Batches one behind the other.
+    """Several batches, one after the other.
 
     Args:
         batches: In the structure that a step takes.
@@ -23,7 +23,7 @@ class Rows:
         self._sizes = [num_samples(batch) for batch in batches]
 
     def __len__(self) -> int:
-        """Samples in all batches."""
+        """Number of samples in all batches."""
         return sum(self._sizes)
 
     def take(self, rows: Sequence[int]) -> Any:

@@ -1,4 +1,4 @@
-"""Compensated settings in JAX's steps, which are traced once: each step asks for them before its update."""
+"""Compensated settings in JAX's steps, which are traced once and request the settings before each update."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ef_keras.stages_jax import call
 
 
 class ScaledInStages(ScaledOptimizer):
-    """See `ScaledOptimizer`."""
+    """A `ScaledOptimizer` for JAX's steps, which are cut into stages."""
 
     @contextmanager
     def applied(self, gradients: Sequence[Any]) -> Iterator[None]:
-        """Let the optimizer make an update. The reduction, in which the ratio changes, is a call that comes before."""
+        """Let the optimizer make an update. The ratio changes in the reduction, an earlier call."""
         (newest,) = call(lambda _: [self._newest()], (), like=[self._newest()])
         scale, *values = [newest[index] for index in range(1 + len(self._names))]
         settings = dict(zip(self._names, values, strict=True))

@@ -1,4 +1,4 @@
-"""Compensated settings of a Keras optimizer: there while it makes an update, and nobody else sees them."""
+"""Compensated settings of a Keras optimizer, visible only during an update."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 class ScaledOptimizer(ABC):
-    """The settings of an optimizer as a ratio makes them, and its momentum.
+    """The settings of an optimizer for a ratio, and its momentum.
 
     Where the rate is in the momentum (`v ← μv − γηg`: SGD, RMSprop), that is multiplied by γ_t / γ_{t−1} before an
     update.
@@ -48,14 +48,14 @@ class ScaledOptimizer(ABC):
 
     @abstractmethod
     def applied(self, gradients: Sequence[Any]) -> AbstractContextManager[None]:
-        """Let the optimizer make an update with these reduced gradients; to be built into a graph, if there is one."""
+        """Let the optimizer make an update with these reduced gradients; built into the graph, if there is one."""
 
     def set_ratio(self, ratio: float) -> None:
-        """The ratio of the updates from now on."""
+        """Set the ratio of the updates from now on."""
         self._ratio = ratio
 
     def rescale_momentum(self, ratio: float) -> None:
-        """Have the momentum as if all its gradients had come at this ratio."""
+        """Rescale the momentum as if all its gradients had come at this ratio."""
         if ratio != self.held:
             factor = momentum_factor(self.rule, self.held, ratio)
             for momentum in hooks.momenta_with_rate(self.optimizer):
@@ -63,7 +63,7 @@ class ScaledOptimizer(ABC):
             self.held = ratio
 
     def _values(self) -> list[float]:
-        """The factor of the learning rate, and the values of the settings that are named."""
+        """The factor of the learning rate, and the values of these settings."""
         changes = adjustments(self.rule, self._ratio)
         own = vars(self.optimizer)
         return [lr_scale(self.rule, self._ratio), *(self._changed(name, own[name], changes) for name in self._names)]
@@ -77,7 +77,7 @@ class ScaledOptimizer(ABC):
 
 
 class ScaledNumbers(ScaledOptimizer):
-    """Where each update is made by Python: settings are numbers."""
+    """A `ScaledOptimizer` whose settings are numbers, where Python makes each update."""
 
     @contextmanager
     def applied(self, gradients: Sequence[Any]) -> Iterator[None]:

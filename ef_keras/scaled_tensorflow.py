@@ -1,4 +1,4 @@
-"""Compensated settings in TensorFlow's graphs, which are traced once: tensors, which are read anew in each step."""
+"""Compensated settings in TensorFlow's graphs, as variables that each step reads again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ef_keras.scaled_optimizer import ScaledOptimizer
 
 
 class ScaledTensors(ScaledOptimizer):
-    """See `ScaledOptimizer`. The variables are not the optimizer's, so they are neither tracked nor saved."""
+    """A `ScaledOptimizer` in TensorFlow variables that are not the optimizer's: nothing tracks or saves them."""
 
     def __init__(self, optimizer: Any, rule: Rule) -> None:
         super().__init__(optimizer, rule)
@@ -23,7 +23,7 @@ class ScaledTensors(ScaledOptimizer):
         self._newest = [tf.Variable(value, trainable=False, dtype=dtype) for value in self._values()]
 
     def set_ratio(self, ratio: float) -> None:
-        """The ratio of the updates from now on."""
+        """Set the ratio of the updates from now on."""
         if ratio != self._ratio:
             super().set_ratio(ratio)
             for variable, value in zip(self._newest, self._values(), strict=True):

@@ -1,9 +1,9 @@
 """Learning-rate schedules that follow the samples, however many workers there are.
 
 Keras calls a schedule with the number of updates that its optimizer has made. A user makes it for one worker: with
-`decay_steps=epochs * len(x) // batch_size`, it ends with the training of one. So the reference world of
-:mod:`ef_common.core.schedule` is one worker here, and a schedule is called with the number of updates that this worker
-has made when it comes to the same samples. `optimizer.iterations` stays the number of updates: Adam corrects its
+`decay_steps=epochs * len(x) // batch_size`, it ends with the training of one. Here, the reference world of
+:mod:`ef_common.core.schedule` is therefore one worker, and a schedule is called with the number of updates that this
+worker has made at the same samples. `optimizer.iterations` stays the number of updates, because Adam corrects its
 averages by it, and gradients are accumulated by it.
 """
 
@@ -21,14 +21,14 @@ from ef_keras import hooks
 
 
 class FitSchedules:
-    """Has the schedules of one model's optimizers follow the samples, while a `fit` runs.
+    """Makes the schedules of one model's optimizers follow the samples while a `fit` runs.
 
     Between two steps a schedule is where the one worker would be after the samples until now. In a step, it is where
     that one would be in the update that takes the last sample of the step.
 
     Args:
         model: The model, built, with its optimizers.
-        dealer: Of the training data.
+        dealer: Dealer of the training data.
 
     Attributes:
         batch_size: Positions of a step of the one worker: those of now, or as a checkpoint says.
@@ -70,7 +70,7 @@ class FitSchedules:
             shift.aim(num_steps)
 
     def _steps(self) -> int:
-        """Steps of the one worker until the samples that have been dealt are used up."""
+        """Steps of the one worker until the dealt samples are used up."""
         progress = self._dealer.progress
         epoch = EpochProgress(progress.epoch, progress.length)
         num = sharding.num_steps(epoch, 1, batch_size=self.batch_size, min_share=self._dealer.min_share)
@@ -80,16 +80,16 @@ class FitSchedules:
 
     @property
     def shifts(self) -> list[int]:
-        """By how much each schedule is ahead of its optimizer's updates; negative, if it is behind."""
+        """How far each schedule is ahead of its optimizer's updates; negative if it is behind."""
         return [shift.num for shift in self._shifts]
 
     def begin(self, shifts: list[int]) -> None:
-        """All workers have the variables of one of them, and these are its shifts."""
+        """All workers have the same variables, and these are the shifts that belong to them."""
         for shift, num in zip(self._shifts, shifts, strict=True):
             shift.load(num, shift.pace)
 
     def state(self) -> dict[str, Any]:
-        """For newcomers and checkpoints: plain numbers."""
+        """The state for newcomers and checkpoints, as plain numbers."""
         return {
             "batch_size": self.batch_size,
             "shifts": self.shifts,
@@ -97,7 +97,7 @@ class FitSchedules:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where the others are, or where a checkpoint says. Variables and data have been loaded."""
+        """Continue from the others' state or a checkpoint. Variables and data have been loaded."""
         self.batch_size = state["batch_size"]
         if len(state["shifts"]) == len(self._shifts):  # else a checkpoint has others: the user has changed a schedule
             for shift, num, pace in zip(self._shifts, state["shifts"], state["paces"], strict=True):
@@ -127,7 +127,7 @@ class _Shift:
         hooks.shift_schedule(optimizer, self._variable)
 
     def settle(self, num_steps: int) -> None:
-        """A batch that stands for so many steps of the one worker is over."""
+        """A batch has ended that stands for this many steps of the one worker."""
         made = hooks.num_applied(self._optimizer) - self._updates
         self._updates += made
         if made:
@@ -136,7 +136,7 @@ class _Shift:
         self._show(self.num)
 
     def aim(self, num_steps: int) -> None:
-        """The next batch stands for so many; the last update of it has the last value."""
+        """The next batch stands for this many steps; its last update has the last value."""
         self._show(self.num + self.pace * (num_steps - 1))
 
     def _show(self, num: int) -> None:
@@ -145,11 +145,11 @@ class _Shift:
             self._variable.assign(num)
 
     def load(self, num: int, pace: int) -> None:
-        """Go on with these numbers, and with the variables that the optimizer has now."""
+        """Continue with these numbers, and with the optimizer's current variables."""
         self.num, self.pace, self._updates = num, pace, hooks.num_applied(self._optimizer)
         self._show(num)
 
     def detach(self) -> None:
-        """Leave the optimizer as it was; the next `fit` of it goes on from here."""
+        """Restore the optimizer; its next `fit` continues from here."""
         hooks.unshift_schedule(self._optimizer)
         hooks.remember_shift(self._optimizer, self.num)

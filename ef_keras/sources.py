@@ -1,4 +1,4 @@
-"""Where the batches of an epoch come from, and in which order: the same in all workers."""
+"""The sources of an epoch's batches, and their order, which is the same in all workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ef_keras.ordered import Source
 
 
 class ArraySource:
-    """Arrays: each worker picks its samples."""
+    """The source for arrays, from which each worker picks its samples."""
 
     whole_batches = False
 
@@ -64,7 +64,7 @@ class ArraySource:
 
 
 class SampleSource:
-    """An `ef_keras.dataset`: each worker reads its samples.
+    """The source for an `ef_keras.dataset`, of which each worker reads its samples.
 
     Attributes:
         seed: Called before each sample is read, with what the random numbers in it are to be a function of.
@@ -110,7 +110,7 @@ class SampleSource:
 
 
 class StreamSource:
-    """Anything else: each worker walks the whole of it, and keeps what may be asked for.
+    """The source for all other data: each worker walks through them and keeps what may be asked for.
 
     A shuffled data set has another order each time that an iterator over it is made. So iterators are counted: that of
     pass `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
@@ -188,7 +188,7 @@ class StreamSource:
         self._start, self.cursor, self.ended_at = start, 0, None
 
     def lag(self, place: Place) -> int:
-        """Batches from here to a place; none if it lies behind."""
+        """Batches from here to a place; none if it is behind."""
         if place.epoch < self.epoch:
             return 0
         number, part = self.epochs.part(place.epoch)
@@ -198,7 +198,7 @@ class StreamSource:
         return 1 + target  # the pass has to be begun at least
 
     def approach(self, place: Place) -> None:
-        """Go one batch (or the beginning of a pass) towards a place that lies ahead."""
+        """Go one batch (or to the beginning of a pass) towards a place ahead."""
         if self.epochs.part(place.epoch)[0] != self._pass:
             self.begin(self.epochs.begin_of_pass(place.epoch), seed=0)
             return
@@ -252,7 +252,7 @@ class StreamSource:
 
 
 def global_batch_size_of(iterator: Any) -> int | None:
-    """What an `ef_keras.dataset` says of the size of an update."""
+    """The size of an update that an `ef_keras.dataset` names."""
     data = getattr(iterator.data_adapter, "py_dataset", None)
     return data.global_batch_size if isinstance(data, SampleDataset) else None
 

@@ -1,9 +1,9 @@
-"""Calls of Python out of a step that JAX compiles, without a callback of XLA's: the step is cut into stages there.
+"""Cuts a step that JAX compiles into stages, so that Python is called between them and not from XLA.
 
-A step is traced once for each shape of its batch, into a program of JAX's. Where it calls Python, the trace has an
-operation of ours. The program is cut at these: a stage consists of all operations that need nothing which comes out of
-a later call. Each stage is compiled by itself; between two of them, Python runs as it does between two steps, in its
-own thread, with nothing of XLA's in progress that waits for it.
+A step is traced once for each shape of its batch, into a JAX program. Where it calls Python, the trace contains an
+operation of ours, at which the program is cut: a stage consists of all operations that need no result of a later call.
+Each stage is compiled by itself. Between two of them, Python runs as it does between two steps, in its own thread, with
+no XLA work in progress that waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JAX may use their memory."""
 
 
 class _CallsPython(core.Effect):
-    """Keeps a call that returns nothing, and has JAX refuse one within its own control flow."""
+    """An effect that keeps calls without results, and makes JAX refuse calls within its own control flow."""
 
 
 _EFFECT = _CallsPython()
@@ -39,13 +39,13 @@ _CALL.def_impl(lambda *arrays, act, results: _called(act, arrays))
 
 
 def call(act: Act, arrays: Sequence[Any], like: Sequence[Any] = ()) -> list[Any]:
-    """Within a step: call Python, and go on with what it returns. Outside of one, it is called at once.
+    """Within a step: call Python, and continue with what it returns. Outside of one, call it at once.
 
     No derivative is taken through it.
 
     Args:
-        act: What to call, each time that a step comes here.
-        arrays: What it is given.
+        act: Called each time that a step reaches this point.
+        arrays: Its arguments.
         like: Something with a shape and a type, for each of its results.
     """
     results = tuple(jax.core.ShapedArray(tuple(one.shape), jnp.dtype(one.dtype)) for one in like)
@@ -63,10 +63,10 @@ class _Stage:
     """Operations between two calls.
 
     Attributes:
-        equations: They.
-        reads: What they need.
-        writes: What others need of theirs.
-        run: They, compiled.
+        equations: The operations.
+        reads: Variables that they need.
+        writes: Variables that other stages need from them.
+        run: The compiled operations.
     """
 
     equations: list[JaxprEqn] = field(default_factory=list)
@@ -81,9 +81,9 @@ class StagedStep:
     Args:
         step: A pure function of (state, batch), which returns (results, new state). A state consists of groups, as
             Keras's does.
-        variables: What holds the state before and after the step, in these groups.
-        late: Those that the first call with results may change: nobody uses them before it.
-        reads: What else the step reads, and leaves as it is: variables that Keras does not know of.
+        variables: Variables that hold the state before and after the step, in these groups.
+        late: Variables that the first call with results may change, so that nobody uses them before it.
+        reads: Other variables that the step reads and does not change, which Keras does not know.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StagedStep:
         self._programs: dict[Any, _Program] = {}
 
     def __call__(self, batch: Any, *, before_call: Callable[[Sequence[Any]], None] = lambda known: None) -> Any:
-        """Make the step. Returns its results.
+        """Make the step and return its results.
 
         Args:
             batch: The batch.
@@ -132,7 +132,7 @@ class StagedStep:
 
 
 def hold(variables: Iterable[keras.Variable], values: Iterable[Any]) -> None:
-    """Let variables have these values, which are arrays of their shapes and types."""
+    """Set variables to these values, which are arrays of their shapes and types."""
     for variable, value in zip(variables, values, strict=True):
         hooks.set_value(variable, value)
 
@@ -217,7 +217,7 @@ class _Program:
         stage.run = jax.jit(core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), donate_argnums=self._replaced_by(stage))
 
     def _replaced_by(self, stage: _Stage) -> tuple[int, ...]:
-        """What a stage reads for the last time, as it makes the next step's value of it: its memory can be used."""
+        """Inputs that a stage reads for the last time while it makes their new values: their memory can be reused."""
         if stage is self._stages[0]:  # what follows may fail
             return ()
         pairs = zip(self._inputs[: self._num_state], self._outputs[-self._num_state :], strict=True)
@@ -232,7 +232,7 @@ class _Program:
         others: Sequence[Any],
         before_call: Callable[[Sequence[Any]], None],
     ) -> tuple[Any, list[Any]]:
-        """Make the step. Returns its results, and the values of the new state."""
+        """Make the step. Returns its results and the values of the new state."""
         known: dict[Var, Any] = dict(self._consts)
         known.update(zip(self._inputs, [*(one.value for one in variables), *others], strict=True))
         for number, stage in enumerate(self._stages):

@@ -1,9 +1,9 @@
-"""Calls of Python out of a step that XLA compiles in TensorFlow: the step is cut into stages there.
+"""Cuts a step that XLA compiles in TensorFlow into stages, so that Python can be called between them.
 
-XLA compiles no operation that calls Python. So a step is traced once for each shape of its batch, into the graph that
-TensorFlow would compile, and that is cut in the order in which the step was written: the operations before a call of
-Python are one stage, those after it the next. Each stage is compiled by itself; between two of them, Python runs as it
-does between two steps, in its own thread, with nothing of TensorFlow's in progress.
+XLA cannot compile an operation that calls Python. A step is therefore traced once for each shape of its batch, into the
+graph that TensorFlow would compile, and the graph is cut in the order in which the step was written: the operations
+before a call of Python are one stage, those after it the next. Each stage is compiled by itself. Between two of them,
+Python runs as it does between two steps, in its own thread, with no TensorFlow work in progress.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Act = Callable[[Sequence[Any]], Sequence[Any]]
 
 _TRACE = "elasticflow_trace"
 _MAX_PROGRAMS = 16
-"""So many compiled steps are kept, for batches of different shapes; of more, those that were made last."""
+"""Maximal number of compiled steps for batches of different shapes; the newest are kept."""
 
 
 class NotCut(UnsupportedError):
-    """Python is called within a function, a condition or a loop, or what a loop keeps is needed after the call."""
+    """The step cannot be cut: Python is called in a function, a condition or a loop, or a loop's state crosses."""
 
 
 @dataclass
 class _Call:
-    """A call of Python: how many operations the step had made before it, what it takes, and what it gives."""
+    """A call of Python: the number of earlier operations in the step, its inputs, and its outputs."""
 
     place: int
     act: Act
@@ -41,7 +41,7 @@ class _Call:
 
 @dataclass
 class _Trace:
-    """A step that is being traced, and why it cannot be cut, as AutoGraph raises errors of its own."""
+    """A step that is being traced, and why it cannot be cut, because AutoGraph raises errors of its own."""
 
     graph: Any = None
     calls: list[_Call] = field(default_factory=list)
@@ -54,11 +54,11 @@ def is_staged() -> bool:
 
 
 def call(act: Act, tensors: Sequence[Any], like: Sequence[Any] = ()) -> list[Any]:
-    """Within such a trace: call Python, and go on with what it returns.
+    """Within such a trace: call Python, and continue with what it returns.
 
     Args:
-        act: What to call, each time that a step comes here.
-        tensors: What it is given.
+        act: Called each time that a step reaches this point.
+        tensors: Its arguments.
         like: Tensors of fixed shapes, of which its results have shape and type.
 
     Raises:
@@ -89,10 +89,10 @@ class StagedStep:
         self._programs: dict[Any, _Program] = {}
 
     def __call__(self, batch: Any) -> Any:
-        """Make the step. Returns its results.
+        """Make the step and return its results.
 
         Raises:
-            NotCut: It cannot be cut; nothing has been done.
+            NotCut: The step cannot be cut; nothing has been done.
         """
         leaves = [None if leaf is None else tf.convert_to_tensor(leaf) for leaf in _flat(batch)]
         key = (_names(batch), *(None if leaf is None else (leaf.dtype, *leaf.shape) for leaf in leaves))
@@ -110,7 +110,7 @@ class _Stage:
     Attributes:
         reads: Names of what they need that the step has computed before, or was given.
         writes: Names of what others need of theirs.
-        run: They, compiled.
+        run: The compiled operations.
     """
 
     reads: list[str]
@@ -119,7 +119,7 @@ class _Stage:
 
 
 class _Program:
-    """A step for batches of one shape. What is in its graph is known by its name."""
+    """A step for batches of one shape. Objects in its graph are identified by name."""
 
     def __init__(self, step: Callable[[Any], Any], batch: Any, leaves: Sequence[Any]) -> None:
         trace = _Trace()
@@ -181,7 +181,7 @@ class _Program:
         return _Stage(reads, writes, tf.function(run, autograph=False, jit_compile=True).get_concrete_function(*specs))
 
     def run(self, leaves: Iterable[Any]) -> Any:
-        """Make the step. Returns its results."""
+        """Make the step and return its results."""
         known = {**self._captured, **dict(zip(self._inputs, (one for one in leaves if one is not None), strict=True))}
         for stage, call in zip_longest(self._stages, self._calls):
             known.update(zip(stage.writes, stage.run(*map(known.__getitem__, stage.reads)), strict=True))
@@ -194,7 +194,7 @@ class _Program:
 
 
 def _part_of(definition: Any, names: set[str]) -> Any:
-    """These operations of a graph, which begin when what they need is there."""
+    """A part of a graph with these operations, which begins when its inputs are there."""
     part = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
     for node in definition.node:
         if node.name in names:
@@ -207,7 +207,7 @@ def _part_of(definition: Any, names: set[str]) -> Any:
 
 
 def _names(structure: Any) -> Any:
-    """The keys and lengths of a nested structure: what its leaves do not tell."""
+    """The keys and lengths of a nested structure, which its leaves do not show."""
     if isinstance(structure, Mapping):
         return tuple((name, _names(structure[name])) for name in structure)
     if isinstance(structure, (tuple, list)):

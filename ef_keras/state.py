@@ -26,17 +26,17 @@ Memory = tuple[str, dict[str, Any]]
 
 
 class FitState:
-    """The state of one `fit`, as the session's port `State` wants it.
+    """The state of one `fit`, in the form of the session's port `State`.
 
     Args:
         model: The model, built, with its optimizers.
-        callbacks: Of the `fit`.
+        callbacks: Callbacks of the `fit`.
         progress: Collects how far the epoch is.
         load_progress: Takes it in; the flag says that it comes from a checkpoint, not from a member.
         claiming: Its claims.
 
     Attributes:
-        checkpoints: Those that are taken of it, if there are any.
+        checkpoints: Checkpoints of the `fit`, if any are taken.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FitState:
     # ------------------------------------------------------------ port
 
     def prepare(self) -> None:
-        """Have memory at hand that has been touched already: the others wait while the state travels."""
+        """Prepare memory that has been touched already, because the others wait while the state travels."""
         self._transfer.prepared = [np.zeros(v.shape, str(v.dtype)) for v in hooks.shared_variables(self._model)]
 
     def describe(self) -> bytes:
@@ -68,11 +68,11 @@ class FitState:
         return self._transfer.describe(self._collect)
 
     def tensors(self, header: bytes | None) -> Sequence[np.ndarray]:
-        """The arrays in it."""
+        """The arrays of the state."""
         return [array for array in self._transfer.leaves(header) if array.size]
 
     def adopt(self, header: bytes) -> None:
-        """Go on from the state that has been received."""
+        """Continue from the received state."""
         self._transfer.adopt(header, self._adopt)
 
     def _adopt(self, state: dict[str, Any]) -> None:
@@ -90,12 +90,12 @@ class FitState:
         self._load_progress(state["progress"], False)
 
     def restore(self) -> bool:
-        """All who held a state are lost: take the one that was saved last, if any was."""
+        """All who held a state are lost: load the newest saved one, if there is one."""
         self._claiming.begin_again()
         return self.checkpoints is not None and self.go_back(self.checkpoints.find_again())
 
     def go_back(self, collected: dict[str, Any] | None) -> bool:
-        """Go on from what a checkpoint holds besides the variables. Returns whether there was one."""
+        """Continue from what a checkpoint holds besides the variables. Returns whether there was one."""
         if collected is None:
             return False
         self._memories = collected["callbacks"]
@@ -103,13 +103,13 @@ class FitState:
         return True
 
     def collect(self) -> dict[str, Any]:
-        """All but the variables."""
+        """The state without the variables."""
         return {"progress": self._progress(), "callbacks": self.memories()}
 
     # ------------------------------------------------------------ callbacks
 
     def memories(self, *, of_rank_zero: bool = False) -> list[Memory]:
-        """What the callbacks remember: all of them, or those that are called in rank 0 only."""
+        """What the callbacks remember: all of them, or those that run only in rank 0."""
         return [
             (key, memory)
             for key, callback in _by_kind(self._callbacks()).items()
@@ -118,7 +118,7 @@ class FitState:
         ]
 
     def remember(self, memories: Sequence[Memory]) -> None:
-        """Let this worker's callbacks remember what another's do."""
+        """Give this worker's callbacks the memories of another worker's."""
         mine = _by_kind(self._callbacks())
         for key, memory in memories:
             callback = mine.get(key)
@@ -130,7 +130,7 @@ class FitState:
                 restore(callback, memory)
 
     def recall(self) -> None:
-        """A newcomer's callbacks remember what the others' do; to be called when all of them have begun."""
+        """Give a newcomer's callbacks the others' memories; call this when all of them have begun."""
         memories, self._memories = self._memories, []
         self.remember(memories)
 
@@ -147,7 +147,7 @@ class FitState:
 
 
 def _by_kind(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Callbacks by their class and their number within it: the same in all workers."""
+    """Callbacks by class and number within the class, which are the same in all workers."""
     found: dict[str, Any] = {}
     for callback in callbacks:
         name = type(unwrapped(callback)).__qualname__

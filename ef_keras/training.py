@@ -19,7 +19,7 @@ def train(model: Model, parts: Parts, run: Run) -> Result:
     """Train a model.
 
     Args:
-        model: What has made the parts, so that it can be saved.
+        model: The function that made the parts, so that it can be saved.
         parts: The model.
         run: How; `others` go to `fit`.
 
@@ -47,5 +47,5 @@ def _is_arrays(data: Any) -> bool:
 
 
 def _packed(data: Any) -> tuple[Any, ...]:
-    """As arguments of `fit`. The third would be a weight to it, so more than a pair is one entry, which is unpacked."""
+    """The data as arguments of `fit`. It would take a third as weights, so more than a pair becomes one entry."""
     return data if isinstance(data, tuple) and len(data) == 2 else (data,)

@@ -51,10 +51,10 @@ class TrainingData:
             is dealt. What is handed to Keras is then the batch of this worker's first pass.
 
     Attributes:
-        seed: Of the order of the samples; the same in all workers.
-        full_batch: The same in all workers.
+        seed: Seed of the order of the samples; the same in all workers.
+        full_batch: Size of a full batch; the same in all workers.
         fraction: Samples of this worker's newest batch, as a part of a full one; 1 where samples are what is dealt.
-        epoch: Of the `fit` that is running.
+        epoch: Epoch of the running `fit`.
         padding: The current batch only keeps step with the others: its gradient weighs nothing.
         on_boundary: Called between two steps.
         on_no_update: Called after a step that has not committed its samples; it is refused if they are not then.
@@ -104,7 +104,7 @@ class TrainingData:
         self._checksums: Checksums = []
 
     def batches(self) -> hooks.Batches:
-        """An epoch, as Keras wants it."""
+        """An epoch, in the form that Keras needs."""
         if not self._resumed:
             self.source.begin(self.epoch, seed=self.seed)
             self.dealer.begin(self.epoch, self.source.epochs.length_of(self.epoch))
@@ -129,7 +129,7 @@ class TrainingData:
         self.on_epoch_end()
 
     def close(self) -> None:
-        """End what reads ahead. May be repeated."""
+        """Stop reading ahead. May be repeated."""
         if isinstance(self.source, OrderedSource):
             self.source.close()
 
@@ -175,7 +175,7 @@ class TrainingData:
         return batch
 
     def _look_for_end(self) -> None:
-        """Where nobody knows the length of the data: whether they end before, or in, what would be dealt next.
+        """With data of unknown length: check whether they end before or in the next window.
 
         All workers walk as far, so all find the end in the same step.
         """
@@ -189,7 +189,7 @@ class TrainingData:
             self._announce_length()
 
     def _share(self, window: Window) -> Any:
-        """The batch of this worker's first pass of a global batch; a few samples of it, if there is none."""
+        """The batch of this worker's first pass of a global batch; a few samples if it has none."""
         dealer, source = self.dealer, self.source
         if source.whole_batches:
             positions = dealer.progress.positions((window.start, window.stop))
@@ -211,17 +211,17 @@ class TrainingData:
 
     @property
     def pass_size(self) -> int:
-        """Samples of a forward pass, at most."""
+        """Maximal number of samples in a forward pass."""
         return self.full_batch if self.source.whole_batches else self.dealer.batch_size
 
     def _look_ahead(self, window: Window) -> None:
-        """Have this window read, and those that come next if nothing changes, where the data set has readers."""
+        """Read this window, and probable next ones, ahead where the data set has readers."""
         if isinstance(self.source, OrderedSource):
             members = self._session.completed_in.ids
             self.source.expect(partial(self._coming, self.dealer.progress, window, members))
 
     def _coming(self, progress: EpochProgress, window: Window, members: Sequence[str]) -> Iterator[list[int]]:
-        """Positions of the batches that this worker reads from a window on, if nobody comes or goes."""
+        """Positions of this worker's batches from a window on, if the members stay the same."""
         while True:
             yield from self._read_here(progress, window)
             if progress.remaining <= 0:
@@ -241,7 +241,7 @@ class TrainingData:
         return passes or [everything[:MIN_SHARE]]
 
     def prefetch(self) -> None:
-        """While the others' gradients are waited for: have the next batch ready, should nothing change."""
+        """Prepare the next batch while waiting for gradients, in case nothing changes."""
         progress = self.dealer.progress
         if isinstance(self.source, OrderedSource) and self.source.reads_ahead:
             return
@@ -251,13 +251,13 @@ class TrainingData:
             self._ahead = (window, self.source.batch(mine)) if mine else None
 
     def _tell_place(self) -> None:
-        """Newcomers walk a stream to where the members are. All other data they can have at any place."""
+        """Report the place to newcomers, which walk a stream to it. Other data are accessible at any place."""
         if isinstance(self.source, StreamSource):
             progress = self.dealer.progress
             self._session.tell_place(Place(progress.epoch, progress.cursor, progress.returned, self._session.training))
 
     def catch_up(self) -> None:
-        """In a newcomer, before the others wait for it: walk a stream to where they are.
+        """In a newcomer, before the others wait for it: walk a stream to their place.
 
         Each time that it comes to where they were, they have gone on. If they are not nearer than the last time, they
         are as fast as this worker is, and the rest has to be walked while they wait.
@@ -282,7 +282,7 @@ class TrainingData:
         self.on_length(self.dealer.num_steps() if known else None)
 
     def _check(self, window: Window) -> None:
-        """Compare what the workers read: of a stream now and then, else at the beginning of an epoch."""
+        """Compare what the workers read: now and then for a stream, otherwise at the beginning of an epoch."""
         steps, source = self.dealer.progress.steps, self.source
         if self._session.completed_in.world_size == 1:
             return
@@ -307,7 +307,7 @@ class TrainingData:
             self._log.write("read", epoch=self.dealer.progress.epoch, position=position, checksums=list(found))
 
     def state(self) -> dict[str, Any]:
-        """What a newcomer needs to go on with the others."""
+        """The state that a newcomer needs to continue with the others."""
         found = {**self.dealer.state(), "seed": self.seed, "full_batch": self.full_batch, "order": None}
         if isinstance(self.source, OrderedSource):
             if not self._checksums and self.dealer.progress.remaining:
@@ -317,7 +317,7 @@ class TrainingData:
         return found
 
     def load_state(self, state: dict[str, Any], *, saved: bool = False) -> None:
-        """Go on from the next call of `batches` on: where the others are, or where a checkpoint was saved."""
+        """Continue, at the next call of `batches`, where the others are or where a checkpoint was saved."""
         self.seed, self.full_batch = state["seed"], state["full_batch"]
         if state["epoch"] < 0:
             return  # all who had begun are lost, and this worker begins with those who joined with it
@@ -348,7 +348,7 @@ class TrainingData:
         self._log_read(self._checksums)
 
     def _compare_with(self, expected: Checksums, source: OrderedSource, *, saved: bool) -> None:
-        """Compare a batch of the epoch with what others have read, or read before."""
+        """Compare a batch of the epoch with what others have read, or what was read before."""
         found = source.checksums(0)
         if not are_alike(expected, found):
             found = without_noise(found, partial(source.checksums, 0))

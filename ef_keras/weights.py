@@ -1,4 +1,4 @@
-"""What Keras saves of the variables of a model and its optimizers, and the layout of the file that it would write.
+"""What Keras saves of a model's and its optimizers' variables, and the layout of the resulting file.
 
 Keras's layers hand their variables to a store, which writes them to a file. Here they hand them to one that keeps
 them. What HDF5 writes of them is recorded, so that the file can be written to any place without a detour by the local
@@ -23,7 +23,7 @@ class Weights:
     """Variables, or copies of them, as Keras arranges them in a file.
 
     Args:
-        entries: Those of each layer.
+        entries: Entries of each layer.
 
     Attributes:
         values: All of them, by the name of their layer and their own in it.
@@ -35,7 +35,7 @@ class Weights:
 
     @classmethod
     def of(cls, model: Any) -> Weights:
-        """Those of a model, as they are."""
+        """The variables of a model, as they are."""
         entries: list[_Entry] = []
 
         def entry(path: str, metadata: dict[str, Any] | None) -> _Entry:
@@ -47,7 +47,7 @@ class Weights:
         return cls(entries)
 
     def map(self, change: Callable[[Any], np.ndarray]) -> Weights:
-        """The same with other values."""
+        """The same weights with other values."""
         entries = [_Entry(entry.path, entry.metadata) for entry in self._entries]
         for changed, entry in zip(entries, self._entries, strict=True):
             changed.update({key: change(value) for key, value in entry.items()})
@@ -67,7 +67,7 @@ class Weights:
         layout.write(file, 0, layout.size, lambda part: memories[part.path][part.start : part.stop])
 
     def layout(self, is_shared: Callable[[Any], bool]) -> Layout:
-        """The layout of the file that a copy of these would be written to.
+        """The layout of the file for a copy of these weights.
 
         Args:
             is_shared: Which variables all workers hold.
@@ -89,7 +89,7 @@ class Weights:
         return stand_ins.layout(self.map(copied).save, writer="h5py", array="variable")
 
     def save(self, file: Any) -> None:
-        """Write them as Keras's `H5IOStore` does; that one cannot be used, as it copies what it is given."""
+        """Write the weights as Keras's `H5IOStore` does, which cannot be used because it copies its input."""
         with h5py.File(file, "w") as root:
             for entry in self._entries:
                 if entry or entry.metadata:
@@ -97,7 +97,7 @@ class Weights:
 
 
 def kind_of(value: Any) -> str:
-    """Type and shape."""
+    """Type and shape of a value."""
     return f"{_dtype(value)} {tuple(value.shape)}"
 
 
@@ -107,17 +107,17 @@ def _dtype(value: Any) -> np.dtype[Any]:
 
 
 def num_bytes(value: Any) -> int:
-    """Of an array, or a variable."""
+    """Size of an array or a variable in bytes."""
     return int(np.prod(value.shape, dtype=np.int64)) * _dtype(value).itemsize
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Its memory, which is contiguous."""
+    """The memory of a value, which is contiguous."""
     return array.reshape(-1).view(np.uint8)
 
 
 class _Entry(dict[str, Any]):
-    """The variables of one layer, as they are handed over."""
+    """The variables of one layer, as the layer passes them."""
 
     def __init__(self, path: str, metadata: dict[str, Any] | None) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Entry(dict[str, Any]):
         self.metadata = metadata
 
     def write(self, group: Any) -> None:
-        """Write them to a group of HDF5."""
+        """Write the variables to a group of HDF5."""
         variables = group.create_group("vars")
         for name, text in (self.metadata or {}).items():
             variables.attrs[name] = text

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ef_lightning.strategy import ElasticMixin as _ElasticMixin
 
     class ElasticFlowStrategy(_ElasticMixin, _OfLightning, _OfPytorchLightning):  # type: ignore[misc]
-        """As type checkers see it: a strategy for the Trainers of both packages."""
+        """The strategy as type checkers see it, for the Trainers of both packages."""
 
 
 __all__ = [

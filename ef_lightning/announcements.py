@@ -1,4 +1,4 @@
-"""What Lightning announces before it knows its rank ("GPU available: …", "Seed set to 0"): once in a job, by rank 0.
+"""Lightning's messages before it knows its rank ("GPU available: …"): rank 0 shows them, once per job.
 
 Each worker of an elastic job is started as if it were the only one, so Lightning takes it for rank 0 until a Trainer
 runs. Whether it is, or a newcomer, the coordinator says, and no launcher knows it before. So what is announced until
@@ -21,7 +21,7 @@ _SOURCES = ("utilities.rank_zero", "utilities.seed")
 
 
 class Announcements(logging.Filter):
-    """Of a process that is a worker of a job, as a filter of Lightning's loggers.
+    """Messages of a process that is a worker of a job, as a filter of Lightning's loggers.
 
     Attributes:
         rank: The worker's rank, None before it is known.
@@ -36,7 +36,7 @@ class Announcements(logging.Filter):
         self._held: list[logging.LogRecord] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let it pass, or keep it until the rank is known."""
+        """Let a message pass, or keep it until the rank is known."""
         if record.levelno > logging.INFO or self.rank == 0:
             return True
         if self.rank is None:
@@ -58,7 +58,7 @@ class Announcements(logging.Filter):
 
 
 def hold(packages: Iterable[str]) -> None:
-    """Have them wait, if this process is a worker of a job.
+    """Hold messages back, if this process is a worker of a job.
 
     Args:
         packages: Import names of Lightning's.
@@ -73,7 +73,7 @@ def hold(packages: Iterable[str]) -> None:
 
 
 def begin(package: str) -> None:
-    """A Trainer begins to run, with the Lightning of this import name."""
+    """A Trainer starts, with the Lightning of this import name."""
     for announcements in _of(logging.getLogger(f"{package}.{_SOURCES[0]}")):
         announcements.runs_trainer = True
 

@@ -1,14 +1,14 @@
 """BatchNorm over the batches of all workers: `Trainer(sync_batchnorm=True)`, and `torch.nn.SyncBatchNorm`.
 
-Each worker computes mean mᵢ, variance vᵢ and number cᵢ of the values of each channel. They gather these, with
-gradients, and normalize by
+Each worker computes mean mᵢ, variance vᵢ and number cᵢ of the values of each channel. All gather these, with gradients,
+and normalize by
 
     m = Σ cᵢ·mᵢ / Σ cᵢ,    v = Σ cᵢ·(vᵢ + (mᵢ - m)²) / Σ cᵢ,
 
-as one process does with all samples in one batch. Batches may differ in size; that of a worker which only keeps step
-does not count. A layer costs a gather in the forward pass and a sum in the backward pass, of 2·channels + 1 numbers for
-each worker. They are collectives of the step (see :mod:`ef_lightning.repetition`); on any device they travel through
-the host. Outside of a training step a layer is an ordinary one.
+as one process does with all samples in one batch. Batches may differ in size; a padding batch does not count. A layer
+costs a gather in the forward pass and a sum in the backward pass, of 2·channels + 1 numbers for each worker. They are
+collectives of the step (see :mod:`ef_lightning.repetition`); on any device they travel through the host. Outside of a
+training step a layer is an ordinary one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SyncedBatchNorm:
         every: All of its BatchNorm layers; else those that are `torch.nn.SyncBatchNorm`.
         gather: Called in a training step only.
         in_step: Whether it is one.
-        counts: Whether the batch at hand has samples of this worker.
+        counts: Whether the current batch has samples of this worker.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SyncedBatchNorm:
         self._gather, self._in_step, self._counts = gather, in_step, counts
 
     def attach(self) -> None:
-        """Begin."""
+        """Normalize over all workers from now on."""
         for layer in self._layers:
             hooks.replace(layer, "forward", partial(self._forward_of, layer))
 

@@ -1,4 +1,4 @@
-"""How checkpoints that the user's callbacks ask for are written: to a store as ElasticFlow's own are."""
+"""Writes the checkpoints of the user's callbacks; to a store, in the way of ElasticFlow's own."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def checkpoint_io_for(host: Host) -> Any:
 
 
 def _new_checkpoint_io(host: Host) -> Any:
-    """For a copy: its class is not found by a name."""
+    """Make an instance for a copy, because its class is not found by a name."""
     return checkpoint_io_for(host)()
 
 
 def give_innermost(plugin: Any, make: Callable[[], Any]) -> None:
-    """Where a user's plugins are wrapped around each other, and around nothing: have ours within them.
+    """Put our plugin inside the user's plugins that wrap each other and nothing else.
 
     Args:
         plugin: The outermost one.
@@ -51,7 +51,7 @@ def give_innermost(plugin: Any, make: Callable[[], Any]) -> None:
 
 
 class _StoreMixin:
-    """Writes to local paths as Lightning does, and to URLs as a stream: no second copy in memory, nothing torn.
+    """Writes local paths as Lightning does, and URLs as a stream: without a second copy, and never torn.
 
     What a store refuses is tried again for a while, since training stops if a callback's checkpoint fails.
     """

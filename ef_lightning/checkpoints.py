@@ -1,4 +1,4 @@
-"""Checkpoints that a training takes by itself, and starts from: Lightning's own format, ElasticFlow's places."""
+"""The checkpoints that a training takes itself and starts from, in Lightning's own format."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TrainerCheckpoints:
         resume: Callable[[torch.Tensor], None],
         loader: Callable[[], ElasticLoader | None],
     ) -> None:
-        """What is to be saved can be had from here on.
+        """The state to save is available from here on.
 
         Args:
             collect: Makes the checkpoint.
@@ -70,14 +70,14 @@ class TrainerCheckpoints:
     # ------------------------------------------------------------ start
 
     def _find(self, path: Any, weights_only: bool | None) -> Any:
-        """The file to resume from: ours if there is one, else what the user named."""
+        """The file to resume from: ours if there is one, otherwise the one that the user named."""
         self._plain = PlainCheckpoints(weights_only)
         self._model = self._fingerprint()  # as the user made it: its types may change when it is set up
         found = None if self._session.newcomer else self.job.begin(self._model or "")
         if found is None:
             return path
         if path is not None:
-            logger.info("goes on from %s instead of ckpt_path=%s, which was where this job began", found.id.name, path)
+            logger.info("resuming from %s, not from ckpt_path=%s, where this job began", found.id.name, path)
         self._path = found.id.name
         return self._path
 
@@ -92,10 +92,10 @@ class TrainerCheckpoints:
         return checkpoint
 
     def _stop_if_complete(self) -> None:
-        """A training that has ended is not trained on, whatever has ended it, unless it is given other limits."""
+        """Do not continue a training that has ended, whatever ended it, unless it gets other limits."""
         limits = self._limits
         if self.job.is_complete(limits):
-            logger.info("the training is complete. To train on, change one of its limits. Received: %s", limits)
+            logger.info("the training is complete. To continue it, change one of its limits. Received: %s", limits)
             self._trainer.should_stop = True
 
     @property
@@ -108,7 +108,7 @@ class TrainerCheckpoints:
         return None if found is None else self._read()
 
     def load_result(self) -> bool:
-        """In a newcomer that skips this training: take in what has come of it. Returns whether that was saved."""
+        """In a newcomer that skips this training: load its result. Returns whether that was saved."""
         if self.job.look(self._model or "") is None:
             return False
         trainer, checkpoint = self._trainer, self._read()
@@ -136,12 +136,12 @@ class TrainerCheckpoints:
         return fingerprint((name, tensor.shape, str(tensor.dtype)) for name, tensor in kinds.items())
 
     def begin_loops(self) -> None:
-        """The loops are about to begin."""
+        """The loops will begin next."""
         if self._running is not None:
             hooks.restart_between_steps(self._trainer)
 
     def go_on(self) -> None:
-        """The loops have come to the step in the middle of an epoch at which all was saved."""
+        """The loops have reached the step in the middle of an epoch at which the state was saved."""
         running, self._running = self._running, None
         if running is not None:
             self._resume(running)
@@ -156,7 +156,7 @@ class TrainerCheckpoints:
                 self.job.boundary(loader.dealer.num_updates)
 
     def restore_random_state(self) -> None:
-        """Nothing but samples will be read before the next step: it draws what it would have drawn."""
+        """Restore random states: before the next step, only samples will be read."""
         if self._random is not None:
             restore_random_state(self._random, rank=self._session.rank)
             self._random = None
@@ -165,17 +165,17 @@ class TrainerCheckpoints:
         """The training is complete. All members call this.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The state could not be saved.
         """
         loader = self._loader()
         if loader is not None:
             self.job.finish(loader.dealer.num_updates, complete=self._limits)
 
     def leave(self) -> None:
-        """All members are told to go, and this worker is the one that saves the state.
+        """All members are asked to leave, and this worker saves the state.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The state could not be saved.
         """
         loader = self._loader()
         if loader is not None:
@@ -229,7 +229,7 @@ class TrainerCheckpoints:
 
 
 def _take_types(module: torch.nn.Module, saved: dict[str, Any]) -> None:
-    """Have tensors take in every digit that was saved: Lightning sets their precision only when they are loaded."""
+    """Let tensors accept every saved digit, because Lightning sets their precision only when they are loaded."""
     for name, tensor in module.state_dict(keep_vars=True).items():
         if name in saved and isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             tensor.data = tensor.data.to(saved[name].dtype)

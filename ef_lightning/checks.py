@@ -1,4 +1,4 @@
-"""What a Trainer may ask for that elastic training cannot keep: refused before anything runs.
+"""Refuses, before anything runs, Trainer options that elastic training cannot support.
 
 Data loaders are checked where they are wrapped (:func:`ef_lightning.data_workers.check`).
 """
@@ -34,7 +34,7 @@ _ELASTIC_CALLBACKS = {
 
 
 def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = False) -> None:
-    """Refuse what cannot be kept.
+    """Refuse options that elastic training cannot support.
 
     Args:
         trainer: The Trainer, with its model connected.
@@ -73,7 +73,7 @@ def check_trainer(trainer: Any, host: Host, *, elastic: bool, saved: bool = Fals
 
 
 def callbacks_of_one(trainer: Any) -> set[str]:
-    """Names of the callbacks that a changing world would break, and a world that stays one does not."""
+    """Names of the callbacks that break in a changing world but not in a world of one."""
     kinds = [cls for callback in trainer.callbacks for cls in type(callback).__mro__]
     return {cls.__name__ for cls in kinds if cls.__name__ in _ELASTIC_CALLBACKS and hosts.is_of_lightning(cls)}
 
@@ -84,7 +84,7 @@ def _check_callbacks(trainer: Any) -> None:
 
 
 def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> None:
-    """Refuse what a fixed global batch leaves no room for.
+    """Refuse options that do not work with a fixed global batch.
 
     Raises:
         UsageError: Naming what, and what to use instead.
@@ -104,7 +104,7 @@ def check_trainer_for_global_batch(trainer: Any, size: int, world_size: int) -> 
 
 
 def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None:
-    """Refuse to synchronize BatchNorm where a step cannot be made again.
+    """Refuse to synchronize BatchNorm where a step cannot be repeated.
 
     Raises:
         UnsupportedError: Naming what to leave out.
@@ -118,14 +118,14 @@ def check_sync_batchnorm(trainer: Any, *, global_batch_size: int | None) -> None
         if converted:
             asked, without = ("torch.nn.SyncBatchNorm", "Leave the BatchNorm layers as they were")
         raise UnsupportedError(
-            f"{asked} needs a step that can be made again if a worker is lost in it, which is not possible with manual "
-            f"optimization nor with global_batch_size. {without}: ElasticFlow keeps the statistics of all workers "
-            "equal, each of its own batches"
+            f"{asked} needs steps that can be repeated if a worker is lost in them, which is not possible with manual "
+            f"optimization or with global_batch_size. {without}: ElasticFlow keeps the statistics of all workers "
+            "equal, although each normalizes its own batches"
         )
 
 
 def check_optimizers(optimizers: list[Any]) -> None:
-    """Refuse optimizers that decide by the local loss how often they reduce gradients.
+    """Refuse optimizers that decide from the local loss how often they reduce gradients.
 
     Raises:
         UnsupportedError: Naming the optimizer.

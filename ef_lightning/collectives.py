@@ -1,4 +1,4 @@
-"""What Lightning and its users call to talk to the other workers, as collectives of the session."""
+"""The functions with which Lightning and its users talk to other workers, as collectives of the session."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ class CollectivesMixin:
 
     @property
     def _repetition(self) -> Repetition | None:
-        """What makes steps again; None where none can be."""
+        """The object that repeats steps; None where none can be repeated."""
         return None
 
     @property
     def _in_part(self) -> bool:
-        """In a further pass of a global batch. The others may have fewer of them, so nobody would answer."""
+        """Whether this is a further pass of a global batch, in which other workers may not take part."""
         return False
 
     def gather(self, value: Any, call: str) -> list[Any]:
-        """Everybody's value, in rank order; and what it is for."""
+        """Every worker's value, in rank order. The text says what it is for."""
         self._refuse_in_part()
         return [value] if self._alone else self.gather_in_view(value, call)[0]
 
     def gather_in_view(self, value: Any, call: str) -> tuple[list[Any], View]:
-        """The same, and the members whose they are."""
+        """The same values, and the members that they belong to."""
         self._refuse_in_part()
         with leaving_cleanly():
             return operations.gather(self.session, value, call=call)
@@ -77,7 +77,7 @@ class CollectivesMixin:
             )
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the workers: mean, sum, max or min; anything but a tensor comes back as it is."""
+        """Reduce a tensor over the workers: mean, sum, max or min; other values are returned as they are."""
         if not isinstance(tensor, Tensor) or self._alone or self._in_part:
             return tensor
         name = _REDUCTIONS.get(str(reduce_op or "mean").lower().rsplit(".", 1)[-1])
@@ -92,13 +92,13 @@ class CollectivesMixin:
         return bool(min(decisions)) if all else bool(max(decisions))
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for everybody."""
+        """Wait for all workers."""
         if not self._alone and not self._in_part:
             with leaving_cleanly():
                 self.session.run(Barrier(f"barrier {name!r}" if name else "strategy.barrier"))
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Rank `src`'s value, for everybody. Plain values and tensors only: nothing is unpickled.
+        """Rank `src`'s value in all workers. Plain values and tensors only: nothing is unpickled.
 
         Everybody sends a value, so that there is one if the rank is lost meanwhile.
         """
@@ -108,14 +108,14 @@ class CollectivesMixin:
         return values[min(src, len(values) - 1)]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Everybody's tensor, stacked: shape (world size, *tensor.shape).
+        """The tensors of all workers, stacked: shape (world size, *tensor.shape).
 
         As in Lightning's distributed strategies, a member of a job that is the only one gets shape (1, *tensor.shape),
         so that a step goes on as it was written when the others are lost. A process that is no member of a job gets the
         tensor itself, as with Lightning's strategies for one device.
 
         Args:
-            tensor: Of the same shape in all workers.
+            tensor: A tensor of the same shape in all workers.
             group: There is one group only.
             sync_grads: A gradient of the result is one of everybody's tensor.
 
@@ -132,7 +132,7 @@ class CollectivesMixin:
         return self._gather_with_gradients(tensor, self._gather_tensor, _ALL_GATHER)
 
     def gather_statistics(self, tensor: Tensor) -> Tensor:
-        """The same, with gradients, of a tensor whose shape does not depend on the batch."""
+        """Like `all_gather`, with gradients, for a tensor whose shape does not depend on the batch."""
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return torch.stack(self._gather_tensor(tensor, _STATISTICS, follows_batch=False)[0])
         return self._gather_with_gradients(tensor, partial(self._gather_tensor, follows_batch=False), _STATISTICS)
@@ -152,16 +152,16 @@ class CollectivesMixin:
         if trainer is None or not trainer.training or self._repetition is not None:
             return
         raise UnsupportedError(
-            "all_gather(sync_grads=True) needs a step that can be made again if a worker is lost in it, which is not "
-            "possible with manual optimization (an update may have been made already) nor with global_batch_size (each "
-            "worker has as many passes as it has parts of the batch). Use automatic optimization without "
+            "all_gather(sync_grads=True) needs steps that can be repeated if a worker is lost in them, which is not "
+            "possible with manual optimization (an update may have been made already) or with global_batch_size "
+            "(workers make different numbers of passes). Use automatic optimization without "
             "global_batch_size, or compute the loss from the local batch: gradients are averaged over the workers"
         )
 
     def _gather_tensor(
         self, tensor: Tensor, call: str, *, in_backward: bool = False, follows_batch: bool = True
     ) -> tuple[list[Tensor], View | None]:
-        """Everybody's tensor, all of the same shape, and of whom they are; this worker's own, if it is alone."""
+        """Tensors of one shape from all workers, and these workers; a lone worker's own."""
         if self._alone:
             return [tensor.detach()], None
         values, view = self._exchanged(tensor, call, in_backward=in_backward)
@@ -184,7 +184,7 @@ class CollectivesMixin:
         return values, view
 
     def exchange(self, value: Any, call: str) -> list[Any]:
-        """Everybody's value, for the default process group. In a step, that is a collective of the step."""
+        """Every worker's value, for the default process group. In a step, this is a collective of the step."""
         if self._alone:
             return [value]
         values, _ = self._exchanged(value, call, in_backward=True)
@@ -192,7 +192,7 @@ class CollectivesMixin:
         return values
 
     def _note_rows(self, values: Sequence[Any]) -> None:
-        """A training step has gathered these, which are the same in all workers; mostly, a row is one of a sample.
+        """Note that a training step has gathered these shapes, equal in all workers; a row is usually a sample.
 
         Raises:
             SharesUneven: Batches are of several sizes, and need not be.
@@ -204,7 +204,7 @@ class CollectivesMixin:
                 raise SharesUneven
 
     def add(self, tensor: Tensor, call: str) -> Tensor:
-        """Sum of a tensor over the workers, in a new one. In a step, that is a collective of the step."""
+        """The sum of a tensor over the workers, as a new one. In a step, this is a collective of the step."""
         if self._alone:
             return tensor.clone()
         self._refuse_in_part()
@@ -225,7 +225,7 @@ class CollectivesMixin:
         return [1.0 / view.world_size] * view.world_size
 
     def _want_even_shares(self) -> bool:
-        """Batches of one step must have the same size in all workers. Whether those at hand are made so already."""
+        """Ask for batches of one size in all workers. Returns whether the current ones are."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""Data that a user has as arrays, for a DataLoader."""
+"""A user's arrays as a data set for a DataLoader."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Columns(Dataset[Any]):
     """Arrays or tensors of the same length, in a tuple or a dict; a sample has one row of each.
 
     Args:
-        columns: Of shape (number of samples, …).
+        columns: Arrays or tensors of shape (number of samples, …).
 
     Raises:
-        UsageError: Their lengths differ, or there is none.
+        UsageError: The lengths differ, or there is no column.
     """
 
     def __init__(self, columns: tuple[Any, ...] | Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def loader_of(data: Any, *, batch_size: int, shuffle: bool) -> DataLoader[Any]:
         shuffle: Whether each epoch has another order.
 
     Raises:
-        UsageError: It is nothing of these.
+        UsageError: The data are of another kind.
     """
     if isinstance(data, DataLoader):
         return data

@@ -1,4 +1,4 @@
-"""A CombinedLoader that shows users the loaders that they gave, while Lightning's loops read ElasticFlow's.
+"""A CombinedLoader that shows users their own loaders, while Lightning's loops read ElasticFlow's.
 
 A loader of ElasticFlow's belongs to the loop that reads it: who takes a batch out of it takes it from the training, and
 takes part in a collective. `trainer.train_dataloader`, `trainer.val_dataloaders` and their like are the `iterables` of
@@ -18,7 +18,7 @@ from ef_lightning.joint_reading import LENGTHS, JointLoader
 
 
 def combined(loaders: Any, mode: str, host: Host) -> Any:
-    """What a loop takes for these loaders of a user's.
+    """The loaders of a user's, in the form that a loop takes.
 
     Args:
         loaders: A loader, a collection of some, or a CombinedLoader, which is left as it is.
@@ -35,7 +35,7 @@ def combined(loaders: Any, mode: str, host: Host) -> Any:
 
 
 def joined(several: Any, host: Host) -> Any:
-    """What the training loop takes for several loaders: a CombinedLoader with one that stands for them.
+    """A CombinedLoader for the training loop, with one loader that represents several.
 
     Args:
         several: The CombinedLoader of the user's loaders.
@@ -56,7 +56,7 @@ def check_joint(joint: JointLoader, host: Host) -> None:
     kind, base = type(joint.several), host.get("utilities.combined_loader", "CombinedLoader")
     if any(getattr(kind, name) is not getattr(base, name) for name in ("__iter__", "__next__", "__len__")):
         raise UnsupportedError(
-            "a CombinedLoader with an `__iter__`, `__next__` or `__len__` of its own cannot be dealt to a changing "
+            "a CombinedLoader that overrides `__iter__`, `__next__` or `__len__` cannot be dealt to a changing "
             f"number of workers. Use one of its modes. Received: {kind.__name__}"
         )
     if joint.mode not in LENGTHS:
@@ -72,7 +72,7 @@ def _showing_users_loaders(base: Any) -> Any:
 
 
 class _ShowingUsersLoaders:
-    """Everything but the base class, which is Lightning's CombinedLoader or a user's subclass of it."""
+    """Everything except the base class, which is Lightning's CombinedLoader or a user's subclass of it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is a CombinedLoader of the user's loaders: what ElasticFlow has put in their place is not copied."""

@@ -1,4 +1,4 @@
-"""Compensated settings in torch's parameter groups: there for the update, and nobody else sees them."""
+"""Compensated settings in torch's parameter groups, visible only during the update."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TrainerCompensation:
     # ------------------------------------------------------------ the step
 
     def commit(self, contributors: View, loader: ElasticLoader) -> None:
-        """A reduction with these contributors has completed, and the loader has not been told yet."""
+        """A reduction with these contributors has completed, and the loader has not been notified yet."""
         settled = self._settled
         if settled is not None and contributors is settled[0] and loader is settled[1]:
             return  # as in nearly all steps: a step of a small model takes a millisecond
@@ -135,7 +135,7 @@ class TrainerCompensation:
 
     @contextmanager
     def shown(self, loader: ElasticLoader) -> Iterator[None]:
-        """Have the settings of the next step in all parameter groups, for somebody who looks."""
+        """Show the settings of the next step in all parameter groups within the context."""
         ratio = self.compensator.upcoming(self._share(loader))
         all_scaled = [self._scaled_of(optimizer) for optimizer in self._trainer.optimizers]
         try:
@@ -148,7 +148,7 @@ class TrainerCompensation:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The scale of the learning rate, and the global batch, of the newest update; nothing before the first one."""
+        """The scale of the learning rate and the global batch of the newest update; empty before the first one."""
         if not self._batch_size:
             return {}
         rules = {type(optimizer).__name__: self._scaled_of(optimizer).rule for optimizer in self._trainer.optimizers}
@@ -167,7 +167,7 @@ class ScaledSettings:
         rule: How its settings follow the ratio.
 
     Attributes:
-        applied: They are scaled.
+        applied: Whether the settings are scaled.
     """
 
     def __init__(self, optimizer: Optimizer, rule: Rule) -> None:
@@ -182,7 +182,7 @@ class ScaledSettings:
         self._tensors: list[tuple[Tensor, Tensor]] = []
 
     def apply(self, ratio: float) -> None:
-        """Scale them."""
+        """Scale the settings."""
         groups = self._optimizer.param_groups
         if ratio != self._ratio or len(groups) != len(self._groups) or not all(map(is_, groups, self._groups)):
             self._plan(ratio)
@@ -198,7 +198,7 @@ class ScaledSettings:
             group[name] = new
 
     def restore(self) -> None:
-        """Undo it; a number that somebody else has set meanwhile stays."""
+        """Restore the settings, except numbers that somebody else has set meanwhile."""
         self.applied = False
         for group, name, _, old, new in self._numbers:
             if group[name] is new:
@@ -219,11 +219,11 @@ class ScaledSettings:
         ]
 
     def _is_decoupled(self, group: dict[str, Any]) -> bool:
-        """Whether weights decay by themselves, and not by a part of the gradient."""
+        """Whether weights decay directly, and not through a part of the gradient."""
         return bool(group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW)))
 
     def _changed(self, value: Any, change: Affine) -> Any:
-        """What becomes of a setting; the same object if it is a tensor, or nothing that we know."""
+        """The new value of a setting; the same object if it is a tensor, or a type that we do not know."""
         if isinstance(value, (float, int)):
             return change(value)
         if isinstance(value, Tensor):

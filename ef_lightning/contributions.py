@@ -1,4 +1,4 @@
-"""What each worker has added to an evaluation, known to all of them once a pass over a loader is complete.
+"""Each worker's contribution to an evaluation, known to all once a pass over a loader is complete.
 
 So a worker that is lost after it takes nothing along.
 """
@@ -15,7 +15,7 @@ from ef_lightning.metrics import metrics_of, metrics_within, num_updates, state_
 
 
 class Contributions:
-    """To one validation or test.
+    """The contributions to one validation or test.
 
     Args:
         trainer: The Trainer.
@@ -40,7 +40,7 @@ class Contributions:
         return len(self._of)
 
     def own(self, num_samples: int) -> dict[str, Any]:
-        """This worker's, so far.
+        """This worker's contribution so far.
 
         Args:
             num_samples: That it has evaluated since it was asked last.
@@ -56,7 +56,7 @@ class Contributions:
         return {"logged": logged, "metrics": {name: state_of(metrics[name]) for name in sorted(names)}}
 
     def complete(self, found: dict[str, Any]) -> None:
-        """A pass is complete, and everybody knows what each of its workers (by id) has contributed."""
+        """A pass is complete: all workers know what each of its workers (by id) has contributed."""
         self._of.update(found)
         self._take(list(self._of.values()))
         for contribution in self._of.values():
@@ -64,10 +64,10 @@ class Contributions:
                 entry["pending"] = False
 
     def states_of_the_lost(self, present: Sequence[str]) -> list[dict[str, Any]]:
-        """States of metrics in each worker that has contributed, and is not among these any more."""
+        """Metric states of contributors that are no longer among these workers."""
         return [found["metrics"] for worker, found in self._of.items() if worker not in present]
 
     def of_the_lost(self, metric: Metric, present: Sequence[str]) -> list[dict[str, Any]]:
-        """State of one metric in each of them."""
+        """The state of one metric in each of them."""
         name = next((name for name, other in self._metrics.items() if other is metric), None)
         return [states[name] for states in self.states_of_the_lost(present) if name in states]

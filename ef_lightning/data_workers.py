@@ -1,4 +1,4 @@
-"""The user's DataLoaders: which of them can be dealt, and what stands in their place."""
+"""The user's DataLoaders: which of them can be dealt, and what replaces them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ef_lightning import hooks
 
 
 def check(loader: DataLoader[Any]) -> None:
-    """Refuse what cannot be dealt to a changing number of workers.
+    """Refuse data that cannot be dealt to a changing number of workers.
 
     Raises:
         UnsupportedError: Naming what, and what to use instead.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UnsupportedError(
-            "an IterableDataset has no positions that could be dealt exactly once. Use a map-style dataset "
-            "(`__getitem__` and `__len__`)"
+            "an IterableDataset cannot be dealt to a changing number of workers: samples must be indexable. Use a "
+            "map-style dataset (`__getitem__` and `__len__`)"
         )
     recorder = hooks.recorder_of(loader.batch_sampler)
     kind = type(loader.batch_sampler if recorder is None else hooks.recorded(recorder))
@@ -54,14 +54,14 @@ def check(loader: DataLoader[Any]) -> None:
 
 
 def planned_for(loader: DataLoader[Any], *, seeded: bool = False) -> PlannedLoader:
-    """What reads the batches of a user's loader.
+    """The reader of a user's loader for planned batches.
 
     Args:
         loader: The user's loader.
         seeded: See :class:`~ef_common.data.torch_loader.PlannedLoader`.
 
     Raises:
-        UnsupportedError: It cannot be dealt.
+        UnsupportedError: The data cannot be dealt.
     """
     check(loader)
     return PlannedLoader(loader, seeded=seeded)
@@ -98,7 +98,7 @@ class WrappedLoader:
 
     @property
     def user_loader(self) -> Any:
-        """What the user gave."""
+        """The loader that the user passed."""
         return self._loader
 
     def close(self) -> None:
@@ -107,5 +107,5 @@ class WrappedLoader:
 
 
 def itself(given: Any) -> Any:
-    """What it is given: as which an object is copied that stands for another one."""
+    """Return the argument: a copy of a stand-in is a copy of the object behind it."""
     return given

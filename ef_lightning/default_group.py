@@ -1,4 +1,4 @@
-"""The other workers, as the default process group of `torch.distributed` sees them.
+"""The other workers, as `torch.distributed`'s default process group sees them.
 
 Each collective is one of the step in which it is called, so the step is made again if a worker is lost in it; see
 :mod:`ef_lightning.repetition`. With a collective in the backward pass, gradients are reduced after that pass.
@@ -14,7 +14,7 @@ from ef_lightning.collectives import CollectivesMixin
 
 
 class Workers:
-    """Peers of a default group.
+    """The peers of a default group.
 
     Args:
         strategy: How to reach them.
@@ -25,7 +25,7 @@ class Workers:
 
     @property
     def rank(self) -> int:
-        """In the view whose members count for the next step. A newcomer that is not admitted yet comes last."""
+        """Rank in the view that counts for the next step. A newcomer that is not admitted yet comes last."""
         session = self._strategy.session
         if session.newcomer:
             return session.rank
@@ -33,12 +33,12 @@ class Workers:
 
     @property
     def size(self) -> int:
-        """Members of that view."""
+        """Number of members of that view."""
         session = self._strategy.session
         return session.rank + 1 if session.newcomer else session.completed_in.world_size
 
     def gather(self, value: Any, call: str) -> list[Any]:
-        """Everybody's value."""
+        """Every member's value."""
         return self._strategy.exchange(value, call)
 
     def add(self, tensor: Tensor, call: str) -> Tensor:

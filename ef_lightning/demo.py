@@ -24,7 +24,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Classifier(LightningModule):
-    """Two convolutions, and a linear layer.
+    """Two convolutions and a linear layer.
 
     Args:
         step_s: Seconds that a step takes longer, as that of a heavier model does.

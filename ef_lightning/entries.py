@@ -1,4 +1,4 @@
-"""The parts of a model as a module of torch, so that Lightning moves, saves and trains them."""
+"""The parts of a model as a torch module, so that Lightning moves, saves and trains them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ef_common.errors import UsageError
 
 
 class Entries(nn.Module):
-    """A dict or a list of modules, tensors, and anything else, with dicts and lists in it.
+    """A module of a dict or a list that holds modules, tensors and other values, nested in dicts and lists.
 
     Tensors that require a gradient become parameters, others buffers.
 
     Args:
         parts: The dict, list or tuple.
-        parameters: Those that were made already, by the id of the tensor: one that is there twice is one.
+        parameters: Existing parameters by the id of the tensor, so that a tensor that occurs twice is one.
 
     Raises:
         UsageError: A key that cannot be the name of a part of a module.
@@ -56,7 +56,7 @@ class Entries(nn.Module):
             self.register_buffer(name, part)
 
     def get(self) -> Any:
-        """The structure that it was made of, with what the parts are now: buffers are replaced when they move."""
+        """The original structure with the current parts: buffers are replaced when they move."""
         found = {}
         for key, name in self._keys:
             part = self._others[key] if name is None else getattr(self, name)
@@ -64,5 +64,5 @@ class Entries(nn.Module):
         return found if self._kind is dict else list(found.values()) if self._kind is list else tuple(found.values())
 
     def __getitem__(self, key: Any) -> Any:
-        """One of the parts, as it is now."""
+        """The current value of a part."""
         return self.get()[key]

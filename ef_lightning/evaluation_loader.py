@@ -1,4 +1,4 @@
-"""Validation, test and prediction loaders: every sample once, over whoever is left.
+"""Validation, test and prediction loaders: the remaining workers evaluate every sample once.
 
 A pass deals the whole data set to the members at its start. When a worker has read its share, all exchange what
 they have done. What nobody has done, because its worker died and its part of the metrics died with it, is dealt
@@ -120,7 +120,7 @@ class EvaluationLoader(WrappedLoader):
         return length
 
     def _num_batches(self, length: int) -> int:
-        """Batches of one worker in a pass over so many samples."""
+        """Batches of one worker in a pass over this many samples."""
         return -(-length // self._samples_per_step)
 
     @property
@@ -144,7 +144,7 @@ class EvaluationLoader(WrappedLoader):
         self._planned.read(lambda skip: iter([self._order[batch].tolist() for batch in batches[skip:]]))
 
     def _take_missing(self) -> bool:
-        """Exchange what is done; take a share of what is missing. False if nothing is."""
+        """Exchange what is done, and take a share of what is missing. False if nothing is missing."""
         contributions = self._contributions()
         mine = None
         if contributions is not None:
@@ -160,7 +160,7 @@ class EvaluationLoader(WrappedLoader):
 
 
 def _batched(share: np.ndarray, num_batches: int, batch_size: int) -> list[list[int]]:
-    """So many batches, as an ordinary loader makes them; smaller ones if that gives too few."""
+    """This many batches, as an ordinary loader makes them, or smaller ones if that gives too few."""
     starts = range(0, len(share), batch_size)
     bounds = [(start, start + batch_size) for start in starts]
     if len(bounds) < num_batches:

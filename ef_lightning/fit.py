@@ -1,4 +1,4 @@
-"""One training of a Trainer, from the set-up of its run to the teardown."""
+"""One training of a Trainer, from the setup of its run to the teardown."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Check = Callable[[object], DataLoader[Any]]
 
 
 class Fit:
-    """What a training is made of.
+    """The parts of one training.
 
     In a process that is no worker of a job there are neither reducer, requests nor repetition.
 
@@ -71,13 +71,13 @@ class Fit:
         stays_one: Nobody can join this worker, which is the only one.
 
     Attributes:
-        train_loader: What is trained on, once Lightning has asked for it.
+        train_loader: The training loader, once Lightning has asked for it.
         elastic: Others may take part in it.
-        checkpoints: Those that are taken of it, if there are any.
+        checkpoints: Checkpoints of the training, if any are taken.
         compensation: How the optimizers follow the global batch; None if the ratio is 1 for ever.
         workers_log: Tells the loggers of the workers; None if there is nothing to tell, or nobody to be told.
-        schedules: Those that follow the samples; None if an update is one update in each world.
-        requests: What the code of one worker asks of all.
+        schedules: Schedules that follow the samples; None if they count updates.
+        requests: Requests of one worker's code that concern all.
         repetition: Makes steps again in which workers have gathered and one was lost.
         reducer: Sums gradients.
         global_step: A step on a batch of fixed size, if that is set.
@@ -117,7 +117,7 @@ class Fit:
     # ------------------------------------------------------------ set-up, before that of the model
 
     def set_up_schedules(self) -> None:
-        """All have passed the first barrier: those are the workers for which the user's code makes schedules."""
+        """All workers have passed the first barrier; the user's code makes schedules for these workers."""
         self._first_world_size = self._session.completed_in.world_size
         if self._settings.schedules_follow_samples:
             self.schedules = Schedules(
@@ -125,7 +125,7 @@ class Fit:
             )
 
     def set_up_requests(self) -> None:
-        """The user's code may ask something of all from here on."""
+        """The user's code may make requests from here on."""
         if self._worker.elastic:
             self.requests = Requests(
                 self._trainer,
@@ -142,7 +142,7 @@ class Fit:
             self.train_loader.skip()
 
     def load_schedules(self, saved: dict[str, Any] | None) -> None:
-        """Go on with those of a checkpoint."""
+        """Continue with the schedules of a checkpoint."""
         if self.schedules is not None and saved is not None:
             self.schedules.load_state(saved)
             self._forget_train_loader()  # a hook `setup` of the user's may have asked for it
@@ -154,7 +154,7 @@ class Fit:
 
     @property
     def follows_samples(self) -> bool:
-        """The world may have another size than the one for which the schedules were made."""
+        """Whether the world may differ in size from the one for which the schedules were made."""
         schedules = self.schedules
         return schedules is not None and (self._worker.elastic or schedules.world_size != self._session.world_size)
 
@@ -204,7 +204,7 @@ class Fit:
             self._timed_validation = TimedValidation(trainer, session, interval_s=interval)
 
     def _set_up_repetition(self) -> None:
-        """Steps can be made again where Lightning makes them, and each worker makes the same passes."""
+        """Allow steps to be repeated where Lightning makes them and each worker makes the same passes."""
         trainer, strategy = self._trainer, self._strategy
         if self._settings.global_batch_size is None and trainer.lightning_module.automatic_optimization:
             self.repetition = repetition = Repetition(
@@ -267,7 +267,7 @@ class Fit:
         return state
 
     def _prepare_last_leave(self) -> None:
-        """Have the state saved when all leave; if Slurm has told them to, have it start the job again."""
+        """Save the state when all leave; if Slurm has asked them to, let it start the job again."""
         strategy, notices, checkpoints = self._strategy, self._worker.notices, self.checkpoints
         requeue = hooks.requeue(self._trainer, strategy.host, notices.take, heeded=lambda: notices.active)
 
@@ -292,7 +292,7 @@ class Fit:
             self._prepare_boundary()
 
     def _prepare_boundary(self) -> None:
-        """Have everything set up before the first boundary, where newcomers meet the others."""
+        """Set everything up before the first boundary, where newcomers meet the others."""
         if self._session.newcomer:
             self._trainer.num_sanity_val_steps = self._sanity_steps  # in the next fit it is one of the others
             hooks.set_up_validation(self._trainer)
@@ -307,7 +307,7 @@ class Fit:
             self.checkpoints.begin_loops()
 
     def skip(self) -> None:
-        """The others have ended this training: the `fit` ends, too, with the result of it if that was saved."""
+        """The others have ended this training: end the `fit`, with the saved result if there is one."""
         has_result = self.checkpoints is not None and self.checkpoints.load_result()
         self._session.skip_training(has_result=has_result)
         self._claiming.skip()
@@ -322,7 +322,7 @@ class Fit:
             hooks.forget_loaders(self._trainer)
 
     def complete(self) -> None:
-        """Everybody has come to the end of this training."""
+        """All members have reached the end of this training."""
         if self.in_trial:
             return
         with leaving_cleanly():
@@ -336,7 +336,7 @@ class Fit:
         self._worker.notices.stop()
 
     def end(self) -> None:
-        """Let go of the Trainer."""
+        """Release the Trainer."""
         if self._determinism is not None:
             self._determinism.undo()
         reducers = (self._deterministic_reducer, self.reducer)
@@ -353,7 +353,7 @@ class Fit:
         self._session.state = None
 
     def saved(self) -> dict[str, dict[str, Any] | None]:
-        """What of it belongs into Lightning's own checkpoints, and is handed on to another fit."""
+        """The part that belongs in Lightning's own checkpoints and is passed on to another fit."""
         return {
             "compensation": None if self.compensation is None else self.compensation.compensator.state(),
             "schedules": None if self.schedules is None else self.schedules.state(),
@@ -363,7 +363,7 @@ class Fit:
 
     @property
     def max_steps(self) -> int:
-        """The user's limit, while `trainer.max_steps` says when it is reached in the world of now."""
+        """The user's limit, while `trainer.max_steps` says when it is reached in the current world."""
         return int(self._trainer.max_steps) if self.schedules is None else self.schedules.max_steps
 
     def _set_max_steps(self, max_steps: int) -> None:
@@ -375,7 +375,7 @@ class Fit:
     # ------------------------------------------------------------ data
 
     def wrap(self, dataloader: Any, check: Check) -> ElasticLoader:
-        """The loader of the training that is being set up. `check` refuses what is none."""
+        """The loader for the training that is being set up. `check` refuses anything that is not a loader."""
         if isinstance(dataloader, JointLoader):
             check_joint(dataloader, self._strategy.host)
             if self._trainer.overfit_batches > 0:
@@ -452,7 +452,7 @@ class Fit:
         hooks.forget_loaders(self._trainer)
 
     def _tell_of_workers(self) -> None:
-        """The samples of a step have been dealt to its workers: the user's code hears of those that are new or gone."""
+        """The samples of a step have been dealt: tell the user's code of workers that joined or left."""
         change = self.workers.look()
         if change is None:
             return
@@ -484,7 +484,7 @@ class Fit:
         return self.train_loader.weights(view)
 
     def end_manual_step(self) -> None:
-        """A training step in manual optimization is over; every worker reduces in it, also one without gradients."""
+        """Manual optimization: a training step ends, in which every worker reduces, even without gradients."""
         reducer, loader = self.reducer, self.train_loader
         if reducer is not None and loader is not None and loader.progress.uncommitted:
             loader.dealer.commit(self._reduced(reducer.skip) or self._session.completed_in)
@@ -498,7 +498,7 @@ class Fit:
             self.reducer.before_backward(overlap=repetition is None or not repetition.in_backward)
 
     def _finish_backward(self, loss: Tensor) -> bool:
-        """Finish the reduction: the gradients are everybody's, and so are the samples in them.
+        """Finish the reduction: gradients and the samples in them are then the same in all workers.
 
         Returns:
             Whether this was a backward pass that Lightning's hooks are to know of.
@@ -523,7 +523,7 @@ class Fit:
         return True
 
     def _reduced(self, finish: Callable[[], View | None]) -> View | None:
-        """Finish a reduction, and hear in its flags what others have to tell."""
+        """Finish a reduction, and read in its flags what others have to report."""
         reducer = self._deterministic_reducer or self.reducer
         requests, timed = self.requests, self._timed_validation
         if reducer is None or requests is None:
@@ -545,7 +545,7 @@ class Fit:
         return None if self.train_loader is None else self.train_loader.filled()
 
     def _go_back(self, why: str) -> None:
-        """A step is about to be made again."""
+        """A step is about to be repeated."""
         if self.reducer is not None:
             self.reducer.cancel()
         loader = self.train_loader
@@ -569,5 +569,5 @@ class Fit:
 
 
 def nothing(device: torch.device) -> Tensor:
-    """The loss of a batch that is skipped: no parameter has a gradient of it."""
+    """The loss of a skipped batch, of which no parameter has a gradient."""
     return torch.zeros((), device=device, requires_grad=True)

@@ -17,7 +17,7 @@ Gather = Callable[[Tensor], tuple[Sequence[Tensor], View | None]]
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What a gather with gradients needs of the other workers.
+    """What a gather with gradients needs from the other workers.
 
     Args:
         gather: In the forward pass.
@@ -33,7 +33,7 @@ class Peers:
 
 
 class GatherWithGradients(torch.autograd.Function):
-    """Everybody's tensor, stacked, so that each worker's loss has a gradient for all of them.
+    """The tensors of all workers, stacked, so that each worker's loss has a gradient for all of them.
 
     With weights wᵢ, the step minimizes L = Σ wᵢ·Lᵢ, and its reduction computes Σ wⱼ·gⱼ. So the gradient that worker j
     gets for its tensor zⱼ is
@@ -49,7 +49,7 @@ class GatherWithGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, peers: Peers) -> Tensor:
-        """Shape (world size, *tensor.shape)."""
+        """Return the stacked tensors, shape (world size, *tensor.shape)."""
         values, view = peers.gather(tensor)
         ctx.peers, ctx.view = peers, view
         ctx.weights = () if view is None else peers.weights(view)
@@ -58,7 +58,7 @@ class GatherWithGradients(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Everybody calls this at the same place of the step."""
+        """Compute this worker's gradient; all workers call this at the same place of the step."""
         if ctx.view is None:
             return gradient[0], None
         rank, weights = ctx.peers.rank(ctx.view), ctx.weights

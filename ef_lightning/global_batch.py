@@ -1,7 +1,7 @@
-"""A step on a global batch: this worker's forward and backward passes, and those that it makes up for others.
+"""A step on a global batch: this worker's passes, and those that it computes in place of lost workers.
 
-Lightning makes the first pass. The others follow when it has made its backward pass, before the gradients are reduced:
-to Lightning all of it is one batch, and none of them is larger than the loader's `batch_size`.
+Lightning makes the first pass. The others follow after its backward pass, before the gradients are reduced: to
+Lightning they all are one batch. No pass is larger than the loader's `batch_size`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ef_lightning.train_loader import ElasticLoader
 
 
 class GlobalStep:
-    """The passes of one step after the other.
+    """The passes of each step, one after the other.
 
     Args:
         trainer: The Trainer.
         session: The worker's session.
         loader: The training loader.
-        reducer: What sums gradients, asked for in each step; None in a process that is no worker of a job.
+        reducer: Returns the reducer of gradients in each step; None in a process that is not a worker of a job.
         deterministic: Does it instead, if sums must not depend on the shares.
 
     Attributes:
@@ -70,7 +70,7 @@ class GlobalStep:
         """Lightning begins a step: before its forward pass. `arguments` are those of `training_step` but the batch.
 
         Raises:
-            UnsupportedError: It has begun this one before.
+            UnsupportedError: Lightning has begun this step before.
         """
         pieces = self._loader.dealer.pieces
         if pieces is self._pieces:
@@ -90,12 +90,12 @@ class GlobalStep:
         self._begin_pass(self._passes.pop(0) if self._passes else (), is_last=not self._passes)
 
     def weigh(self, loss: Tensor, optimizer: Any) -> Tensor:
-        """The loss of the current pass, as its part of the batch's. The optimizer is the one that it is for."""
+        """Scale the loss of the current pass to its part of the batch's, for this optimizer."""
         self._optimizer = optimizer
         return loss * self.share
 
     def before_backward(self) -> None:
-        """Gradients of the last pass are reduced as they become ready."""
+        """Reduce the gradients of the last pass as they become ready."""
         if not self._pass:
             return
         if self._deterministic is not None:
@@ -105,7 +105,7 @@ class GlobalStep:
             self._reducing = True
 
     def end_pass(self, loss: Tensor) -> None:
-        """A backward pass of this loss is over."""
+        """The backward pass of this loss has ended."""
         if not self._pass:  # it only kept step; its loss and its gradient may be anything, NaN too
             for parameter in self._trainer.lightning_module.parameters():
                 parameter.grad = None
@@ -115,7 +115,7 @@ class GlobalStep:
             self._deterministic.after_pass(self._pass[0], self.share)
 
     def finish(self) -> View:
-        """Make the passes that are left, and reduce.
+        """Make the remaining passes, and reduce.
 
         Returns:
             The view whose members contributed.
@@ -143,7 +143,7 @@ class GlobalStep:
             seed_everything([loader.seed, loader.progress.epoch, window.start, pieces[0] if pieces else 0])
 
     def _make_up(self, pieces: Sequence[int]) -> None:
-        """Somebody is lost, who had these."""
+        """Compute these pieces, whose worker is lost."""
         self._run(self._loader.fetch(pieces), pieces, is_last=False)
 
     def _run(self, batch: Any, pieces: Sequence[int], *, is_last: bool) -> None:

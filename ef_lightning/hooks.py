@@ -1,4 +1,4 @@
-"""The private parts of Lightning that ElasticFlow touches, and nothing else does (those of loggers: `logs`).
+"""The private parts of Lightning that ElasticFlow touches, all in this module except those of loggers (`logs`).
 
 Everything here reads or sets attributes of one Trainer's own objects. They are listed in `probe`, by which a training
 that is set up with another release of Lightning tells what has moved, and so does `tests/lightning/test_hooks.py`.
@@ -28,12 +28,12 @@ from ef_lightning.host import Host
 
 
 class Replacement(partial[Any]):
-    """A function in place of a method of one object. A copy of the object has the method that it would have anyway.
+    """A function that replaces a method of one object. A copy of the object has the original method.
 
     Attributes:
         owner: The object.
-        name: Of the method.
-        own: What the object itself had there, if anything: a hook that the user's code has set on it.
+        name: Name of the method.
+        own: The object's own attribute of this name, if any: a hook that the user's code has set on it.
     """
 
     owner: Any
@@ -50,7 +50,7 @@ def _method(owner: Any, name: str, own: Any) -> Any:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put what `make` makes of a method in its place, in this one object. It is not replaced twice."""
+    """Replace a method of this one object by the result of `make`, once."""
     own = vars(owner).pop(name, None)
     if isinstance(own, Replacement):
         own = own.own
@@ -60,7 +60,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
 
 def put_back(owner: Any, name: str) -> None:
-    """Undo it, if it was replaced."""
+    """Restore the method if it was replaced."""
     replaced = vars(owner).get(name)
     if isinstance(replaced, Replacement):
         delattr(owner, name)
@@ -77,7 +77,7 @@ def keep_samplers(trainer: Any) -> None:
 
 
 def combine_loaders(trainer: Any, combine: Callable[[Any, str], Any]) -> None:
-    """Have each loop take the loaders of a user's from `combine`, whenever it asks for them.
+    """Let each loop take the user's loaders from `combine` whenever it asks for them.
 
     Args:
         trainer: The Trainer.
@@ -90,7 +90,7 @@ def combine_loaders(trainer: Any, combine: Callable[[Any, str], Any]) -> None:
 
 
 def release_loaders(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `combine_loaders`."""
     for loop in (trainer.fit_loop, *(loop for loops in _evaluation_loops(trainer).values() for loop in loops)):
         put_back(loop._data_source, "dataloader")
 
@@ -105,7 +105,7 @@ def _evaluation_loops(trainer: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _logging_evaluations(trainer: Any) -> tuple[Any, ...]:
-    """Those of them whose steps may log: a prediction's may not."""
+    """The loops that evaluate whose steps may log, which those of a prediction may not."""
     loops = _evaluation_loops(trainer)
     return (*loops["val"], *loops["test"])
 
@@ -115,24 +115,24 @@ def _combining(combine: Callable[[Any, str], Any], stage: str, ask: Callable[[],
 
 
 def combination(combined: Any) -> tuple[str, Callable[[list[Any]], Any]]:
-    """Mode of a CombinedLoader, and what puts a list of batches into the structure of its loaders."""
+    """The mode of a CombinedLoader, and the function that arranges a list of batches like its loaders."""
     spec = combined._spec
     return combined._mode, lambda batches: tree_unflatten(batches, spec)
 
 
 def stop_shuffling(combined: Any, host: Host) -> None:
-    """Have the loaders of a CombinedLoader made anew without shuffling, as `overfit_batches` wants it."""
+    """Recreate the loaders of a CombinedLoader without shuffling, as `overfit_batches` requires."""
     resolve = host.get("trainer.connectors.data_connector", "_resolve_overfit_batches")
     resolve(combined, mode=host.get("trainer.states", "RunningStage").TRAINING)
 
 
 def advise_on_workers(trainer: Any, host: Host, dataloader: Any, *, stage: str) -> None:
-    """Give Lightning's advice on the number of data workers: it gives none on loaders that are no DataLoader."""
+    """Give Lightning's advice on the number of data workers, which it omits for anything but a DataLoader."""
     host.get("trainer.connectors.data_connector", "_worker_check")(trainer, dataloader, f"{stage}_dataloader")
 
 
 def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
-    """Where notices to go are heeded, keep Lightning from ending the training by an exception after this batch."""
+    """Where notices are handled, keep Lightning from ending the training by an exception after this batch."""
     replace(
         trainer._signal_connector,
         "_sigterm_notifier_fn",
@@ -141,7 +141,7 @@ def yield_sigterm(trainer: Any, heeded: Callable[[], bool]) -> None:
 
 
 def _note_sigterm(trainer: Any, notify: Callable[..., None], *args: Any) -> None:
-    """As Lightning does, but without the collective that it would run in a handler if there is a default group."""
+    """Do as Lightning does, without the collective that it runs in a handler if there is a default group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         trainer._signal_connector.received_sigterm = True
     else:
@@ -156,25 +156,25 @@ def exchange_no_sigterm(trainer: Any) -> None:
 
 
 def leave_sigterm(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `yield_sigterm`."""
     put_back(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
 
 
 class Requeue(NamedTuple):
-    """What Lightning does when Slurm sends the signal: save everything, and have Slurm start the job again."""
+    """Lightning's reaction to Slurm's signal: save everything, and let Slurm start the job again."""
 
     signal: int
     act: Callable[[], None]
 
 
 def requeue(trainer: Any, host: Host, take: Callable[[int], None], *, heeded: Callable[[], bool]) -> Requeue | None:
-    """Where notices to go are heeded, take the signal by which Slurm announces that it will end the job for one.
+    """Where notices are handled, treat the signal with which Slurm announces the end of a job as one.
 
     Args:
         trainer: The Trainer.
         host: Its class tree.
         take: Called with the signal.
-        heeded: Whether notices are heeded now.
+        heeded: Whether notices are handled now.
 
     Returns:
         What is to be done once the workers have left; None if no environment of Slurm asks for it.
@@ -195,7 +195,7 @@ def requeue(trainer: Any, host: Host, take: Callable[[int], None], *, heeded: Ca
 
 
 def layer_sync(strategy: Any) -> Any:
-    """What `Trainer(sync_batchnorm=True)`, or a plugin, would synchronize layers with."""
+    """The object with which `Trainer(sync_batchnorm=True)`, or a plugin, would synchronize layers."""
     return strategy._layer_sync
 
 
@@ -206,12 +206,12 @@ def validation_interval(trainer: Any) -> float | None:
 
 
 def last_validation(trainer: Any) -> float:
-    """When, by a monotonic clock, Lightning has validated last, or begun to train."""
+    """The time, on a monotonic clock, at which Lightning validated last or began to train."""
     return float(trainer._last_val_time)
 
 
 def set_last_validation(trainer: Any, at: float) -> None:
-    """Have Lightning think so. At infinity no validation is due, and at minus infinity one is."""
+    """Set that time. At infinity no validation is due, and at minus infinity one is."""
     trainer._last_val_time = at
 
 
@@ -241,7 +241,7 @@ def limits(trainer: Any, host: Host) -> dict[str, Any]:
 
 
 def module_modes(trainer: Any) -> dict[str, Any]:
-    """What `train` and `eval`, and a callback that freezes layers of BatchNorm, have set in each module."""
+    """The modes that `train`, `eval` and a callback that freezes BatchNorm layers have set in each module."""
     modules = dict(trainer.lightning_module.named_modules())
     return {
         "evaluating": [name for name, module in modules.items() if not module.training],
@@ -266,12 +266,12 @@ def set_module_modes(trainer: Any, modes: dict[str, Any]) -> None:
 
 
 def reload_epoch(trainer: Any) -> float | None:
-    """The epoch in which the user was asked for the training loader, if that is done in later epochs again."""
+    """The epoch in which the user was asked for the training loader, if later epochs ask again."""
     return trainer.fit_loop._last_train_dl_reload_epoch if trainer.reload_dataloaders_every_n_epochs else None
 
 
 def reload_training(trainer: Any) -> None:
-    """Ask for the training loader again, as Lightning does in the epochs in which that is due."""
+    """Ask for the training loader again, as Lightning does in epochs in which that is due."""
     fit_loop, epoch = trainer.fit_loop, trainer.fit_loop._last_train_dl_reload_epoch
     fit_loop._last_train_dl_reload_epoch = -math.inf
     fit_loop.setup_data()
@@ -285,13 +285,13 @@ def train_loaders(trainer: Any) -> list[Any]:
 
 
 def forget_loaders(trainer: Any) -> None:
-    """Have a fit ask for its loaders again."""
+    """Make a fit ask for its loaders again."""
     trainer.fit_loop._combined_loader = None
     trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
 
 
 def recorder_of(batch_sampler: Any) -> Any:
-    """The wrapper by which Lightning records which samples are predicted, if it has wrapped a batch sampler."""
+    """Lightning's wrapper that records which samples are predicted, if it has wrapped a batch sampler."""
     return batch_sampler if type(batch_sampler).__name__ == "_IndexBatchSamplerWrapper" else None
 
 
@@ -311,13 +311,13 @@ def num_batches(trainer: Any) -> int:
 
 
 def num_batches_running(trainer: Any) -> int:
-    """One if the training loop has fetched a batch that it has not come to the end of, else none."""
+    """One if the training loop has fetched a batch that it has not finished, otherwise zero."""
     counts = trainer.fit_loop.epoch_loop.batch_progress.current
     return int(counts.ready - counts.processed)
 
 
 def step_back(trainer: Any, num_batches: int) -> None:
-    """Take these batches of the epoch for such that have not been fetched: they begin an accumulation, and are lost."""
+    """Count these batches as not fetched: they begin an accumulation and are lost."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     for counts in (progress.current, progress.total):
         for name in ("ready", "started", "processed", "completed"):
@@ -325,12 +325,12 @@ def step_back(trainer: Any, num_batches: int) -> None:
 
 
 def set_train_limit(trainer: Any, num_batches: int) -> None:
-    """Batches of the epoch that is resumed; Lightning has asked the loader before it knew where it goes on."""
+    """Set the batches of the resumed epoch, which Lightning asked for before it knew where it continues."""
     trainer.fit_loop._combined_loader.limits = [num_batches]
 
 
 def set_num_batches(trainer: Any, num_batches: float) -> None:
-    """Batches of a training epoch, which `trainer.estimated_stepping_batches` is computed from.
+    """Set the batches of an epoch, from which `trainer.estimated_stepping_batches` is computed.
 
     Validations go with it, unless user code has set after how many batches there is one.
     """
@@ -350,7 +350,7 @@ def _val_check_batch(trainer: Any) -> float | None:
 
 
 def _own_val_check_batch(trainer: Any) -> float | None:
-    """The same, if user code has set it; None as long as it follows from `val_check_interval`."""
+    """The same if user code has set it; None while it follows from `val_check_interval`."""
     shown: float | None = getattr(trainer, "val_check_batch", None)  # a new Trainer of Lightning 2.5 has none
     return None if shown in (None, _val_check_batch(trainer)) else shown
 
@@ -375,7 +375,7 @@ def set_epoch_length(trainer: Any, num_batches: int, *, in_batch: bool) -> None:
 
 
 def surround_stage(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have all of a run that comes after its set-up be within a context."""
+    """Run everything in a run that follows its setup within a context."""
 
     def make(run: Callable[[], Any]) -> Callable[[], Any]:
         def run_stage() -> Any:
@@ -388,23 +388,23 @@ def surround_stage(trainer: Any, surround: Callable[[], AbstractContextManager[N
 
 
 def leave_stage(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `surround_stage`."""
     put_back(trainer, "_run_stage")
 
 
 def active_evaluation_loop(trainer: Any) -> Any:
-    """The loop that runs a validation, a test or a prediction now."""
+    """The loop of the current validation, test or prediction."""
     return trainer._active_loop if trainer.fit_loop is not trainer._active_loop else None
 
 
 def surround_evaluation_steps(trainer: Any, surround: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have each step of a validation or a test, and the hooks before and after it, run within a context."""
+    """Run each step of a validation or a test, with the hooks around it, within a context."""
     for loop in _logging_evaluations(trainer):
         replace(loop, "_evaluation_step", lambda step: partial(_within, surround, step))
 
 
 def leave_evaluation_steps(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `surround_evaluation_steps`."""
     for loop in _logging_evaluations(trainer):
         put_back(loop, "_evaluation_step")
 
@@ -415,13 +415,13 @@ def _within(surround: Callable[[], AbstractContextManager[None]], act: Callable[
 
 
 def set_evaluation_length(loop: Any, index: int, num_batches: int) -> None:
-    """Tell an evaluation loop, and with it progress bars, how many batches it will take of one of its loaders."""
+    """Tell an evaluation loop and progress bars how many batches it will take from one of its loaders."""
     lengths = loop._max_batches if hasattr(loop, "_max_batches") else loop.max_batches  # a prediction has the latter
     lengths[index] = num_batches
 
 
 def free_evaluation_length(loop: Any) -> None:
-    """Let the loader, not a number of batches settled in advance, tell when an evaluation is over."""
+    """Let the loader, and not a number of batches set in advance, decide when an evaluation is over."""
     fetcher = loop._data_fetcher
     fetcher.length = None
     fetcher.done = False
@@ -431,12 +431,12 @@ def free_evaluation_length(loop: Any) -> None:
 
 
 def mark_evaluation_done(loop: Any) -> None:
-    """The batch that the loop processed last was the last one."""
+    """Mark the batch that the loop processed last as the last one."""
     loop.batch_progress.is_last_batch = True
 
 
 def end_of_run(host: Host) -> BaseException:
-    """To be raised: ends a run of the Trainer from anywhere in it, as one that has finished.
+    """An exception that ends a run of the Trainer from anywhere in it, as one that has finished.
 
     Of the hooks that come at the end, only `teardown` is called. Lightning has it for callbacks that try things out.
     """
@@ -445,7 +445,7 @@ def end_of_run(host: Host) -> BaseException:
 
 
 def do_without_best(trainer: Any) -> None:
-    """Nobody has told this Trainer which of its checkpoints is the best, or the last: evaluate what there is."""
+    """Evaluate the current weights, because this Trainer does not know its best or last checkpoint."""
 
     def replaced(select: Callable[..., Any]) -> Callable[..., Any]:
         def selected(state_fn: Any, path: Any, **kwargs: Any) -> Any:
@@ -459,7 +459,7 @@ def do_without_best(trainer: Any) -> None:
 
 
 def know_best(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `do_without_best`."""
     put_back(trainer._checkpoint_connector, "_select_ckpt_path")
 
 
@@ -474,7 +474,7 @@ def metric_dicts(trainer: Any) -> dict[str, dict[str, Any]]:
 
 
 def log_state(trainer: Any) -> dict[str, Any]:
-    """What the training and the validation have logged: keys and how each is reduced, not the values.
+    """What training and validation have logged: keys and how each is reduced, without the values.
 
     The end of an epoch reduces all of them in this order, so it must be the same in all workers.
     """
@@ -487,7 +487,7 @@ def log_state(trainer: Any) -> dict[str, Any]:
 
 
 def load_log_state(trainer: Any, host: Host, state: dict[str, Any]) -> None:
-    """Know what the others have logged, with nothing in it."""
+    """Load what the others have logged, without values."""
     connector = trainer._logger_connector
     connector._first_loop_iter, connector._current_fx = state["place"]
     modules = dict(trainer.lightning_module.named_modules())
@@ -509,7 +509,7 @@ _REDUCTIONS = ("mean", "sum", "min", "max")
 
 
 def reduction_of(reduce_fx: Callable[..., Any]) -> str:
-    """Name of what `self.log(reduce_fx=...)` reduces with."""
+    """Name of the function that `self.log(reduce_fx=...)` reduces with."""
     return str(reduce_fx.__name__)
 
 
@@ -545,13 +545,13 @@ def _empty_result(host: Host, trainer: Any, described: dict[str, Any], modules: 
 
 
 def logged_values(trainer: Any) -> dict[str, dict[str, Tensor]]:
-    """What `self.log` has accumulated in the loop that runs now: key → field → value."""
+    """Accumulated values of `self.log` in the current loop: key → field → value."""
     results = {key: result for key, result in (trainer._results or {}).items() if result.is_tensor}
     return {key: {name: getattr(r, name) for name in r._defaults} for key, r in results.items()}
 
 
 def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> None:
-    """Go back to these values; what was not logged then stays known, with nothing in it."""
+    """Go back to these values; keys that were not logged then stay known, without values."""
     for key, result in (trainer._results or {}).items():
         if result.is_tensor:
             for name, value in values.get(key, result._defaults).items():
@@ -560,19 +560,19 @@ def set_logged_values(trainer: Any, values: dict[str, dict[str, Tensor]]) -> Non
 
 
 def live_keys(trainer: Any) -> set[str]:
-    """Keys that `self.log` has filled since they were reset, in the loop that runs now."""
+    """Keys that `self.log` has filled in the current loop since they were reset."""
     return {key for key, result in (trainer._results or {}).items() if not result.has_reset}
 
 
 def empty_others(trainer: Any, live: Collection[str]) -> None:
-    """Take all keys but these for reset ones."""
+    """Treat all other keys as reset."""
     for key, result in (trainer._results or {}).items():
         if key not in live:
             result.has_reset = True
 
 
 def epoch_results(trainer: Any) -> dict[str, dict[str, Any]]:
-    """What `self.log` has collected in the loop that runs now and shows at its end: key → what it is and holds.
+    """Values of `self.log` that the current loop shows at its end: key → what it is and holds.
 
     A value is *pending* until it has been computed. Of a torchmetrics object, nothing but its name is told.
     """
@@ -588,12 +588,12 @@ def epoch_results(trainer: Any) -> dict[str, dict[str, Any]]:
 
 
 def show_result(trainer: Any, host: Host, described: dict[str, Any], value: Tensor | None) -> Any:
-    """Have a value shown at the end of the loop that runs now, also where it was not logged.
+    """Show a value at the end of the current loop, even where it was not logged.
 
     Args:
         trainer: The Trainer.
         host: The class tree.
-        described: What :func:`epoch_results` says of it.
+        described: Its entry in :func:`epoch_results`.
         value: None for a torchmetrics object, which is computed now.
 
     Returns:
@@ -618,12 +618,12 @@ def _forget_computed(metric: Any) -> None:
 
 
 def computed(result: Any) -> Any:
-    """What is shown of a result at the end of an epoch; None as long as it is pending."""
+    """The value that a result shows at the end of an epoch; None while it is pending."""
     return result._computed
 
 
 def shown_here(result: Any) -> Any:
-    """What this worker alone would show of a pending value."""
+    """The value that this worker alone would show for a pending one."""
     if not result.is_tensor:
         value = result.value.compute()
         _forget_computed(result.value)
@@ -635,7 +635,7 @@ def shown_here(result: Any) -> Any:
 
 
 def reductions(trainer: Any) -> dict[str, str]:
-    """How to reduce what a batch has logged, by the name under which it is shown; "first" if it is reduced already."""
+    """How to reduce a batch's logged values, by the name that is shown; "first" if it is reduced already."""
     known = {}
     for results in {id(r): r for r in (*_results(trainer), trainer._results or {})}.values():
         for result in results.values():
@@ -646,12 +646,12 @@ def reductions(trainer: Any) -> dict[str, str]:
 
 
 def in_batch(trainer: Any) -> bool:
-    """Whether values of a batch are shown now, not those of an epoch."""
+    """Whether values of a batch, and not of an epoch, are shown now."""
     return trainer._logger_connector._first_loop_iter is not None
 
 
 class LoggingHooks:
-    """Places at which all workers pass, and at which values that were logged are shown or decided by.
+    """The places that all workers pass, and where logged values are shown or decided by.
 
     Args:
         trainer: The Trainer.
@@ -676,7 +676,7 @@ class LoggingHooks:
         self._hooked: list[tuple[Any, str]] = []
 
     def attach(self) -> None:
-        """Begin to call."""
+        """Call the functions from now on."""
         trainer, connector = self._trainer, self._trainer._logger_connector
         self._hook(connector, "epoch_end_reached", self._epoch_end_reached)
         self._hook(connector, "on_epoch_end", self._settled_first)
@@ -725,7 +725,7 @@ class LoggingHooks:
 
 
 def set_zero_batch_size(trainer: Any) -> None:
-    """The batch at hand only keeps step: what `self.log` averages over samples must not count it."""
+    """Exclude the current padding batch from what `self.log` averages over samples."""
     if trainer._results is not None:
         trainer._results.batch_size = 0
 
@@ -759,7 +759,7 @@ def load_loop_progress(trainer: Any, state: dict[str, Any]) -> None:
 
 
 def loop_fields(trainer: Any) -> dict[str, Any]:
-    """What else the loops decide by, and no checkpoint holds."""
+    """Other fields that the loops decide by, which no checkpoint holds."""
     fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
     return {
         "train_reload_epoch": fit_loop._last_train_dl_reload_epoch,
@@ -782,7 +782,7 @@ def load_loop_fields(trainer: Any, fields: dict[str, Any]) -> None:
 
 
 def load_loader_state(trainer: Any) -> None:
-    """Give the training loader its state, if Lightning has not.
+    """Give the training loader its state, unless Lightning has.
 
     It does not after the end of an epoch, nor if the loader was set up (for `estimated_stepping_batches`) before.
     """
@@ -794,12 +794,12 @@ def load_loader_state(trainer: Any) -> None:
 
 
 def restart_between_steps(trainer: Any) -> None:
-    """What is resumed was saved between two steps: the epoch's loop need not guess what of it was done already."""
+    """The resumed state was saved between two steps, so the epoch's loop need not guess what was done."""
     trainer.fit_loop.epoch_loop.restarting = False
 
 
 def go_on_between_steps(trainer: Any, host: Host) -> None:
-    """The state is whole again: the epoch ends as any other, and callbacks have what they set when it began."""
+    """The state is complete again: the epoch ends normally, and callbacks have what they set at its start."""
     trainer.fit_loop._restarting = False
     for callback in trainer.callbacks:
         if isinstance(callback, host.get("callbacks", "GradientAccumulationScheduler")):
@@ -810,7 +810,7 @@ def go_on_between_steps(trainer: Any, host: Host) -> None:
 
 
 def follow_schedules(trainer: Any, due: Callable[[int], int]) -> None:
-    """Where Lightning makes a step of a scheduler after an update, make as many as `due` says.
+    """Where Lightning steps a scheduler after an update, make as many steps as `due` says.
 
     Args:
         trainer: The Trainer.
@@ -830,13 +830,13 @@ def follow_schedules(trainer: Any, due: Callable[[int], int]) -> None:
 
 
 def unfollow_schedules(trainer: Any) -> None:
-    """Undo it, and what was wrapped for manual optimization."""
+    """Undo `follow_schedules` and the wrappers for manual optimization."""
     put_back(trainer.fit_loop.epoch_loop, "_update_learning_rates")
     put_back(trainer.lightning_module, "lr_schedulers")
 
 
 def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = False) -> None:
-    """Make the steps that are due, each as Lightning makes one: by the user's hook, and counted."""
+    """Make the due steps as Lightning makes them: with the user's hook, and counted."""
     if not trainer.lightning_module.automatic_optimization:
         return
     loop, strategy = trainer.fit_loop.epoch_loop, trainer.strategy
@@ -853,13 +853,13 @@ def step_schedulers(trainer: Any, due: Callable[[int], int], *, plateau: bool = 
 
 
 def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
-    """Where the user's code calls `self.lr_schedulers()` and steps one of them, make as many steps as `due` says."""
+    """Where user code steps a scheduler of `self.lr_schedulers()`, make as many steps as `due` says."""
 
     def wrap(find: Callable[[], Any]) -> Callable[[], Any]:
         known: dict[int, tuple[Any, Any]] = {}
 
         def stepped(number: int, scheduler: Any) -> Any:
-            """What is asked for in each batch: made once."""
+            """The wrapped scheduler, which user code asks for in each batch; it is made once."""
             if number not in known or known[number][0] is not scheduler:
                 known[number] = (scheduler, _stepped_by(partial(due, number), scheduler))
             return known[number][1]
@@ -876,7 +876,7 @@ def wrap_schedulers(module: Any, due: Callable[[int], int]) -> None:
 
 
 def _stepped_by(due: Callable[[], int], scheduler: Any) -> Any:
-    """The same scheduler, of a class of its own, whose fields are those of the original."""
+    """The same scheduler in its own class, whose fields are those of the original."""
     shown = isinstance(scheduler, ReduceLROnPlateau)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -904,7 +904,7 @@ def make_steps(scheduler: Any, times: int, step: Callable[[], None], *, shown: b
 def surround_passes(
     trainer: Any, surround: Callable[[Callable[..., Any], bool, dict[str, Any]], Callable[..., Any]]
 ) -> None:
-    """Have what Lightning does with a batch (forward, zero_grad, backward) done by another function.
+    """Let another function do what Lightning does with a batch (forward, zero_grad, backward).
 
     Args:
         trainer: The Trainer.
@@ -925,12 +925,12 @@ def surround_passes(
 
 
 def leave_passes(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `surround_passes`."""
     put_back(trainer.fit_loop.epoch_loop.automatic_optimization, "_make_closure")
 
 
 def finish_before_hooks(trainer: Any, finish: Callable[[Tensor], bool]) -> None:
-    """Have a function called at the end of each backward pass, before the hooks `on_after_backward`.
+    """Call a function at the end of each backward pass, before the hooks `on_after_backward`.
 
     Args:
         trainer: The Trainer.
@@ -947,24 +947,24 @@ def finish_before_hooks(trainer: Any, finish: Callable[[Tensor], bool]) -> None:
 
 
 def leave_backward(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `finish_before_hooks`."""
     put_back(trainer.precision_plugin, "post_backward")
 
 
 def step_fields(trainer: Any) -> tuple[Any, ...]:
-    """What Lightning notes down of the batch at hand."""
+    """Fields in which Lightning records the current batch."""
     results = trainer._results
     return trainer.lightning_module._current_fx_name, results.batch, results.batch_size
 
 
 def set_step_fields(trainer: Any, fields: tuple[Any, ...]) -> None:
-    """Go back to it."""
+    """Restore these fields."""
     module, results = trainer.lightning_module, trainer._results
     module._current_fx_name, results.batch, results.batch_size = fields
 
 
 def set_batch(trainer: Any, arguments: dict[str, Any], batch: Any) -> None:
-    """Go on with another batch: in the training step, and, where a batch can be changed, in the hooks after it."""
+    """Continue with another batch, in the training step and in later hooks where the batch can be changed."""
     old = arguments["batch"]
     if type(old) is type(batch) is list:
         old[:], batch = batch, old
@@ -977,7 +977,7 @@ def set_batch(trainer: Any, arguments: dict[str, Any], batch: Any) -> None:
 
 
 def in_train_batch(trainer: Any) -> bool:
-    """The module's code for a batch is running, not that for an epoch or an evaluation."""
+    """Whether the module's code for a batch is running, and not that for an epoch or an evaluation."""
     return trainer.lightning_module._current_fx_name in ("training_step", "on_train_batch_start", "on_train_batch_end")
 
 
@@ -987,7 +987,7 @@ def set_max_steps(trainer: Any, max_steps: int) -> None:
 
 
 def run_time_limits(trainer: Any) -> dict[str, Any]:
-    """What user code may change in a training, and the loops go on by or make an update by; `max_steps` apart."""
+    """Settings that user code may change in a training and that control its loops or updates, without `max_steps`."""
     shown = {name: getattr(trainer, name, None) for name in _LIMITS_OF_TRAINER}
     shown.update({name: getattr(trainer.fit_loop, name) for name in ("max_epochs", "min_epochs")})
     shown["min_steps"] = trainer.fit_loop.epoch_loop.min_steps
@@ -1013,7 +1013,7 @@ _LIMITS_OF_TRAINER = (
 
 
 def set_run_time_limit(trainer: Any, host: Host, name: str, value: Any) -> None:
-    """Set one of them."""
+    """Set one of these settings."""
     if name in _LIMITS_OF_TRAINER:
         setattr(trainer, name, value)
     elif name == "val_check_batch":
@@ -1030,7 +1030,7 @@ def set_run_time_limit(trainer: Any, host: Host, name: str, value: Any) -> None:
 def surround_decisions(
     trainer: Any, host: Host, *, batch: Callable[[], None], epoch: Callable[[], None], skip: Callable[[Any], Any]
 ) -> None:
-    """Have functions called before the loops of a training decide how to go on.
+    """Call functions before the loops of a training decide how to continue.
 
     Args:
         trainer: The Trainer.
@@ -1058,7 +1058,7 @@ def surround_decisions(
 
 
 def leave_decisions(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `surround_decisions`."""
     put_back(trainer.lightning_module, "on_train_batch_start")
     put_back(trainer.fit_loop, "run")
     put_back(trainer.fit_loop.epoch_loop, "on_advance_end")
@@ -1075,7 +1075,7 @@ def _before(first: Callable[[], None], original: Callable[..., None]) -> Callabl
 
 
 def surround_entry(trainer: Any, *, training: Callable[[], None], batches: Callable[[], None]) -> None:
-    """Have functions called on the way to the first batch of a training.
+    """Call functions on the way to the first batch of a training.
 
     Args:
         trainer: The Trainer.
@@ -1095,13 +1095,13 @@ def surround_entry(trainer: Any, *, training: Callable[[], None], batches: Calla
 
 
 def leave_entry(trainer: Any) -> None:
-    """Undo it."""
+    """Undo `surround_entry`."""
     put_back(trainer.fit_loop, "on_run_start")
     put_back(trainer.fit_loop.epoch_loop, "on_run_start")
 
 
 def forget_restart(trainer: Any) -> None:
-    """What was loaded from a file has been replaced: the loops do not begin where it ended."""
+    """The state loaded from a file has been replaced, so the loops do not begin where it ended."""
     fit_loop = trainer.fit_loop
     fit_loop._restarting = fit_loop.epoch_loop.restarting = False
     for loop in (fit_loop, fit_loop.epoch_loop):
@@ -1109,7 +1109,7 @@ def forget_restart(trainer: Any) -> None:
 
 
 def in_epoch(loops: dict[str, Any]) -> bool:
-    """Whether, by these counters, the hooks at the start of an epoch have been called, and not those at its end."""
+    """Whether, by these counters, the hooks at an epoch's start have been called and those at its end have not."""
     current = loops["epoch_progress"]["current"]
     return bool(current["started"] > current["processed"])
 
@@ -1121,19 +1121,19 @@ HYPER_PARAMETERS = tuple(
 
 
 def import_early() -> None:
-    """Import what Lightning imports when it first dumps a checkpoint: all would wait for that when a newcomer joins."""
+    """Import what Lightning imports on the first checkpoint dump: all would wait for it when a newcomer joins."""
     if importlib.util.find_spec("omegaconf") is not None:
         importlib.import_module("omegaconf")
 
 
 def dump_checkpoint(trainer: Any) -> dict[str, Any]:
-    """What Lightning would write into a checkpoint file."""
+    """The content that Lightning would write into a checkpoint file."""
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     return checkpoint
 
 
 def add_hyper_parameters(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Add those of the module and the data module that a checkpoint lacks: hooks of the user's may look at them."""
+    """Add the hyper-parameters that a checkpoint lacks, because the user's hooks may read them."""
     for owner, (key, *_) in zip((trainer.lightning_module, trainer.datamodule), HYPER_PARAMETERS, strict=True):
         if owner is not None and owner.hparams:
             kept = checkpoint.get(key)
@@ -1155,7 +1155,7 @@ def load_checkpoint(trainer: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def before_restoring(trainer: Any, choose: Callable[[Any, bool | None], Any]) -> None:
-    """Let `choose` say which file `fit` resumes from, once.
+    """Let `choose` decide, once, which file `fit` resumes from.
 
     Args:
         trainer: The Trainer.
@@ -1180,14 +1180,14 @@ def forget_last_batch(checkpoint: dict[str, Any]) -> None:
 
 
 def move_loader_state_out(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """Take the state of our loader out of a checkpoint: a Trainer without ElasticFlow could not place it."""
+    """Take our loader's state out of a checkpoint: a Trainer without ElasticFlow could not place it."""
     fit_loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     states = fit_loop.pop("combined_loader", None)
     return states[0] if states else None
 
 
 def move_loader_state_in(checkpoint: dict[str, Any], state: dict[str, Any]) -> None:
-    """Put it back to where Lightning gives it to the loader."""
+    """Put it back where Lightning passes it to the loader."""
     checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = [state]
 
 
@@ -1195,13 +1195,13 @@ def move_loader_state_in(checkpoint: dict[str, Any], state: dict[str, Any]) -> N
 
 
 def logger_versions(trainer: Any) -> list[Any]:
-    """Version of each logger, None if it has none that a folder or a run could be named by."""
+    """Version of each logger; None if it has none that a folder or a run could be named by."""
     versions = [getattr(logger, "version", None) for logger in trainer.loggers]
     return [version if isinstance(version, (int, str)) else None for version in versions]
 
 
 def set_logger_versions(trainer: Any, versions: Sequence[Any]) -> None:
-    """Make the loggers of this worker write where those of rank 0 do, should it become rank 0."""
+    """Make this worker's loggers write where rank 0's do, in case it becomes rank 0."""
     for log, version in zip(trainer.loggers, versions, strict=True):
         is_name = isinstance(version, int) or (isinstance(version, str) and re.fullmatch(r"\w[\w.=-]*", version))
         if is_name:  # a store may have named a folder elsewhere
@@ -1223,20 +1223,20 @@ def _set_run(log: Any, version: Any) -> None:
 
 
 def step_to_log(trainer: Any) -> int | None:
-    """Number of the step at hand, as loggers know it; None if Lightning does not log it (`log_every_n_steps`)."""
+    """Number of the current step, as loggers know it; None if it is not logged (`log_every_n_steps`)."""
     if not trainer._logger_connector.should_update_logs:
         return None
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def show_rates(trainer: Any, host: Host, shown: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have each LearningRateMonitor read the parameter groups within this context."""
+    """Make each LearningRateMonitor read the parameter groups within this context."""
     for callback in _rate_monitors(trainer, host):
         replace(callback, "_extract_stats", lambda extract: partial(_shown_stats, extract, shown))
 
 
 def hide_rates(trainer: Any, host: Host) -> None:
-    """Undo it."""
+    """Undo `show_rates`."""
     for callback in _rate_monitors(trainer, host):
         put_back(callback, "_extract_stats")
 
@@ -1256,14 +1256,14 @@ def _shown_stats(
 
 
 def prepare_batch(trainer: Any, batch: Any) -> Any:
-    """What the training loop does to a batch before a step."""
+    """Prepare a batch as the training loop does before a step."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def training_step(trainer: Any, batch: Any, arguments: Sequence[Any]) -> Any:
-    """A training step within another one's. What it logs counts for the epoch; of the step, the other's values stay.
+    """Make a training step inside another one. It logs for the epoch; the other's values remain those of the step.
 
     Args:
         trainer: The Trainer.

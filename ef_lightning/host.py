@@ -1,4 +1,4 @@
-"""Which Lightning the user works with.
+"""Finds out which of the two Lightning packages the user works with.
 
 `lightning.pytorch` and `pytorch_lightning` are the same code as two class trees: a strategy of one is no strategy
 for the other's Trainer. What ElasticFlow needs of either is named here.
@@ -35,7 +35,7 @@ class Host:
         return getattr(importlib.import_module(f"{self.name}.{module}"), name)
 
     def get_fabric(self, module: str, name: str) -> Any:
-        """The same for Fabric."""
+        """An object of a module of Fabric, in the same way."""
         return getattr(importlib.import_module(f"{self.fabric}.{module}"), name)
 
     def callbacks(self, trainer: Any, name: str) -> list[Any]:
@@ -43,7 +43,7 @@ class Host:
         return [callback for callback in trainer.callbacks if isinstance(callback, self.get("callbacks", name))]
 
     def set_rank(self, rank: int) -> None:
-        """Tell the three `rank_zero_only` functions, and those who announce, which rank this process has."""
+        """Set this process's rank for the three `rank_zero_only` functions and for announcements."""
         for rank_zero_only in (
             self.get("utilities.rank_zero", "rank_zero_only"),
             self.get_fabric("utilities.rank_zero", "rank_zero_only"),
@@ -60,7 +60,7 @@ HOSTS = {
 
 
 def detect() -> Host | None:
-    """The tree that the program has imported; else the one that is installed.
+    """The tree that the program has imported, otherwise the one that is installed.
 
     Returns:
         None if it has imported neither yet, and both are installed.

@@ -1,4 +1,4 @@
-"""Copies of a state in host memory, which is used again from one copy to the next."""
+"""Copies of a state in host memory that is reused for the next copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ef_common.storage.pool import Pool
 
 
 def copy_tree(tree: Any, copy_tensor: Callable[[Tensor, Path], Tensor]) -> Any:
-    """A copy of a tree of dicts, lists, tuples, tensors and other values; tensors that were one are one in it.
+    """A copy of a tree of dicts, lists, tuples, tensors and other values; shared tensors stay shared.
 
     Args:
         tree: See above.
@@ -40,7 +40,7 @@ def _copied(value: Any, path: Path, copy_tensor: Callable[[Tensor, Path], Tensor
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """It is memory of one type, with strides."""
+    """Whether it is memory of one type, with strides."""
     return tensor.layout is torch.strided and not tensor.is_quantized
 
 
@@ -51,7 +51,7 @@ class HostCopies:
         self._pool = Pool(_room, _fill)
 
     def of(self, tree: Any) -> HostCopy:
-        """A copy of a tree of dicts, lists, tuples, tensors and other values, which holds still."""
+        """A copy of a tree of dicts, lists, tuples, tensors and other values, which no longer changes."""
         made = HostCopy(self._pool)
         made.tree = copy_tree(tree, made.tensor)
         if made.asynchronous:
@@ -74,7 +74,7 @@ class HostCopy:
         self.asynchronous = False
 
     def release(self) -> None:
-        """It is not read any more."""
+        """The copy is no longer read."""
         used, self._used, self.tree = self._used, [], None
         self._pool.give_back(used)
 

@@ -1,14 +1,14 @@
-"""How a newcomer joins a training: what it does before, at, and after its admission.
+"""How a newcomer joins a training: what it does before, during and after its admission.
 
-It joins right before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the
+It joins immediately before the hooks at the start of a training, so `on_train_start` and `on_train_epoch_start` see the
 epoch, the step, and the state of optimizers and callbacks that the others have:
 
-1. While the others train, it does what is slow.
+1. While the others train, it does everything that is slow.
 2. It is admitted at a boundary, and receives the state. From here on the others wait for it, in their next reduction.
-3. Lightning calls both hooks. They set up what is this worker's own: attributes, the data set, callbacks that keep
-   nothing. Until the first batch is read the worker is *entering* (:class:`~ef_common.session.Session`).
-4. The state is taken in once more: what is everybody's (weights, optimizers, callbacks' state, counters) the others
-   have from their own hooks, and more steps since.
+3. Lightning calls both hooks. They set up what belongs to this worker: attributes, the data set, callbacks without a
+   state. Until the first batch is read the worker is *entering* (:class:`~ef_common.session.Session`).
+4. The state is loaded once more, because what all workers share (weights, optimizers, callbacks' state, counters) comes
+   from the others' hooks, and from steps that they have made since.
 
 If nobody held a state, all begin together, with hooks that are called as at any start.
 """
@@ -28,15 +28,15 @@ from ef_lightning.train_loader import ElasticLoader
 
 
 class Joining:
-    """A newcomer's way to its first batch, from `attach` to then.
+    """A newcomer's way to its first batch, which begins with `attach`.
 
     Args:
         trainer: The Trainer.
         session: The worker's session.
-        state: What it receives.
+        state: The state that it receives.
         loader: The training loader, which is there when the loops begin.
         prepare: Sets up what has to be there at a boundary.
-        requests: What the user's code asks of all workers.
+        requests: Requests of the user's code to all workers.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Joining:
         parameter_groups.add_again(self._trainer.optimizers)
 
     def end_start(self) -> None:
-        """The hooks at the start of the training have been. The loops look next whether they are to go on."""
+        """The start hooks have been called. Next, the loops check whether to continue."""
         if self._requests is not None and self._session.entering:
             self._requests.settle()
 
@@ -101,7 +101,7 @@ _ENTRY_HOOKS = ("on_train_start", "on_train_epoch_start", "on_load_checkpoint", 
 
 
 def has_entry_hooks(trainer: Any) -> bool:
-    """Whether code runs between the admission and the first batch that may change all that has been received.
+    """Whether code between the admission and the first batch may change everything that was received.
 
     The user's may do anything to that, and to the data set. Of Lightning's callbacks, those count that have a hook at
     the start of an epoch and keep a state: `BackboneFinetuning` goes on from the rate that it keeps.

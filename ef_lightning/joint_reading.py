@@ -1,8 +1,8 @@
-"""Several training DataLoaders, dealt together: a position of the epoch is a batch of each.
+"""Several training DataLoaders that are dealt together: a position of the epoch is one batch of each.
 
-The epoch is the one that a single process would have with the same loaders: the mode says how many batches it has, and
-what stands beside the last batches of a loader that is shorter. Each worker reads a position of its own in a step, so
-batches stay as they are, whatever the size of the world, and each counts as much as any other.
+The epoch is the one that a single process would have with the same loaders: the mode determines how many batches it
+has, and what accompanies the last batches of a shorter loader. Each worker reads its own position in a step, so batches
+do not change with the size of the world, and each counts as much as any other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTHS: dict[str, Callable[[list[int]], int]] = {"max_size_cycle": max, "max_si
 
 
 class JointLoader:
-    """Stands for several loaders where Lightning expects one.
+    """Represents several loaders where Lightning expects one.
 
     Args:
         several: The CombinedLoader of the user's loaders.
@@ -45,7 +45,7 @@ class JointLoader:
         return itself, (self.several,)
 
     def __iter__(self) -> Iterator[Any]:
-        """Lightning tries whether it can be iterated over."""
+        """Lightning checks whether it can be iterated over."""
         return iter(())
 
     @property
@@ -63,7 +63,7 @@ class JointLoader:
 
 
 class JointReading:
-    """Positions are batches of several DataLoaders, one of each.
+    """A reading whose positions are batches of several DataLoaders, one of each.
 
     The order of an epoch is that of all passes over the first loader, then of those over the second one, and so on.
     """
@@ -79,7 +79,7 @@ class JointReading:
         self._joint = joint
 
     def length(self, limit: float, batch_size: int) -> int:
-        """Batches of an epoch. A limit that is a number concerns its steps, not its length."""
+        """Batches of an epoch. A limit that is a number concerns its steps and not its length."""
         fraction = 1.0 if isinstance(limit, int) else limit
         batches = [_num_batches(loader) for loader in self._joint.loaders]
         if self._joint.mode == "max_size_cycle" and not all(batches):
@@ -87,7 +87,7 @@ class JointReading:
         return LENGTHS[self._joint.mode]([int(number * fraction) for number in batches])
 
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
-        """Indices of samples, of one pass after the other."""
+        """Indices of samples, one pass after the other."""
         orders = [np.arange(0)]
         for number, loader in enumerate(self._joint.loaders):
             for turn in range(self._num_passes(loader, length)):
@@ -96,7 +96,7 @@ class JointReading:
         return compact(np.concatenate(orders))
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
-        """Indices of the samples of each loader's batch; None if the loader has none any more.
+        """Indices of the samples of each loader's batch; None if the loader has no more.
 
         A batch that is shorter than those of other workers is filled up with its own samples, if it is to be.
         """
@@ -128,7 +128,7 @@ class _JointPlanned:
 
     @property
     def worker_init_fn(self) -> Any:
-        """None if a loader has none."""
+        """The loaders' worker_init_fn; None if a loader has none."""
         functions = [planned.worker_init_fn for planned in self._each]
         return functions if all(functions) else None
 

@@ -1,17 +1,17 @@
-"""What `self.log` collects, the same in all workers before anybody decides by it.
+"""Makes the values of `self.log` equal in all workers before anybody decides by them.
 
-Workers see different batches, so each has collected other values, maybe under other names. They exchange them by name
-where all of them pass, whoever reads them later:
+Workers see different batches, so they have collected different values, perhaps under different names. They exchange the
+values by name at places that all workers pass, regardless of who reads them later:
 
 * at the end of a pass of evaluation, together with what has been evaluated (`contributions`);
 * at the end of an epoch, before its hooks: what its batches have logged;
 * after these hooks, before a ModelCheckpoint, an EarlyStopping or a scheduler is asked: what the hooks have logged.
 
-Reading a value needs no communication, since rank 0's progress bar reads alone: until the exchange, each worker reads
-its own. What a *batch* has logged stays each worker's own, unless a ModelCheckpoint or a scheduler is about to decide
-by it.
+Reading a value needs no communication, because rank 0's progress bar reads alone: until the exchange, each worker reads
+its own. Values that a *batch* has logged stay local, unless a ModelCheckpoint or a scheduler is about to decide by
+them.
 
-An exchange sends what is logged from each worker to each; of torchmetrics objects, that is their states.
+An exchange sends the logged values from each worker to each; for torchmetrics objects, these are their states.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Gather = Callable[[Any, str], tuple[list[Any], View]]
 
 
 class Logged:
-    """What one Trainer logs, from `attach` to `detach`.
+    """The values that one Trainer logs, from `attach` to `detach`.
 
     Args:
         trainer: The Trainer.
@@ -68,7 +68,7 @@ class Logged:
         )
 
     def attach(self) -> None:
-        """Exchange from now on."""
+        """Exchange values from now on."""
         self._hooks.attach()
 
     def detach(self) -> None:
@@ -80,7 +80,7 @@ class Logged:
 
     @property
     def evaluation(self) -> Contributions | None:
-        """What workers have contributed to the evaluation that runs."""
+        """The workers' contributions to the evaluation that is running."""
         return self._evaluation
 
     def begin_evaluation(self) -> None:
@@ -89,7 +89,7 @@ class Logged:
         self._metrics.of_the_lost = self._evaluation.of_the_lost
 
     def end_evaluation(self) -> None:
-        """Everybody has its result."""
+        """All members have the result of the evaluation."""
         self._evaluation = None
         self._metrics.of_the_lost = lambda metric, present: []
 
@@ -103,7 +103,7 @@ class Logged:
 
     @property
     def _is_alone(self) -> bool:
-        """Nobody else has anything to tell: all is as it is without ElasticFlow."""
+        """Whether no other worker has anything to report, so that all is as without ElasticFlow."""
         evaluation = self._evaluation
         if self._session.newcomer or self._trainer.interrupted:
             return True
@@ -125,7 +125,7 @@ class Logged:
     # ------------------------------------------------------------ exchanging
 
     def _settle(self) -> None:
-        """All workers are here: make what an epoch has logged the same in all of them, and what is shown of before."""
+        """All workers are here: make the values of an epoch, and what was shown before, the same in all."""
         if self._is_alone:
             return
         own = {"logged": self._weighed(hooks.epoch_results(self._trainer)), "shown": self._unsettled()}
@@ -134,7 +134,7 @@ class Logged:
         self._settle_shown(parts)
 
     def _weighed(self, logged: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """What a hook logs at the end of an evaluation is of all samples that this worker has evaluated."""
+        """Weight what a hook logs at the end of an evaluation by all samples that this worker has evaluated."""
         if self._evaluation is not None:
             samples = self._evaluation.num_samples
             for entry in logged.values():
@@ -152,7 +152,7 @@ class Logged:
 
         Args:
             logged: By each of them, in an order that is the same in all.
-            states: Of these metrics, in each of them; called in all of them, or in none.
+            states: Returns the states of these metrics in each worker; called in all of them or in none.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for of_worker in logged:
@@ -196,7 +196,7 @@ class Logged:
     # ------------------------------------------------------------ what is shown already
 
     def adopt(self) -> None:
-        """All that is shown now comes from others, or from a checkpoint: it is nothing that this worker has to add."""
+        """All current values come from others or from a checkpoint, so this worker has nothing to add."""
         for values in hooks.metric_dicts(self._trainer).values():
             self._common.update((id(value), value) for value in values.values() if isinstance(value, Tensor))
 
@@ -204,7 +204,7 @@ class Logged:
         return value is not None and self._common.get(id(value)) is value
 
     def _unsettled(self) -> dict[str, dict[str, Any]]:
-        """Tensors in Lightning's dicts that came there without an exchange: of batches, mostly."""
+        """Tensors in Lightning's dicts that came there without an exchange, usually values of batches."""
         return {
             which: {n: v for n, v in values.items() if isinstance(v, Tensor) and not self._is_common(v)}
             for which, values in hooks.metric_dicts(self._trainer).items()
@@ -216,7 +216,7 @@ class Logged:
         self.adopt()
 
     def _agree_on_batch(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What a scheduler or a checkpoint of all workers is about to decide by, in the middle of an epoch."""
+        """Agree on values by which a scheduler or a checkpoint will decide in the middle of an epoch."""
         if self._is_alone:
             return values
         own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -238,7 +238,7 @@ class Logged:
 
 
 def reduced(entries: Sequence[dict[str, Any]]) -> Tensor:
-    """One value from what workers have collected of it."""
+    """The combination of a value from several workers."""
     first, values = entries[0], [entry["totals"]["value"] for entry in entries]
     reduction = "first" if first["sync"][1] else first["reduce_fx"]  # of what is logged with `rank_zero_only=True`
     if first["reduce_fx"] != "mean":

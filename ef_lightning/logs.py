@@ -1,9 +1,9 @@
-"""What loggers write: by rank 0 alone, and by the next rank 0 again if the one before it may not have done so.
+"""What loggers write: only rank 0 writes, and a new rank 0 repeats what may have been lost.
 
-A killed rank 0 may take along what it was about to write. All workers call their loggers, where all but rank 0 do
-nothing; so each of them remembers these calls until a later collective has shown that rank 0 has made them too.
-Whoever becomes rank 0 makes those that it remembers again. A row that is in a CSV file already is left out; other
-loggers may receive a value twice, but none is lost.
+When rank 0 is killed, what it was about to write may be lost. All workers call their loggers, which do nothing except
+in rank 0; each worker remembers these calls until a later collective has shown that rank 0 has made them too. A new
+rank 0 repeats the calls that it remembers. A row that is already in a CSV file is left out; other loggers may receive a
+value twice, but none is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Logs:
         self._is_writer = session.rank == 0
 
     def attach(self) -> None:
-        """Remember from now on what rank 0 is to write."""
+        """Remember from now on what rank 0 must write."""
         for logger in self._loggers:
             # A method that `rank_zero_only` has wrapped; others write in every worker.
             if hasattr(getattr(type(logger), "log_metrics", None), "__wrapped__"):
@@ -69,14 +69,14 @@ class Logs:
 
     @property
     def _unwritten(self) -> list[_Call]:
-        """What no collective has come after yet. To take part in one, rank 0 must have done all that is before it."""
+        """Calls that no collective has followed yet; rank 0 joins one only after everything before it."""
         return [call for call in self._calls if call.completed == self._session.completed]
 
     def _is_csv(self, logger: Any) -> bool:
         return isinstance(logger, self._host.get("loggers", "CSVLogger"))
 
     def follow_ranks(self) -> None:
-        """There is a new view. Who becomes rank 0 writes on where the one before it did."""
+        """There is a new view. A new rank 0 continues to write where the previous one stopped."""
         was_writer, self._is_writer = self._is_writer, self._session.rank == 0
         if self._is_writer and not was_writer:
             self._take_over()
@@ -91,7 +91,7 @@ class Logs:
                 call.logger.save()
 
     def _keeping_writer(self, directory: str) -> Any:
-        """Lightning's CSV writer would delete the metrics that it finds; this one appends to them."""
+        """Replace Lightning's CSV writer, which would delete existing metrics, by one that appends."""
         writer_class = self._host.get("loggers.csv_logs", "ExperimentWriter")
         writer = type("KeepingWriter", (writer_class,), {"_check_log_dir_exists": lambda self: None})(directory)
         if os.path.isfile(writer.metrics_file_path):

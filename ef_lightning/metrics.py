@@ -25,24 +25,24 @@ def metrics_of(module: Module) -> dict[str, Metric]:
 
 
 def num_updates(module: Module) -> dict[str, int]:
-    """How often each of them has been updated since it was reset."""
+    """How often each metric has been updated since it was reset."""
     return {name: metric.update_count for name, metric in metrics_of(module).items()}
 
 
 def metrics_within(module: Module, attribute: str) -> list[str]:
-    """Names of the torchmetrics objects that one of a module's is made of, itself among them."""
+    """Names of the torchmetrics objects inside one of a module's, including itself."""
     whole = dict(module.named_modules()).get(attribute)
     parts = [] if whole is None else list(whole.modules())
     return [name for name, metric in metrics_of(module).items() if any(metric is part for part in parts)]
 
 
 def state_of(metric: Metric) -> dict[str, Any]:
-    """What a metric has accumulated."""
+    """The accumulated state of a metric."""
     return dict(metric.metric_state)
 
 
 class MetricSync:
-    """Gathers the state of torchmetrics objects by our collectives, which survive a loss.
+    """Gathers the state of torchmetrics objects with our collectives, which survive a loss.
 
     All states of a metric travel together: they are then of the same members, whatever happens meanwhile, and a
     worker may hold more items in its lists than another.
@@ -93,7 +93,7 @@ class MetricSync:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within this, a metric is computed from what this worker has."""
+        """Within this context, compute a metric from this worker's own state."""
         self._alone = True
         try:
             yield
@@ -102,7 +102,7 @@ class MetricSync:
 
     @contextmanager
     def knowing(self, states: dict[int, list[dict[str, Any]]]) -> Iterator[None]:
-        """Within this, metrics (by identity) are computed from these states, and nothing is gathered."""
+        """Within this context, compute metrics (by identity) from these states, without gathering."""
         self._known = states
         try:
             yield
@@ -122,7 +122,7 @@ class MetricSync:
         return not self._alone and available()
 
     def gather(self, value: Tensor, group: Any = None) -> list[Tensor]:
-        """The tensor of every member, in rank order; shapes may differ."""
+        """The tensor of every member in rank order; shapes may differ."""
         parts, _ = operations.gather(self._session, value, what="a metric's state")
         return [part.to(value.device) for part in parts]
 
@@ -151,7 +151,7 @@ def _to(item: Any, device: torch.device) -> Any:
 
 
 class Traces:
-    """What a step adds to metrics and to what is logged over an epoch, so that it can be taken back.
+    """What a step adds to metrics and to the logged values of an epoch, so that it can be undone.
 
     Args:
         trainer: The Trainer, before the step.
@@ -164,7 +164,7 @@ class Traces:
         self._logged, self._live = hooks.logged_values(trainer), hooks.live_keys(trainer)
 
     def undo(self) -> None:
-        """Take it back. May be repeated."""
+        """Undo it. May be repeated."""
         for metric, state, count in self._metrics:
             for name, value in state.items():
                 setattr(metric, name, _copy(value))
@@ -176,7 +176,7 @@ class Traces:
 
 @contextmanager
 def leaving_no_trace(trainer: Any) -> Iterator[None]:
-    """Undo what a step on a batch that only keeps step adds to metrics and to what is logged over an epoch."""
+    """Undo what a padding step adds to metrics and to the logged values of an epoch."""
     traces = Traces(trainer)
     hooks.set_zero_batch_size(trainer)
     yield

@@ -1,4 +1,4 @@
-"""What Lightning's limits leave of a DataLoader."""
+"""How many samples of a DataLoader Lightning's limits leave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def limited(length: int, batch_size: int, limit: float) -> int:
-    """Samples that a fraction of the batches holds, as one process without ElasticFlow counts them.
+    """Samples in a fraction of the batches, as one process without ElasticFlow counts them.
 
     >>> limited(100, 8, 0.5), limited(100, 8, 1.0), limited(100, 8, 3)  # a number of batches is no fraction
     (48, 100, 100)
@@ -17,7 +17,7 @@ def limited(length: int, batch_size: int, limit: float) -> int:
 
 
 def before_limit(num_batches: int, limit: float) -> int:
-    """The length of a loader of which Lightning's limit leaves so many batches.
+    """The length of a loader of which Lightning's limit leaves this many batches.
 
     >>> before_limit(3, 0.3), before_limit(3, 1.0), before_limit(3, 5)
     (10, 3, 3)

@@ -1,4 +1,4 @@
-"""What a ModelCheckpoint may be told by a store: which of its own files there are, and nothing of others'.
+"""Restricts what a store may tell a ModelCheckpoint about files to the callback's own files.
 
 It removes the files that its state names, and `Trainer.test(ckpt_path="best")` loads them, from any URL.
 """
@@ -17,7 +17,7 @@ SCORES = ("best_k_models", "best_model_score", "kth_value", "current_score", "_l
 
 
 def forget_foreign_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Forget, in a checkpoint that comes from a store, files that are none of the callbacks' own."""
+    """Remove, from a checkpoint of a store, files that are not the callbacks' own."""
     states = checkpoint.get("callbacks", {})
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key)
@@ -26,12 +26,12 @@ def forget_foreign_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def written_files(trainer: Any, callback: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """What a ModelCheckpoint may be told by a store of what it has written: not where and how it writes.
+    """The part of a ModelCheckpoint's state that a store may provide: what it has written, not where or how.
 
     Args:
         trainer: The Trainer.
         callback: The ModelCheckpoint.
-        fields: Of it, in an earlier run.
+        fields: The callback's fields in an earlier run.
     """
     known = {name: value for name, value in fields.items() if name in (*FILES, *SCORES)}
     return {**known, **_own_files(trainer, callback, known)}

@@ -1,4 +1,4 @@
-"""Parameter groups of optimizers, by the names of their parameters: what is added in the middle of a training.
+"""Optimizers' parameter groups by parameter names, for groups that are added during a training.
 
 A newcomer makes its optimizers by `configure_optimizers`. What the others have added since (`add_param_group`, when a
 layer was unfrozen, say) it adds as well, found by name.
@@ -28,7 +28,7 @@ def groups_of(optimizer: Any, module: Module) -> Groups:
 
 
 def follow(optimizer: Any, module: Module, wanted: Groups, saved: Sequence[dict[str, Any]]) -> None:
-    """Give an optimizer the groups of another worker's. Its state is to be loaded afterwards.
+    """Give an optimizer the groups of another worker's. Its state must be loaded afterwards.
 
     Args:
         optimizer: The optimizer.
@@ -65,7 +65,7 @@ def _group(names: Sequence[str], settings: dict[str, Any], parameters: dict[str,
 
 
 def add_nothing_twice(optimizers: Sequence[Optimizer]) -> None:
-    """Have `add_param_group` leave out what an optimizer has already, instead of raising an error."""
+    """Let `add_param_group` skip parameters that an optimizer already has, instead of raising an error."""
     for optimizer in optimizers:
         hooks.replace(optimizer, "add_param_group", partial(_adding_new, optimizer))
 

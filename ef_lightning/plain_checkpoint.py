@@ -1,4 +1,4 @@
-"""Checkpoints that torch loads without running what they name (`weights_only`): the store brings no code into a worker.
+"""Checkpoints that torch loads with `weights_only`, so that a store brings no code into a worker.
 
 A checkpoint of Lightning's may hold more than tensors and plain values. Hyper-parameters of other types are left out:
 Lightning resumes nothing from them. What the codec knows is encoded as for newcomers. The rest only the user can allow.
@@ -45,7 +45,7 @@ class PlainCheckpoints:
     """Makes the checkpoints of one training plain, and loads them.
 
     Args:
-        weights_only: Of `Trainer.fit`. False: checkpoints are saved as they are, and whatever they name is loaded.
+        weights_only: Argument of `Trainer.fit`. False: checkpoints are saved as they are, and all they name is loaded.
     """
 
     def __init__(self, weights_only: bool | None) -> None:
@@ -54,7 +54,7 @@ class PlainCheckpoints:
         self._refused: set[type] = set()
 
     def of(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """The same checkpoint, as basic values and what torch loads. Warns of what torch will refuse all the same.
+        """The checkpoint as basic values and types that torch loads. Warns of what torch will still refuse.
 
         Args:
             checkpoint: Lightning's. It is not changed.
@@ -74,14 +74,14 @@ class PlainCheckpoints:
         return plain
 
     def load(self, file: Any) -> dict[str, Any]:
-        """Read a file of `torch.save`, and put back what `of` has taken out of its place.
+        """Read a file of `torch.save`, and put back what `of` has taken out.
 
         Args:
             file: Can seek.
 
         Raises:
             UsageError: There are objects in it that torch does not load.
-            ProtocolError: What was taken out has no place in it.
+            ProtocolError: A value that was taken out has no place in it.
         """
         try:
             checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=self._weights_only)
@@ -95,7 +95,7 @@ class PlainCheckpoints:
         return restore(checkpoint)
 
     def _leave_out(self, checkpoint: dict[str, Any], key: str, name_key: str, type_key: str) -> None:
-        """Leave out the hyper-parameters that are not plain; all of them if they are one argument."""
+        """Leave out hyper-parameters that are not plain, or all of them if they are one argument."""
         if key not in checkpoint:
             return
         values, argument = checkpoint[key], checkpoint.get(name_key)
@@ -114,8 +114,8 @@ class PlainCheckpoints:
                 kept[name] = plain  # with NumPy's numbers as Python's
         if news:
             logger.warning(
-                "checkpoints lack hyper-parameters that are not plain. The training goes on without them; to load a "
-                "model, hand them to load_from_checkpoint. Received: %s",
+                "checkpoints leave out hyper-parameters that are objects. The training does not need them; to load a "
+                "model, pass them to load_from_checkpoint. Received: %s",
                 ", ".join(news),
             )
         if several:
@@ -127,7 +127,7 @@ class PlainCheckpoints:
                 checkpoint.pop(each, None)
 
     def _warn_of(self, others: list[tuple[Path, Any]]) -> None:
-        """Warn of those that torch does not load, once for each class."""
+        """Warn of the types that torch does not load, once for each class."""
         others = [(path, value) for path, value in others if type(value) not in self._refused]
         if not others or _is_loaded([value for _, value in others]):
             return
@@ -145,7 +145,7 @@ class PlainCheckpoints:
 
 
 def _plain(value: Any, path: Path, found: _Found) -> Any:
-    """A tree of basic values and tensors, with what else is in it noted in `found`."""
+    """A tree of basic values and tensors; other content is recorded in `found`."""
     kind = type(value)
     if isinstance(value, torch.Tensor) or _is_basic(value):
         return value
@@ -169,12 +169,12 @@ def _plain(value: Any, path: Path, found: _Found) -> Any:
 
 
 class _Found:
-    """What is not plain in a tree.
+    """The parts of a tree that are not plain.
 
     Attributes:
         numbers: Places of NumPy's numbers, and of lists and tuples of them, which are in the tree as Python's; by the
             name of their type.
-        encoded: What the codec knows, which is not in the tree, with its place.
+        encoded: Values that only the codec knows, which are not in the tree, with their places.
         others: All else, with its place.
     """
 
@@ -190,7 +190,7 @@ def _is_basic(value: Any) -> bool:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether it can be part of a path: what does not equal itself is not found again."""
+    """Whether the key can be part of a path; one that does not equal itself is not found again."""
     return all(map(_is_key, key)) if type(key) is tuple else _is_basic(key) and key == key
 
 
@@ -199,7 +199,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_encoded(value: Any) -> bool:
-    """Whether the codec gives it back as it is; of some classes it makes their base class."""
+    """Whether the codec restores it as it is; of some classes it makes their base class."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset, deque):
         return all(map(_is_encoded, value))
@@ -233,10 +233,10 @@ def _name(kind: type) -> str:
 
 
 def restore(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Put back what `PlainCheckpoints.of` has taken out of a checkpoint, if it is one of those.
+    """Put back what `PlainCheckpoints.of` has taken out of a checkpoint, if it made this one.
 
     Raises:
-        ProtocolError: It has no place in it.
+        ProtocolError: A value that was taken out has no place in the checkpoint.
     """
     places: dict[Any, Any] = {}
     try:
@@ -277,7 +277,7 @@ def _replaced(tree: Any, places: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The line in which torch says what it has refused; the others are advice."""
+    """The line in which torch says what it has refused; the other lines are advice."""
     lines = [line.strip().removeprefix("WeightsUnpickler error: ") for line in str(error).splitlines()]
     kept = [line for line in lines if line and not line.startswith(("Weights only load", "(1)", "(2)", "Check the"))]
     return kept[0].split(". Please use")[0] if kept else str(error)

@@ -1,4 +1,4 @@
-"""The private parts of Lightning, torchmetrics and torch that ElasticFlow touches: the list, and the search.
+"""The list of private parts of Lightning, torchmetrics and torch that ElasticFlow touches, and the search for them.
 
 They are looked for when a run of the Trainer is set up, and by the contract tests; see `ef_common.parts`. A path begins
 with the Trainer, with the package ("host"), or with what exists in a training only, whose class is looked at before.
@@ -210,7 +210,7 @@ _CLASSES = {
     "mlflow_logger": "loggers.mlflow.MLFlowLogger",
     "comet_logger": "loggers.comet.CometLogger",
 }
-"""Of what exists in a training only. Importing Lightning's Trainer imports all of them; no package of a logger."""
+"""Classes of what exists only in a training. Lightning's Trainer imports all of them, but no logger's package."""
 
 
 _OF_TRAINER = {
@@ -221,7 +221,7 @@ _OF_TRAINER = {
 
 
 def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None) -> list[Package]:
-    """What is looked at.
+    """The packages and parts to look at.
 
     Args:
         trainer: The Trainer.
@@ -249,7 +249,7 @@ def packages(trainer: Any, host: Host, *, seen: Mapping[str, Any] | None = None)
 
 
 def check_hooks(trainer: Any, host: Host) -> None:
-    """Refuse releases that have other private parts.
+    """Refuse releases with other private parts.
 
     Raises:
         UnsupportedError: Naming what has moved, and what to install.

@@ -1,4 +1,4 @@
-"""`ef_lightning.module()`: a LightningModule of a `model` and a `forward`."""
+"""`ef_lightning.module()` makes a LightningModule of a `model` and a `forward`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def module_class(host_name: str) -> Any:
 
 
 class ProgramMixin:
-    """A LightningModule but for its base class.
+    """A LightningModule without its base class.
 
     Args and errors are those of :func:`module`, so that Lightning can make it, too: `load_from_checkpoint` does.
     """
@@ -137,7 +137,7 @@ class ProgramMixin:
         self._log_evaluation(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """The same under another name."""
+        """Do the same under another name."""
         self._log_evaluation(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -164,10 +164,10 @@ class ProgramMixin:
     # ------------------------------------------------------------ optimizer
 
     def configure_optimizers(self) -> Any:
-        """The model's optimizer, and its scheduler.
+        """The model's optimizer and its scheduler.
 
         Raises:
-            UsageError: There is none, or what there is does not make one.
+            UsageError: There is no optimizer, or the given value does not make one.
         """
         make = self._optimizer
         if make is None or isinstance(make, Optimizer | str) or not callable(make):

@@ -1,4 +1,4 @@
-"""The progress bar: rank 0 shows one. When rank 0 is lost, the worker that is rank 0 then does."""
+"""The progress bar, which only rank 0 shows; when rank 0 is lost, the next rank 0 shows one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Progress:
             )
 
     def _come_back(self) -> bool:
-        """Undo what disabled it, unless the user has; whether it shows something now."""
+        """Enable the bar again, unless the user has disabled it; returns whether it now shows something."""
         self._hidden = False
         for stage in _STAGES:
             hooks.put_back(self._bar, f"on_{stage}_start")
@@ -80,13 +80,13 @@ class Progress:
         self._bar.reset_dataloader_idx_tracker()  # the next batch of an evaluation says how many there are
 
     def end(self) -> None:
-        """Leave it as it was, for another fit."""
+        """Restore the bar for another fit."""
         if self._hidden:
             self._come_back()
 
 
 def _can_be_enabled(bar: Any) -> bool:
-    """Whether its class says how: the base's method raises, and `enable` may be a flag of the user's."""
+    """Whether its class defines how: the base's method raises, and `enable` may be a flag of the user's."""
     host = hosts.of(bar)
     base = None if host is None else host.get("callbacks", "ProgressBar").enable
     method = getattr(type(bar), "enable", None)

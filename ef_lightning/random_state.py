@@ -1,4 +1,4 @@
-"""The random generators of a worker, as bytes that run no code when they are read."""
+"""A worker's random generators, as bytes whose reading executes no code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ef_common.data.torch_determinism import seed_everything, set_torch_states, 
 
 
 def random_state() -> torch.Tensor:
-    """What the generators of torch, NumPy and Python will give next; shape (bytes,), uint8."""
+    """The states of the generators of torch, NumPy and Python; shape (bytes,), uint8."""
     state = _states()
     state["numpy"][1] = torch.from_numpy(state["numpy"][1])
     return torch.frombuffer(bytearray(TENSORS.dumps(state, what="random state")), dtype=torch.uint8)
 
 
 def restore_random_state(saved: torch.Tensor, *, rank: int) -> None:
-    """Go on where a generator stood. Only rank 0 does exactly that: what others draw must not be the same."""
+    """Continue from a generator's state. Only rank 0 does so exactly: the others must draw different numbers."""
     encoded = saved.numpy().tobytes()
     if rank == 0:
         _restore(TENSORS.loads(encoded))
@@ -29,13 +29,13 @@ def restore_random_state(saved: torch.Tensor, *, rank: int) -> None:
 
 
 class Generators:
-    """The state of this process's random generators at one moment; for itself, and at once."""
+    """The state of this process's random generators at one moment, for restoring it in this process."""
 
     def __init__(self) -> None:
         self._states = _states()
 
     def restore(self) -> None:
-        """Go back to it. May be repeated."""
+        """Restore this state. May be repeated."""
         _restore(self._states)
 
 

@@ -1,4 +1,4 @@
-"""What the positions of a training epoch are, and how they are read.
+"""The meaning of positions in a training epoch, and how they are read.
 
 Of one DataLoader, positions are samples. Several DataLoaders are dealt together: a position is a batch of each.
 """
@@ -22,7 +22,7 @@ Places = slice | list[int]
 
 
 class Planned(Protocol):
-    """Reads what it is told, in the order of a plan; see :class:`~ef_common.data.torch_loader.PlannedLoader`."""
+    """Reads planned batches in order; see :class:`~ef_common.data.torch_loader.PlannedLoader`."""
 
     worker_init_fn: Any
 
@@ -33,23 +33,23 @@ class Planned(Protocol):
         """Start the worker processes."""
 
     def read(self, plan: Plan) -> None:
-        """Go on with these batches."""
+        """Continue with these batches."""
 
     def next(self) -> Any:
         """The next batch of the plan."""
 
     def fetch(self, batch: list[Any]) -> Any:
-        """Read a batch that is in no plan."""
+        """Read a batch that is not in a plan."""
 
     def close(self) -> None:
         """End the worker processes."""
 
 
 class Reading(Protocol):
-    """The positions of a training epoch.
+    """The meaning of the positions of a training epoch.
 
     Attributes:
-        given: What the user gave, as users see it.
+        given: The user's loaders, as users see them.
         batch_size: Positions that a worker reads in a step.
         num_samples: Samples of a full batch.
         planned: Reads them.
@@ -68,13 +68,13 @@ class Reading(Protocol):
         """Positions of an epoch, limited by the Trainer's fraction of batches of this size."""
 
     def order(self, session: Session, *, seed: int, epoch: int, length: int) -> np.ndarray:
-        """What stands at the positions. All members call this together."""
+        """What the positions refer to. All members call this together."""
 
     def at(self, order: np.ndarray, places: Places, *, length: int, beside: Sequence[int] = ()) -> list[Any]:
-        """What is to be read for a batch of these positions.
+        """What to read for a batch of these positions.
 
         Args:
-            order: What stands at the positions.
+            order: What the positions refer to.
             places: The positions.
             length: Positions of the epoch.
             beside: Positions of all workers in this step, if a batch is to be as large as the largest one among them.
@@ -83,7 +83,7 @@ class Reading(Protocol):
 
 
 class SampleReading:
-    """Positions are the samples of one DataLoader.
+    """A reading whose positions are the samples of one DataLoader.
 
     Args:
         loader: The user's loader.

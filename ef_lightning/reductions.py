@@ -1,4 +1,4 @@
-"""One value from those of several workers, as one process would have reduced it."""
+"""Combines the values of several workers into the value that one process would have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """What one worker has."""
+    """One worker's part of a value."""
 
     value: Tensor
     weight: float = 1.0  # samples, say; only a mean looks at it

@@ -1,4 +1,4 @@
-"""Which class `ElasticFlowStrategy` is, and how `Trainer(strategy="elasticflow")` finds it."""
+"""The class of `ElasticFlowStrategy`, and how `Trainer(strategy="elasticflow")` finds it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def strategy_for(host_name: str) -> type[ElasticMixin]:
 
 
 def _new_strategy(host_name: str) -> Any:
-    """For a copy of a strategy, which gets its attributes then: its class is not found by a name."""
+    """Make a strategy for a copy, which then gets its attributes, because its class is not found by a name."""
     return object.__new__(strategy_for(host_name))
 
 
 class ElasticFlowStrategy:
-    """Makes the strategy for the Lightning that the program has imported by the time it makes one."""
+    """Makes the strategy for the Lightning that the program has imported at that time."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make the strategy."""
@@ -58,7 +58,7 @@ class ElasticFlowStrategy:
 
 
 def strategy_class() -> Any:
-    """The class behind `ef_lightning.ElasticFlowStrategy`. To look for it never raises; to make one may."""
+    """The class behind `ef_lightning.ElasticFlowStrategy`. Looking it up never raises; creating one may."""
     try:
         host = hosts.detect()
     except UsageError:
@@ -70,7 +70,7 @@ def strategy_class() -> Any:
 
 
 def register() -> None:
-    """Make the name known to the Lightning that is imported, or to one that is imported later.
+    """Register the name in the imported Lightning, or in one that is imported later.
 
     And have it announce itself once in a job.
     """
@@ -94,7 +94,7 @@ def _register_in(name: str, strategies: ModuleType) -> None:
 
 
 class _Registrar:
-    """An import hook that waits for one module, registers the strategy in it, and is gone.
+    """An import hook that waits for one module, registers the strategy in it, and removes itself.
 
     Lightning has no entry point for strategies, and importing it here would be slow, and wrong where both
     `lightning` and `pytorch_lightning` are installed.

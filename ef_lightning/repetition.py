@@ -1,29 +1,30 @@
-"""A training step that is made again, if a worker was lost which the others had exchanged values with in it.
+"""Repeats a training step in which a worker was lost that had exchanged values with the others.
 
-A loss in a collective is repaired within that collective: those that are left have one result, of the same members. But
-what a step computes from tensors of several workers is one thing only if all its collectives have the same members,
-from the first one to the reduction of its gradients. If a worker is lost in between, its features are in the loss of
-the others, while its samples go back to the epoch and nobody has their gradient. So the others make the step again:
-with the same samples and from the random state of its start, after all that the step has changed is taken back.
+A loss in a collective is repaired within that collective: the survivors have one result, of the same members. But a
+step that computes with tensors of several workers is consistent only if all its collectives have the same members, from
+the first one to the reduction of its gradients. If a worker is lost in between, its features are in the loss of the
+others, while its samples go back to the epoch and nobody has their gradient. The others therefore repeat the step, with
+the same samples and from the random state of its start, after everything that the step has changed is undone.
 
 **All decide alike.** They compare the members in which a collective of the step has completed with those at its start,
-which is what all know alike (:attr:`~ef_common.session.Session.completed_in`). The same collective raises
-:class:`~ef_common.errors.MembersChanged` in all of them. Where a result was handed on to a worker that lacked it, the
-members come with it.
+which all know alike (:attr:`~ef_common.session.Session.completed_in`). The same collective raises
+:class:`~ef_common.errors.MembersChanged` in all of them. A result that is handed on to a worker that lacked it brings
+its members along.
 
-**Uneven shares.** A step is also made again if it is the first to gather, and its batches have several sizes: in the
-last steps of an epoch, shares differ by a sample. All see the same shapes, so :class:`~ef_common.errors.SharesUneven`
-is raised in all of them; the batch at hand is then read again, as large as the largest one.
+**Uneven shares.** A step is also repeated if it is the first to gather and its batches differ in size: in the last
+steps of an epoch, shares differ by a sample. All workers see the same shapes, so
+:class:`~ef_common.errors.SharesUneven` is raised in all of them; the current batch is then read again, as large as the
+largest one.
 
-**A step is an update** with all passes of its accumulation. Earlier passes are made again too, but leave what they have
+**A step is an update** with all passes of its accumulation. Earlier passes are repeated, too, but leave what they have
 logged as it was.
 
-**What is taken back**: random generators, the module's buffers, what `self.log` and torchmetrics objects have
-accumulated. Gradients are set to zero by the first pass. Not the attributes that a training step sets.
+**What is undone**: random generators, the module's buffers, and what `self.log` and torchmetrics objects have
+accumulated. The first pass sets gradients to zero. Attributes that a training step sets are not undone.
 
-To remember this takes some 50 microseconds and a copy of the buffers, so it is done in the first update of a training,
-and in all others once a step has gathered. The first step of a module that begins to gather later is made again with
-the state at its first collective.
+Saving this state costs about 50 microseconds and a copy of the buffers, so it happens in the first update of a
+training, and in all others once a step has gathered. The first step of a module that begins to gather later is repeated
+with the state at its first collective.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ Act = Callable[..., Any]
 
 
 class Repetition:
-    """Makes the steps of one training, and makes them again.
+    """Makes the steps of one training, and repeats them when needed.
 
     Args:
         trainer: The Trainer.
         session: The worker's session.
         on_repeat: Called with the reason before a step is made again.
-        fill: Reads the batch at hand again, as large as the largest one of its step.
+        fill: Reads the current batch again, as large as the largest one of its step.
 
     Attributes:
         in_pass: The forward or the backward pass of a batch is running.
@@ -76,18 +77,18 @@ class Repetition:
         self._state: State | None = None
 
     def attach(self) -> None:
-        """Begin to make steps."""
+        """Make the steps from now on."""
         hooks.surround_passes(self._trainer, lambda *given: partial(self._run, *given))
 
     def detach(self) -> None:
-        """Leave them to Lightning."""
+        """Leave the steps to Lightning."""
         hooks.leave_passes(self._trainer)
         self._forget()
 
     # ------------------------------------------------------------ collectives
 
     def begin_collective(self, *, in_backward: bool = False) -> None:
-        """A collective is about to run whose result is good only for the members of the whole step."""
+        """A collective begins whose result is valid only for the members of the whole step."""
         if self.in_pass:
             self._used = self._records = True  # from here on, also the passes that follow in this update
             self.in_backward = self.in_backward or in_backward
@@ -105,7 +106,7 @@ class Repetition:
             raise MembersChanged(f"the step began with {began_in.ids}, and goes on with {members.ids}")
 
     def end_update(self) -> None:
-        """The gradients are everybody's: there is nothing to be made again."""
+        """The gradients are the same in all workers, so there is nothing to repeat."""
         self._records = self._used_before = self._used_before or self._used
         self.in_pass = False
         self._forget()
@@ -113,7 +114,7 @@ class Repetition:
     # ------------------------------------------------------------ passes
 
     def _run(self, act: Act, is_first: bool, arguments: dict[str, Any], *args: Any) -> Any:
-        """A pass: forward, and backward. The arguments are those of the training step."""
+        """Make a pass (forward and backward). The arguments are those of the training step."""
         if is_first or self._began_in is None:
             self._forget()
             self._began_in = self._session.completed_in
@@ -141,7 +142,7 @@ class Repetition:
                 why, is_uneven = "a step has gathered for the first time, from batches of several sizes", True
 
     def _take(self, filled: list[Any], arguments: dict[str, Any]) -> None:
-        """Go on with this batch, if there is one, also if the pass is made again once more."""
+        """Continue with this batch, if there is one, even if the pass is repeated once more."""
         for batch in filled:
             hooks.set_batch(self._trainer, arguments, batch)
             self._passes[-1] = self._passes[-1]._replace(fields=hooks.step_fields(self._trainer))
@@ -156,7 +157,7 @@ class Repetition:
         self._passes.append(Pass(self._act, Generators(), Traces(self._trainer), fields))
 
     def _go_back(self, why: str) -> None:
-        """To the start of the newest pass, with the others made anew."""
+        """Go back to the start of the newest pass, with the earlier ones repeated."""
         self._on_repeat(why)
         self._began_in = self._session.completed_in
         self._used = self.in_backward = False
@@ -178,7 +179,7 @@ class Repetition:
 
 
 class Pass(NamedTuple):
-    """A pass, as it began."""
+    """The start of a pass."""
 
     act: Act
     generators: Generators
@@ -187,7 +188,7 @@ class Pass(NamedTuple):
 
 
 class State:
-    """What the passes of an update change in a module.
+    """The things that the passes of an update change in a module.
 
     Args:
         module: The module.
@@ -204,7 +205,7 @@ class State:
         self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in kept]
 
     def restore(self) -> None:
-        """Go back to it. May be repeated."""
+        """Restore this state. May be repeated."""
         with torch.no_grad():
             for owner, name, tensor, kept in self._buffers:
                 tensor.copy_(kept)

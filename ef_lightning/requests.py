@@ -1,18 +1,18 @@
-"""What the code of one worker asks of all: to stop the training, or to change how long it is.
+"""Requests of one worker's code that concern all: to stop the training, or to change its length.
 
 Lightning's loops end by `trainer.should_stop` and by the Trainer's limits, and read them where no message could be
-exchanged. So all workers must find the same there, though user code may have set it in one of them alone.
+exchanged. All workers must therefore find the same values there, although user code may have set them in only one.
 
-What a worker's code has set during a batch is taken back at the end of that batch, and kept. The flags of the next
-reduction tell that somebody has kept something; all workers hear that alike, and tell each other what, at the end of
-that batch. They also do where they wait for each other in any case: before the sanity check and before the training,
-at the beginning and the end of an epoch, and at the end of a validation. If several have asked for different values,
-the lowest rank among them decides.
+Changes that a worker's code makes during a batch are reverted at the end of that batch, and kept as requests. The flags
+of the next reduction announce that a worker has requests; all workers hear that alike, and exchange their requests at
+the end of that batch. They also do so where they wait for each other in any case: before the sanity check and before
+the training, at the beginning and the end of an epoch, and at the end of a validation. If several workers request
+different values, the lowest rank among them decides.
 
-Whether the rest of an epoch is left out (`on_train_batch_start` returns -1) has to be known before the batch is
-trained. So where a module has this hook, all workers tell each other what it has returned, before each batch.
+Whether to skip the rest of an epoch (`on_train_batch_start` returns -1) must be known before the batch is trained.
+Where a module has this hook, all workers exchange its return values before each batch.
 
-A worker that is alone asks nobody: everything is as it is without ElasticFlow.
+A worker that is alone asks nobody: everything is as without ElasticFlow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ef_lightning.host import Host
 
 
 class Requests:
-    """Those that the user's code makes to one Trainer, from `attach` to `detach`.
+    """The requests that the user's code makes to one Trainer, from `attach` to `detach`.
 
     Args:
         trainer: The Trainer, before any hook of the user's is called.
@@ -60,7 +60,7 @@ class Requests:
         self._heard = False
 
     def attach(self) -> None:
-        """Begin to take back and to tell. All workers are here, and have run their hooks of the set-up."""
+        """Begin to keep and exchange requests. All workers are here, and have run their setup hooks."""
         hooks.surround_decisions(
             self._trainer, self._host, batch=self._end_batch, epoch=self.settle, skip=self._agree_to_skip
         )
@@ -74,15 +74,15 @@ class Requests:
 
     @property
     def pending(self) -> bool:
-        """Whether this worker has something to tell."""
+        """Whether this worker has a request."""
         return bool(self._kept) or self._shown() != self._agreed
 
     def hear(self, num_pending: float) -> None:
-        """A reduction has completed in which so many workers had something to tell."""
+        """A reduction has completed in which this many workers had a request."""
         self._heard = self._heard or num_pending >= 1
 
     def settle(self) -> None:
-        """All workers are here: do what any of them asks for.
+        """All workers are here: do what any of them requests.
 
         A newcomer is not one of them yet. It will have their limits; if its code wants to stop, they hear of it later.
         """
@@ -106,7 +106,7 @@ class Requests:
             self.settle() if self._is_alone else self._keep()
 
     def _agree_to_skip(self, response: Any) -> Any:
-        """Before a batch: what the hooks of all workers say, of which this worker's has returned this."""
+        """Before a batch: combine what the hooks of all workers returned; this worker's returned this."""
         skips = bool(response == -1)
         if not self._is_alone:
             skips = any(self._gather(skips))
@@ -121,7 +121,7 @@ class Requests:
     # ------------------------------------------------------------ the Trainer
 
     def _keep(self, *names: str) -> None:
-        """Take back what was set since: all of it, or these."""
+        """Revert and keep changes since the last time: all of them, or these."""
         shown = self._shown()
         changed = [name for name in names or shown if shown[name] != self._agreed[name]]
         self._kept |= {name: shown[name] for name in changed}
@@ -143,10 +143,10 @@ class Requests:
     # ------------------------------------------------------------ newcomers
 
     def state(self) -> dict[str, Any]:
-        """What the members agree on: plain values."""
+        """The agreed values, as plain values."""
         return dict(self._agreed)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Agree with the others."""
+        """Take over what the others have agreed on."""
         self._agreed = {name: state[name] for name in self._agreed}
         self._show(self._agreed)

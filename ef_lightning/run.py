@@ -1,4 +1,4 @@
-"""One run of a Trainer (a fit, a validation, a test, a prediction), from its set-up to its teardown."""
+"""One run of a Trainer (fit, validation, test or prediction), from its setup to its teardown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """What every run has: loggers, metrics, a progress bar, loaders of evaluations.
+    """The parts of every run: loggers, metrics, a progress bar, loaders of evaluations.
 
     Args:
         strategy: Whose run it is.
@@ -42,8 +42,8 @@ class Run:
 
     Attributes:
         stays_one: Nobody can join this worker, which is the only one.
-        fit: What there is of a training; None in any other run.
-        logged: What `self.log` collects; None in a process that is no worker of a job, and before the set-up.
+        fit: The training of this run; None in any other run.
+        logged: The values of `self.log`; None in a process that is not a worker of a job, and before the setup.
     """
 
     def __init__(self, strategy: ElasticMixin, worker: Worker, trainer: Any) -> None:
@@ -64,7 +64,7 @@ class Run:
         return bool(self._trainer.state.fn == self._host.get("trainer.states", "TrainerFn").FITTING)
 
     def _must_stay_one(self) -> bool:
-        """The only worker may use callbacks that nobody could catch up with. A newcomer that has them is refused."""
+        """Whether the only worker uses callbacks that nobody could catch up with; newcomers are then refused."""
         session, names = self._session, callbacks_of_one(self._trainer)
         if not (self._worker.elastic and session.world_size == 1 and not session.newcomer and names):
             return False
@@ -74,13 +74,13 @@ class Run:
     # ------------------------------------------------------------ set-up and teardown
 
     def set_up_default_group(self) -> None:
-        """What asks `torch.distributed` from here on is answered by the members."""
+        """The members answer calls of `torch.distributed` from here on."""
         if self._worker.elastic and self._default_group is None:
             self._default_group = install(Workers(self._strategy))
             hooks.exchange_no_sigterm(self._trainer)
 
     def take_loaders(self) -> None:
-        """Before the hooks `setup` of the user's, which may ask how many steps there will be."""
+        """Take the loaders before the user's `setup` hooks, which may ask how many steps there will be."""
         hooks.keep_samplers(self._trainer)
         if self.fit is not None:
             self.fit.set_up_schedules()
@@ -90,7 +90,7 @@ class Run:
         hooks.surround_evaluation_steps(self._trainer, lambda: self.leaving_no_trace(self.padding))
 
     def attach_loggers(self) -> None:
-        """What loggers are told from here on survives rank 0."""
+        """What loggers receive from here on survives the loss of rank 0."""
         self._logs = Logs(self._trainer, self._session, self._host)
         self._logs.attach()
 
@@ -112,7 +112,7 @@ class Run:
             self._agree_on_start()
 
     def _agree_on_start(self) -> None:
-        """Rank 0's weights and loggers are everybody's."""
+        """Take over rank 0's weights and loggers in all workers."""
         module, session = self._trainer.lightning_module, self._session
         first = operations.FirstRankValues([*module.parameters(), *module.buffers()], session)
         with leaving_cleanly(), torch.no_grad():
@@ -122,7 +122,7 @@ class Run:
             agree_on_trainer(self._trainer, self._host, session)
 
     def end(self) -> None:
-        """Let go of the Trainer."""
+        """Release the Trainer."""
         if self.fit is not None:
             self.fit.end()
         for part in (self.logged, self._logs):
@@ -149,7 +149,7 @@ class Run:
         self._progress.follow_ranks()
 
     def connect_metrics(self) -> None:
-        """Metrics may have been made since the set-up."""
+        """Connect metrics that may have been made since the setup."""
         if self._metrics is not None:
             self._metrics.connect(self._trainer.lightning_module)
 
@@ -160,7 +160,7 @@ class Run:
             self.logged.begin_evaluation()
 
     def end_evaluation(self) -> None:
-        """Everybody has the result of the evaluation."""
+        """All members have the result of the evaluation."""
         if self.logged is not None:
             self.logged.end_evaluation()
         requests = None if self.fit is None else self.fit.requests
@@ -171,20 +171,20 @@ class Run:
 
     @property
     def padding(self) -> bool:
-        """The batch at hand only keeps step with the other workers."""
+        """Whether the current batch is padding, which only keeps this worker in step with the others."""
         if self._trainer.training:
             loader = None if self.fit is None else self.fit.train_loader
             return loader is not None and loader.padding
         return any(loader.padding for loader in self._evaluation_loaders)
 
     def leaving_no_trace(self, padding: bool) -> AbstractContextManager[None]:
-        """A step within this counts nowhere, if it only keeps step."""
+        """Within this context, a padding step counts nowhere."""
         return leaving_no_trace(self._trainer) if padding else nullcontext()
 
     # ------------------------------------------------------------ loaders
 
     def _combine(self, loaders: Any, stage: str) -> Any:
-        """A loop is being set up with these loaders of the user's, which it will have processed one by one."""
+        """Set a loop up with these loaders of the user's, which it will have processed one by one."""
         if stage != "train":
             self._close_evaluation_loaders()
         taken = combined(loaders, "max_size_cycle" if stage == "train" else "sequential", self._host)
@@ -195,7 +195,7 @@ class Run:
         return taken
 
     def wrap(self, dataloader: Any) -> Any:
-        """Wrap a loader of a loop that is being set up. Any other is the caller's own, and left as it is."""
+        """Wrap a loader of a loop that is being set up. Any other loader is the caller's, and stays as it is."""
         fit = self.fit
         if not self._to_wrap or (fit is not None and fit.in_trial):
             return dataloader

@@ -1,4 +1,4 @@
-"""The file that `torch.save` writes of a tree, as :class:`~ef_common.data.source.SourceState`.
+"""The file that `torch.save` writes for a tree, as :class:`~ef_common.data.source.SourceState`.
 
 Its layout (see :mod:`ef_common.storage.layout`) is that of the file that a host copy of the tree is saved to.
 """
@@ -26,13 +26,13 @@ IsShared = Callable[[Path, Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class SavedTree:
-    """A tree that is to be saved.
+    """A tree to be saved.
 
     Args:
         tree: Dicts, lists, tuples, tensors and other values.
         copies: Makes copies of it.
         is_shared: Which tensors of it all workers hold; not asked for empty ones.
-        content_of: What is saved, with the file that is made of the tree.
+        content_of: Returns the content to save, given the file that is made of the tree.
     """
 
     tree: Any
@@ -70,7 +70,7 @@ class SavedTree:
 
 
 def save(tree: Any, file: Any) -> None:
-    """As `torch.save`, without checksums of its own: those of the manifest are there, and cost a tenth."""
+    """Save like `torch.save`, but without its checksums, which cost a tenth and repeat those of the manifest."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -84,7 +84,7 @@ def _kind(value: Any) -> str:
 
 
 def _find(tree: Any, path: Path) -> Any:
-    """What lies there; nothing, if there is no such place."""
+    """The object at this place; None if there is no such place."""
     for key in path:
         try:
             tree = tree[key]

@@ -28,11 +28,11 @@ class Schedules:
     Args:
         trainer: The Trainer.
         session: The worker's session.
-        world_size: Of the reference world, in which the training began.
+        world_size: Size of the reference world, in which the training began.
         loader: The training loader, once there is one.
 
     Attributes:
-        world_size: As above, or as a checkpoint says.
+        world_size: The same size, or the one in a checkpoint.
         batch_size: Positions of one worker in a step of the reference world; None for those of now. A user who changes
             the loader's in a training changes this one as much, so it may be a fraction.
         accumulate: `accumulate_grad_batches` there, as the Trainer's argument.
@@ -79,14 +79,14 @@ class Schedules:
         return not self._trainer.lightning_module.automatic_optimization
 
     def begin_again(self, world_size: int) -> None:
-        """Nobody has a state, and none was saved: the training begins with so many workers."""
+        """No state exists and none was saved: the training begins with this many workers."""
         self.load_state({"world_size": world_size})
         self._loaded = None
 
     # ------------------------------------------------------------ the reference world
 
     def planned_steps(self, loader: ElasticLoader, length: int) -> int:
-        """Batches of an epoch of so many positions, of which Lightning computes the updates of the reference world."""
+        """Batches of an epoch of this length, from which Lightning computes the reference world's updates."""
         steps = self._num_steps(loader, length)
         limit = self._trainer.limit_train_batches
         if isinstance(limit, int):
@@ -109,7 +109,7 @@ class Schedules:
         )
 
     def _batch_size(self, loader: ElasticLoader) -> int:
-        """That of the reference world, while the loader has this one."""
+        """The reference world's batch size while the loader has this one."""
         now = loader.dealer.batch_size
         if self.batch_size is not None and self._own_batch_size is not None:
             self.batch_size *= Fraction(now, self._own_batch_size)
@@ -119,7 +119,7 @@ class Schedules:
     # ------------------------------------------------------------ the epoch
 
     def plan(self) -> None:
-        """Somebody has come or gone, or an epoch begins: nothing of the next update has been dealt yet."""
+        """The members have changed, or an epoch begins: nothing of the next update has been dealt yet."""
         loader = self._loader()
         if loader is None:
             return
@@ -165,7 +165,7 @@ class Schedules:
         return ReferenceEpoch(length, batch, self._num_steps(loader, length), accumulate), False
 
     def _passed_in_epoch(self, progress: EpochProgress) -> int:
-        """Updates of the reference world in the epoch that was planned last; another one may have begun since."""
+        """Updates of the reference world in the epoch planned last; another one may have begun since."""
         whole = self._whole
         if whole is None:
             return 0
@@ -177,14 +177,14 @@ class Schedules:
         return progress.steps if self._by_steps else progress.length - progress.remaining
 
     def _trained(self, progress: EpochProgress) -> int:
-        """The same without what has been dealt only."""
+        """The same, without samples that have only been dealt."""
         uncommitted = progress.uncommitted
         if self._by_steps:
             return progress.steps - len(uncommitted)
         return self._position(progress) - sum(window.stop - window.start for window in uncommitted)
 
     def _update(self, loader: ElasticLoader) -> int:
-        """Positions of an update in the world of now."""
+        """Positions of an update in the current world."""
         num = 1 if self._by_steps else loader.dealer.batch_size * self._session.completed_in.world_size
         return num * int(self._trainer.accumulate_grad_batches)
 
@@ -199,7 +199,7 @@ class Schedules:
             self._limit(loader)
 
     def _note_steps(self) -> bool:
-        """Look whether the user's code has made steps of optimizers in the batch before."""
+        """Check whether the user's code has made optimizer steps in the previous batch."""
         step = int(self._trainer.global_step)
         if step == self._stepped[0]:
             return False
@@ -209,7 +209,7 @@ class Schedules:
     # ------------------------------------------------------------ steps of the schedulers
 
     def _due(self, number: int) -> int:
-        """How many steps a scheduler makes now: so that it is where it should be in the next update."""
+        """How many steps a scheduler makes now to have the right value in the next update."""
         loader, reference = self._loader(), self._reference
         if loader is None or reference is None:
             return 1
@@ -225,7 +225,7 @@ class Schedules:
         return reference.calls_before(position, self._update(loader), frequency)
 
     def _step_by_hand(self, number: int) -> int:
-        """The same, where the user's own code says that it is time: at its own pace, of which this is a step."""
+        """The same for a step of the user's own code, at its own pace."""
         loader = self._loader()
         if loader is None or self._reference is None or not hooks.in_train_batch(self._trainer):
             return 1
@@ -245,7 +245,7 @@ class Schedules:
         return self._max_steps if shown == self._shown_max_steps else shown
 
     def set_max_steps(self, max_steps: int, *, at_end: bool = False) -> None:
-        """Set it, in the middle of a training as well, and show it as it is at its end."""
+        """Set the limit, even during a training, and show it as it is at the end."""
         self._max_steps, self._reference = max_steps, self._whole
         self._show_max_steps(max_steps)
         loader = self._loader()
@@ -253,7 +253,7 @@ class Schedules:
             self._limit(loader)
 
     def resume(self) -> None:
-        """Lightning goes on from a checkpoint; until the first plan, say only whether anything is left to be done."""
+        """Lightning continues from a checkpoint; until the first plan, say only whether anything is left to do."""
         state, pace = self._loaded, self._pace()[1]
         if self._max_steps < 0 or state is None or "passed" not in state:
             return
@@ -265,7 +265,7 @@ class Schedules:
         hooks.set_max_steps(self._trainer, max_steps)
 
     def _limit(self, loader: ElasticLoader) -> None:
-        """Have `trainer.max_steps` say after which step the samples of the user's limit will have been used."""
+        """Set `trainer.max_steps` to the step that will have used the samples of the user's limit."""
         reference = self._whole
         step, steps_per_update, since = self._pace()
         if self._max_steps < 0 or reference is None or not steps_per_update:
@@ -276,7 +276,7 @@ class Schedules:
         self._show_max_steps(step + math.ceil(steps_per_update * updates))
 
     def _updates_until(self, left: Fraction, reference: ReferenceEpoch, loader: ElasticLoader) -> Fraction:
-        """Updates of the world of now until the reference world has made so many since the epoch's beginning."""
+        """Updates of the current world until the reference world has made this many in the epoch."""
         update, num_updates = self._update(loader), reference.calls(reference.num_steps)
         if left < num_updates:
             end = left * reference.accumulate * reference.batch
@@ -287,7 +287,7 @@ class Schedules:
         return in_epoch + (left - num_updates) * same
 
     def _pace(self) -> tuple[int, Fraction, int]:
-        """Steps of optimizers, as Lightning counts them, steps of an update (0: not known), and updates since.
+        """Optimizer steps as Lightning counts them, steps per update (0: unknown), and updates since.
 
         By hand an update is a batch. There may be several steps in one, or one in several.
         """
@@ -300,7 +300,7 @@ class Schedules:
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """For newcomers and checkpoints: plain numbers."""
+        """The state for newcomers and checkpoints, as plain numbers."""
         loader, reference, step = self._loader(), self._reference, int(self._trainer.global_step)
         if reference is None or loader is None:
             loaded = self._loaded or {}
@@ -322,7 +322,7 @@ class Schedules:
         return {"world_size": self.world_size, "batch_size": ratio, "accumulate": self.accumulate}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where the others are, or where a checkpoint says."""
+        """Continue from the others' state or from a checkpoint."""
         self.world_size = int(state["world_size"])
         batch_size = state.get("batch_size")
         self.batch_size = None if batch_size is None else Fraction(*batch_size)
@@ -335,7 +335,7 @@ class Schedules:
 
 
 class _ManualSteps:
-    """Steps of a scheduler that the user's code steps, in manual optimization.
+    """The steps of a scheduler that the user's code steps in manual optimization.
 
     Args:
         passed: Batches of the reference world until the newest step.
@@ -348,7 +348,7 @@ class _ManualSteps:
         self._passed, self._batches, self._owed, self._pace = passed, batches, owed, pace
 
     def due(self, passed: int, batches: int) -> int:
-        """How many steps one stands for: as many as the reference world makes in the time since the newest one.
+        """How many steps one stands for: as many as the reference world makes in the time since the last one.
 
         If there are several in a batch, each stands for as many.
         """
@@ -361,5 +361,5 @@ class _ManualSteps:
         return steps
 
     def state(self) -> list[float]:
-        """Its arguments."""
+        """The state for newcomers and checkpoints."""
         return [self._passed, self._batches, self._owed, self._pace]

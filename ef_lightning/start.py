@@ -1,8 +1,8 @@
-"""What all workers begin a run of the Trainer with alike, besides the weights.
+"""What all workers agree on at the start of a run of the Trainer, besides the weights.
 
-Whoever has joined in a later training of the program has skipped those before it. So its Trainers have not trained
-there, and their loops and callbacks lack what those of the others know: where an epoch counter stands, which checkpoint
-is the best. It takes that from the first rank, which has been there for longest.
+A worker that has joined in a later training of the program has skipped the earlier ones. Its Trainers have not trained
+there, so their loops and callbacks lack what the others know, such as epoch counters and the best checkpoint. It takes
+these from rank 0, which has been in the job for longest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
-    """Rank 0's loggers are everybody's; so are its loops and callbacks where a worker has skipped a training.
+    """Take over rank 0's loggers; where a worker has skipped a training, also its loops and callbacks.
 
     Costs one small exchange. If somebody has skipped a training, there is a second one, of what callbacks save.
 
@@ -50,7 +50,7 @@ def agree_on_trainer(trainer: Any, host: Host, session: Session) -> None:
 
 
 def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
-    """What a Trainer knows of its earlier runs, as far as it can be sent."""
+    """What a Trainer knows about its earlier runs, as far as it can be sent."""
     return {
         "loops": hooks.loop_progress(trainer),
         "fields": hooks.loop_fields(trainer),
@@ -60,7 +60,7 @@ def memory_of(trainer: Any, host: Host) -> dict[str, Any]:
 
 
 def remember(trainer: Any, host: Host, memory: dict[str, Any]) -> None:
-    """Let a Trainer know it."""
+    """Give a Trainer this knowledge."""
     load_written(trainer, host, memory["files"])
     for callback in trainer.callbacks:
         if state := memory["callbacks"].get(callback.state_key):

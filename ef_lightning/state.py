@@ -1,4 +1,4 @@
-"""The state that a newcomer receives: what a Lightning checkpoint holds, and what it forgets.
+"""The state that a newcomer receives: the content of a Lightning checkpoint, and what a checkpoint omits.
 
 A checkpoint is enough to start a new Trainer. A newcomer goes on in the middle of an epoch with others, and a
 difference in what anybody logs, monitors or saves would make the workers' next collectives differ.
@@ -42,7 +42,7 @@ _NOT_SENT = (*(key for keys in hooks.HYPER_PARAMETERS for key in keys), "loops")
 
 
 class TrainerState:
-    """The state of one Trainer, as the session's port `State` wants it.
+    """The state of one Trainer, in the form of the session's port `State`.
 
     Args:
         trainer: The Trainer, with its optimizers.
@@ -53,8 +53,8 @@ class TrainerState:
         claiming: Its claims.
         workers: Notices changes of the workers.
         schedules: Its schedules, if they follow the samples.
-        checkpoints: Those that are taken of it, if there are any.
-        requests: What user code asks of all workers.
+        checkpoints: Checkpoints of the training, if any are taken.
+        requests: Requests of the user's code to all workers.
         adopted: Called when Lightning's dicts of metrics have come from elsewhere.
     """
 
@@ -94,11 +94,11 @@ class TrainerState:
 
     @property
     def in_epoch(self) -> bool:
-        """What was received is of a training that had begun, and :meth:`adopt_again` has not been called since."""
+        """Whether the received training had begun, and :meth:`adopt_again` has not been called since."""
         return self._received is not None
 
     def prepare(self) -> None:
-        """Have memory at hand for a state that is to come: the others will wait while it does.
+        """Prepare memory for the coming state, because the others will wait for it.
 
         A page that is touched for the first time may cost more than all that is then written to it. Besides the
         state itself, that is the memory of the first gradients, let go of when the state is there.
@@ -129,13 +129,13 @@ class TrainerState:
         return packed
 
     def adopt(self, header: bytes) -> None:
-        """Go on from the state that has been received."""
+        """Continue from the received state."""
         _unpack(self._packed, self._incoming)
         self._incoming, self._packed = [], []
         self._transfer.adopt(header, self._adopt)
 
     def adopt_again(self, *, whole: bool) -> None:
-        """In a newcomer, after its own hooks at the start: what is everybody's is again as it was received.
+        """In a newcomer, after its own start hooks: restore what all workers share, as it was received.
 
         Args:
             whole: Code of the user's was called. Else weights and callbacks are as they were.
@@ -145,7 +145,7 @@ class TrainerState:
             self._take_over(state, whole=whole)
 
     def restore(self) -> bool:
-        """All who had a state are lost: take the one that was saved last, if any was."""
+        """All who had a state are lost: load the newest saved one, if there is one."""
         self._claiming.begin_again()
         checkpoint = None if self._checkpoints is None else self._checkpoints.saved()
         if checkpoint is None:
@@ -197,7 +197,7 @@ class TrainerState:
         }
 
     def checkpoint(self) -> dict[str, Any]:
-        """What a checkpoint file holds: all that Lightning resumes from, and under a key of ours the rest."""
+        """The content of a checkpoint file: everything that Lightning resumes from, and the rest under our key."""
         checkpoint = hooks.dump_checkpoint(self._trainer)
         if not hooks.num_batches_started(self._trainer):
             hooks.forget_last_batch(checkpoint)
@@ -217,7 +217,7 @@ class TrainerState:
         }
 
     def _running(self) -> dict[str, Any]:
-        """What a checkpoint of Lightning's lacks, and a worker needs that goes on in the middle of everything."""
+        """What Lightning's checkpoints lack and a worker needs to continue in the middle of a training."""
         trainer, module = self._trainer, self._trainer.lightning_module
         return {
             "trainable": [name for name, p in module.named_parameters() if p.requires_grad],
@@ -254,7 +254,7 @@ class TrainerState:
             self._requests.load_state(state["requests"])
 
     def _take_over(self, state: dict[str, Any], *, whole: bool = True) -> None:
-        """What code in one worker can change, and must be equal in all."""
+        """Take over what code in one worker can change but must be equal in all."""
         trainer = self._trainer
         if whole:
             self._load_checkpoint(state)
@@ -271,7 +271,7 @@ class TrainerState:
         hooks.load_checkpoint(self._trainer, state["checkpoint"])
 
     def resume(self, running: Tensor) -> None:
-        """Go on between the two steps at which a checkpoint was taken. The rest of it Lightning has loaded."""
+        """Continue between the two steps of a checkpoint. Lightning has loaded the rest of it."""
         trainer, state = self._trainer, TENSORS.loads(running.numpy().tobytes())
         hooks.load_loop_fields(trainer, state["fields"])
         self._load_running(state)
@@ -316,7 +316,7 @@ class TrainerState:
             config.scheduler.load_state_dict(saved)
 
     def _set_up_optimizers(self, num_batches: int | None) -> None:
-        """Have the optimizers and schedulers of workers in whose world an epoch has so many batches."""
+        """Take over optimizers and schedulers of workers whose epochs have this many batches."""
         trainer = self._trainer
         if num_batches not in (None, self._num_batches_at_start):
             hooks.set_num_batches(trainer, num_batches)
@@ -327,7 +327,7 @@ class TrainerState:
 
 
 def state_kinds(optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
-    """Types and shapes of what an optimizer will keep for its parameters, found by a step on tiny ones.
+    """Types and shapes of an optimizer's future state for its parameters, from a step on tiny ones.
 
     Nothing for an optimizer that cannot make such a step: it is for speed alone.
     """
@@ -362,12 +362,12 @@ def private_fields(callback: Any) -> dict[str, Any]:
 
 
 def written_by(trainer: Any, host: Host) -> list[dict[str, Any]]:
-    """What each ModelCheckpoint of a Trainer does not save."""
+    """The fields that each ModelCheckpoint of a Trainer does not save."""
     return [private_fields(callback) for callback in host.callbacks(trainer, "ModelCheckpoint")]
 
 
 def load_written(trainer: Any, host: Host, written: Sequence[dict[str, Any]]) -> None:
-    """Have each of them know it."""
+    """Give each of them these fields."""
     for callback, private in zip(host.callbacks(trainer, "ModelCheckpoint"), written, strict=True):
         vars(callback).update(private)
 

@@ -1,8 +1,8 @@
 """`ElasticFlowStrategy`: Lightning's strategy for a world whose size changes.
 
-It only translates. Membership and recovery are `ef_common.session`'s, gradients `ef_common.collectives`', samples
-`train_loader`'s and `evaluation_loader`'s. What there is of a run of the Trainer, and of a training, is in `run` and
-`fit`: objects that exist as long as it does.
+It only translates. `ef_common.session` handles membership and recovery, `ef_common.collectives` gradients, and
+`train_loader` and `evaluation_loader` samples. The state of a run of the Trainer, and of a training, is in `run` and
+`fit`: objects that live as long as these.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ElasticMixin(CollectivesMixin):
         self.is_last = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the settings and what Lightning keeps here. It is set up by its own Trainer, maybe elsewhere."""
+        """A copy has the settings and Lightning's own state. Its own Trainer sets it up, perhaps elsewhere."""
         cls = type(self)
         unbound = object.__new__(cls)
         cls._bind_to_nothing(unbound)
@@ -141,7 +141,7 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def session(self) -> Session:
-        """The worker's session; there is one after `setup_environment`."""
+        """The worker's session, which exists after `setup_environment`."""
         return self._here.session
 
     @property
@@ -158,7 +158,7 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there may be others: if not, Lightning ignores `self.log(sync_dist=True)`, and allows for more.
+        """Whether there may be others. If not, Lightning ignores `self.log(sync_dist=True)`, and allows more.
 
         Outside a run, Lightning's Tuner alone asks, before its own run. In that, its callbacks ask again.
         """
@@ -206,7 +206,7 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def num_nodes(self) -> int:
-        """Lightning's number of nodes means nothing here: membership decides."""
+        """Lightning's number of nodes has no meaning here, because membership decides."""
         return 1
 
     @num_nodes.setter
@@ -215,7 +215,7 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def num_processes(self) -> int:
-        """Processes that this one would start: none."""
+        """The number of processes that this one would start: none."""
         return 1
 
     @property
@@ -278,7 +278,7 @@ class ElasticMixin(CollectivesMixin):
         hooks.yield_sigterm(trainer, lambda: notices.active)
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for everybody."""
+        """Wait for all workers."""
         run = self._run
         if run is not None and name == "pre_setup":
             run.set_up_default_group()  # the data are prepared, which Lightning guards with a group, if there is one
@@ -292,7 +292,7 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def max_steps(self) -> int:
-        """The user's limit, while `trainer.max_steps` says when it is reached in the world of now."""
+        """The user's limit, while `trainer.max_steps` says when it is reached in the current world."""
         return int(self.lightning_module.trainer.max_steps) if self._fit is None else self._fit.max_steps
 
     def model_to_device(self) -> None:
@@ -300,7 +300,7 @@ class ElasticMixin(CollectivesMixin):
         self.model.to(self.root_device)
 
     def teardown(self) -> None:
-        """Let go of the Trainer; the membership lasts as long as the process."""
+        """Release the Trainer; the membership lasts as long as the process."""
         run, fit = self._run, self._fit
         if fit is not None and not self._trainer.interrupted:
             self.session.end_training()
@@ -312,7 +312,7 @@ class ElasticMixin(CollectivesMixin):
         super().teardown()  # type: ignore[misc]
 
     def on_train_start(self) -> None:
-        """Have everything set up before the first boundary, where newcomers meet the others."""
+        """Set everything up before the first boundary, where newcomers meet the others."""
         self._running.connect_metrics()
         if self._fit is not None:
             self._fit.begin()
@@ -324,19 +324,19 @@ class ElasticMixin(CollectivesMixin):
     on_test_start = on_validation_start
 
     def on_validation_end(self) -> None:
-        """Everybody has the result of the evaluation."""
+        """All members have the result of the evaluation."""
         self._running.end_evaluation()
 
     on_test_end = on_validation_end
     on_predict_end = on_validation_end
 
     def on_train_end(self) -> None:
-        """Everybody has come to the end of this training."""
+        """All members have reached the end of this training."""
         if self._fit is not None:
             self._fit.complete()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note why this training ends, and tell the others."""
+        """Record why this training ends, and tell the others."""
         super().on_exception(exception)  # type: ignore[misc]
         if self._worker is None or isinstance(exception, SystemExit):
             return
@@ -351,7 +351,7 @@ class ElasticMixin(CollectivesMixin):
 
     @property
     def padding(self) -> bool:
-        """The batch at hand only keeps step with the other workers: its samples count elsewhere.
+        """Whether the current batch is padding, which keeps step with the others; its samples count elsewhere.
 
         It does not count in gradients, in what `self.log` reduces, and in torchmetrics objects of the module. Code that
         collects what it sees by itself may ask.
@@ -366,7 +366,7 @@ class ElasticMixin(CollectivesMixin):
     # ------------------------------------------------------------ steps and gradients
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A step; every worker reduces gradients in it, also one that has none."""
+        """Make a step; every worker reduces gradients in it, even one that has none."""
         fit = self._fit
         step = None if fit is None else fit.global_step
         if step is not None and not step.in_extra_pass:
@@ -383,13 +383,13 @@ class ElasticMixin(CollectivesMixin):
         return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A step on a batch of this worker's, or on one that only keeps step with the others."""
+        """Make a step on a batch of this worker's, or on a padding batch that keeps step with the others."""
         if self.padding:
             hooks.set_zero_batch_size(self._trainer)
         return super().validation_step(*args, **kwargs)  # type: ignore[misc]
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
+        """Make a test step in the same way."""
         if self.padding:
             hooks.set_zero_batch_size(self._trainer)
         return super().test_step(*args, **kwargs)  # type: ignore[misc]
@@ -412,7 +412,7 @@ class ElasticMixin(CollectivesMixin):
         return super().weights_in(view) if self._fit is None else self._fit.weights(view)
 
     def weight_of_batch(self) -> float:
-        """The samples of the newest training batch that were this worker's, as a part of all."""
+        """This worker's share of the samples in the newest training batch."""
         view = self.session.completed_in
         return float(self.weights_in(view)[self._rank_in(view)])
 
@@ -426,7 +426,7 @@ class ElasticMixin(CollectivesMixin):
             self.syncs_gradients = before
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """A backward pass, maybe of a part of the batch."""
+        """Make a backward pass, perhaps of a part of the batch."""
         step = None if self._fit is None else self._fit.global_step
         if step is not None:
             closure_loss = step.weigh(closure_loss, optimizer)
@@ -440,7 +440,7 @@ class ElasticMixin(CollectivesMixin):
             fit.before_backward()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """The local update, with settings that suit the samples in it."""
+        """Make the local update, with settings that suit the samples in it."""
         update, fit = super().optimizer_step, self._fit  # type: ignore[misc]
         if fit is None or (fit.compensation is None and fit.workers_log is None) or fit.in_trial:
             return update(optimizer, closure, model, **kwargs)
@@ -455,7 +455,7 @@ class ElasticMixin(CollectivesMixin):
     # ------------------------------------------------------------ checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Rank 0 writes; if it is lost before the others know that it has, the next one does."""
+        """Let rank 0 write; if it is lost before the others know that it has, the next rank 0 writes."""
         if self._worker is not None and self.session.newcomer:
             return
         state = hooks.move_loader_state_out(checkpoint)
@@ -476,7 +476,7 @@ class ElasticMixin(CollectivesMixin):
             done = self._alone or writer in self.session.completed_in.ids
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a file of ours, or of any other strategy."""
+        """Load a file of ours or of any other strategy."""
         path = args[0] if args else kwargs.get("checkpoint_path")
         checkpoints = None if self._fit is None else self._fit.checkpoints
         checkpoint = None if checkpoints is None else checkpoints.load(path)

@@ -1,8 +1,8 @@
-"""A validation that is due by the clock (`val_check_interval` is a duration): by that of rank 0, for all workers.
+"""Validations that are due by the clock (`val_check_interval` as a duration) follow rank 0's clock in all workers.
 
-What that clock says travels with the flags of each reduction, so all workers know it alike at the end of that batch,
-and it costs no message. Lightning compares its own clock there; it is shown a last validation that is for ever ago, or
-still to come.
+Rank 0's clock travels with the flags of each reduction, so all workers know at the end of that batch whether a
+validation is due, without another message. Lightning compares its own clock there; it is shown a last validation that
+is infinitely long ago, or still to come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ef_lightning import hooks
 
 
 class TimedValidation:
-    """When the training of one Trainer is to be interrupted by a validation.
+    """Decides when a validation interrupts the training of one Trainer.
 
     Args:
         trainer: The Trainer.
@@ -39,10 +39,10 @@ class TimedValidation:
 
     @property
     def due(self) -> bool:
-        """Whether this worker tells the others so."""
+        """Whether this worker reports a validation as due."""
         return self._session.rank == 0 and time.monotonic() - self._since >= self._interval_s
 
     def settle(self, *, due: bool) -> None:
-        """A reduction has completed in which rank 0 has told whether it is."""
+        """A reduction has completed in which rank 0 has said whether a validation is due."""
         if due:
             hooks.set_last_validation(self._trainer, -math.inf)

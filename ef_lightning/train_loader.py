@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ElasticLoader(WrappedLoader):
-    """Deals what the user's training DataLoader, or several of them, hold.
+    """Deals the samples of the user's training DataLoader, or of several.
 
     Args:
         loader: The user's loader, or what stands for several.
@@ -103,7 +103,7 @@ class ElasticLoader(WrappedLoader):
 
     @property
     def in_epoch(self) -> bool:
-        """Between two batches of an epoch."""
+        """Whether this is between two batches of an epoch."""
         return not self._wants_epoch and not self._resumed and self.progress.remaining > 0
 
     @property
@@ -118,7 +118,7 @@ class ElasticLoader(WrappedLoader):
 
     @property
     def user_loader(self) -> Any:
-        """What the user gave."""
+        """The loader that the user passed."""
         return self._reading.given
 
     # ------------------------------------------------------------ what Lightning asks
@@ -154,7 +154,7 @@ class ElasticLoader(WrappedLoader):
         return batch
 
     def join(self, *, starts_workers: bool) -> None:
-        """In a newcomer: be admitted at a boundary, and go on where the others are.
+        """In a newcomer: get admitted at a boundary, and continue where the others are.
 
         Args:
             starts_workers: Start the data workers before. They keep the data set as it is then.
@@ -172,7 +172,7 @@ class ElasticLoader(WrappedLoader):
         logger.info("joined at step %d of epoch %d", self.progress.steps, self.progress.epoch)
 
     def show_plan(self) -> None:
-        """In a newcomer: have Lightning and the schedules know what is left of the epoch."""
+        """In a newcomer: tell Lightning and the schedules what is left of the epoch."""
         self._wants_epoch = False
         self.on_members()
         hooks.set_epoch_length(self._trainer, self._num_steps(self.progress), in_batch=False)
@@ -184,7 +184,7 @@ class ElasticLoader(WrappedLoader):
             self.on_over()
 
     def begin_training(self) -> None:
-        """From here on, an epoch has the batches of the world as it is."""
+        """From here on, an epoch has the batches of the current world."""
         planned, self.planned_steps = self.planned_steps, None
         if planned is None:
             return
@@ -196,25 +196,25 @@ class ElasticLoader(WrappedLoader):
                 hooks.set_train_limit(self._trainer, num_steps)
 
     def steps_in_world(self, world_size: int) -> int:
-        """Batches of an epoch that so many workers begin with."""
+        """Batches of an epoch that this many workers begin with."""
         progress = EpochProgress(epoch=0, length=self._length())
         return int(min(self.dealer.num_steps(progress, world_size), self._max_steps()))
 
     def even_shares(self) -> bool:
-        """From the next step on, batches of one step have the same size in all workers.
+        """From the next step on, give batches of one step the same size in all workers.
 
         A share that is smaller than another (they differ by one sample, in the last steps of an epoch) is filled up
         with samples of its own, and the batch of a worker without a share is as large as the others'.
 
         Returns:
-            Whether the batch at hand is of that size; else `filled` reads it so.
+            Whether the current batch has that size; otherwise `filled` reads it so.
         """
         if not self.is_even:
             self.is_even, self._plan_of = True, None
         return self._is_filled
 
     def filled(self) -> Any:
-        """The batch at hand once more, of the size of the largest one in its step."""
+        """The current batch, read again in the size of the largest one in its step."""
         self._is_filled = True
         progress = self.progress
         return hooks.prepare_batch(self._trainer, self._planned.fetch(self._of(progress, progress.uncommitted[-1])))
@@ -227,7 +227,7 @@ class ElasticLoader(WrappedLoader):
 
     @property
     def _batch_size(self) -> int:
-        """Samples of what one process would call a batch."""
+        """Samples of a batch in the sense of one process."""
         return self.dealer.batch_size if self.dealer.global_batch is None else self.dealer.global_batch.size
 
     def _max_steps(self) -> float:
@@ -290,7 +290,7 @@ class ElasticLoader(WrappedLoader):
         return hooks.prepare_batch(self._trainer, self._planned.fetch(self._samples(positions)))
 
     def _samples(self, positions: Sequence[int]) -> list[Any]:
-        """What is to be read for these positions."""
+        """What to read for these positions."""
         indices: list[Any] = self._order[positions].tolist()
         if not self._seeded:
             return indices
@@ -298,7 +298,7 @@ class ElasticLoader(WrappedLoader):
         return [Sample(index, (self.seed, epoch, at)) for index, at in zip(indices, positions, strict=True)]
 
     def _shared_batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[Any]]:
-        """The same, if global batches are shared."""
+        """The same for shared global batches."""
         worker = self._session.worker.id
         while progress.remaining > 0:
             progress, window = self.dealer.next_window(progress._replace(uncommitted=()), members)
@@ -310,7 +310,7 @@ class ElasticLoader(WrappedLoader):
                 yield self._samples(progress.positions_at(pieces.places(some))[: self.dealer.batch_size])
 
     def _batches(self, progress: EpochProgress, members: Sequence[str], skip: int) -> Iterator[list[Any]]:
-        """What is to be read for this worker's batches from here on, as long as nothing changes."""
+        """What to read for this worker's next batches, as long as nothing changes."""
         if self.dealer.global_batch is not None:
             yield from self._shared_batches(progress, members, skip)
             return
@@ -330,7 +330,7 @@ class ElasticLoader(WrappedLoader):
             yield self._of(progress, window)
 
     def _of(self, progress: EpochProgress, window: Window) -> list[Any]:
-        """What is to be read for this worker's batch of a step."""
+        """What to read for this worker's batch of a step."""
         positions = progress.positions(window.slice_of(self._session.worker.id))
         # A share may be empty at the end; a batch may not. Its gradient will weigh nothing.
         size = max(window.shares().values()) if self.is_even else sharding.MIN_SHARE
@@ -343,7 +343,7 @@ class ElasticLoader(WrappedLoader):
     # ------------------------------------------------------------ what was dealt
 
     def skip(self) -> None:
-        """The rest of the epoch is left out, from the batch on that was dealt last."""
+        """Leave out the rest of the epoch, beginning with the batch that was dealt last."""
         self.dealer.take_back()
 
     def weights(self, view: View) -> Sequence[float]:
@@ -353,11 +353,11 @@ class ElasticLoader(WrappedLoader):
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """What a newcomer needs to go on with the others."""
+        """The state that a newcomer needs to continue with the others."""
         return {**self.dealer.state(), "seed": self.seed, "order": self._order, "even": self.is_even}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where the others are."""
+        """Continue from the others' state."""
         self._set(state)
         self.dealer.log_admission()
 
@@ -392,7 +392,7 @@ class ElasticLoader(WrappedLoader):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the middle of the epoch of a checkpoint, with any number of workers."""
+        """Continue in the middle of the epoch of a checkpoint, with any number of workers."""
         in_epoch = state["epoch"] >= 0 and state["cursor"] < state["length"] + len(state["returned"])
         if in_epoch and state["length"] != self._length():
             raise UsageError(
@@ -406,12 +406,12 @@ class ElasticLoader(WrappedLoader):
         hooks.set_train_limit(self._trainer, self._num_steps(self.progress))
 
     def go_back(self, state: dict[str, Any]) -> None:
-        """Go on in the middle of the epoch of a checkpoint, while the loops are running."""
+        """Continue in the middle of the epoch of a checkpoint, while the loops are running."""
         self._set(state)
         self.dealer.log_rollback()
 
     def _goes_on(self) -> bool:
-        """Whether the loops go on in the middle of the epoch that a checkpoint has brought."""
+        """Whether the loops continue in the middle of the epoch of a checkpoint."""
         progress = self.progress
         if progress.epoch == self._trainer.current_epoch and progress.remaining > 0:
             self.on_resume()
@@ -423,7 +423,7 @@ class ElasticLoader(WrappedLoader):
         return False
 
     def succeed(self, previous: ElasticLoader) -> None:
-        """Go on counting where a loader that Lightning has reloaded ended, or stands in the others' epoch."""
+        """Continue the count of a loader that Lightning has reloaded, or the others' place in the epoch."""
         if self._session.entering:
             self._set(previous.state())
         else:
@@ -433,7 +433,7 @@ class ElasticLoader(WrappedLoader):
         previous.close()
 
     def finish(self) -> None:
-        """The training ends, or goes on with another loader."""
+        """The training ends or continues with another loader."""
         self.dealer.begin(-1, self._length())
 
 

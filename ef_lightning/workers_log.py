@@ -1,4 +1,4 @@
-"""What the Trainer's loggers get to know of the workers of an elastic training."""
+"""The values about the workers of an elastic training that the Trainer's loggers receive."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ef_lightning.compensation import TrainerCompensation
 
 
 class WorkersLog:
-    """Writes a row into the loggers for each step that Lightning logs: workers, speed, pauses, batch, learning rate.
+    """Adds a row to the loggers at each step that Lightning logs: workers, speed, pauses, batch, learning rate.
 
     All workers call their loggers, as they do for the user's values; see `ef_lightning.logs`.
 
     Args:
         trainer: The Trainer, which has loggers.
-        meter: Of the workers; None in a process alone.
-        compensation: Of the training, if there is one.
+        meter: Meter of the workers; None in a lone process.
+        compensation: Compensation of the training, if there is one.
         global_batch_size: Samples of an update, if that is fixed.
     """
 
@@ -36,7 +36,7 @@ class WorkersLog:
         self._step = -1
 
     def write(self) -> None:
-        """An update has been made. Several from one batch have one row."""
+        """An update has been made. Several updates from one batch share one row."""
         step = hooks.step_to_log(self._trainer)
         if step is None or step == self._step:
             return

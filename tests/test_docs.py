@@ -1,4 +1,7 @@
-"""The documentation holds: programs compile, commands and options exist, links resolve, and nothing is left out."""
+"""The documentation holds: programs compile, commands and options exist, links resolve, and nothing is left out.
+
+What can run is run by `tests.pages`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -21,21 +23,9 @@ from ef_common import errors
 from ef_common.cli import main
 from ef_common.launch import environment
 from tests.benchmarks.__main__ import NAMES
+from tests.pages.blocks import PAGES, ROOT, blocks
 
-ROOT = Path(__file__).parent.parent
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").glob("*/README.md")),
-]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    """The fenced code of a page, without the indentation of a list that it may be in."""
-    for indent, language, body in re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", page.read_text(), re.M | re.S):
-        if language in languages:
-            yield "\n".join(line.removeprefix(indent) for line in body.splitlines())
 
 
 def prose(page: Path) -> str:
@@ -43,16 +33,12 @@ def prose(page: Path) -> str:
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
 
 
-def commands(page: Path) -> Iterator[list[str]]:
-    """Each command of the shell, as words, without variables that are set for it."""
-    for body in blocks(page, "sh", "bash"):
-        for line in body.replace("\\\n", " ").splitlines():
-            for command in line.split(" && "):
-                words = shlex.split(re.sub(r"(^|\s)#.*", "", command))
-                while words and (re.match(r"[A-Z_]+=", words[0]) or words[0] == "export"):
-                    words = words[1:]
-                if words:
-                    yield words
+def words_of(command: str) -> list[str]:
+    """A command without the variables that are set for it."""
+    words = shlex.split(command)
+    while words and (re.match(r"[A-Z_]+=", words[0]) or words[0] == "export"):
+        words = words[1:]
+    return words
 
 
 def options(words: list[str]) -> list[str]:
@@ -64,8 +50,8 @@ def options(words: list[str]) -> list[str]:
 
 @pages
 def test_programs_compile(page: Path) -> None:
-    for body in blocks(page, "python"):
-        ast.parse(body, filename=str(page))
+    for block in blocks(page, "python"):
+        ast.parse(block.code, filename=str(page))
 
 
 # ------------------------------------------------------------------------------------------------------ commands
@@ -73,7 +59,7 @@ def test_programs_compile(page: Path) -> None:
 
 @pages
 def test_commands_and_their_options_exist(page: Path) -> None:
-    for words in commands(page):
+    for words in (words_of(command) for block in blocks(page, "sh", "bash") for command in block.commands):
         try:
             check_command(words)
         except AssertionError as error:

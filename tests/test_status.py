@@ -72,6 +72,23 @@ def test_status_counts_the_samples_of_all_workers_and_tells_views_once(tmp_path:
     assert status.samples_per_second(time.time() + 60) == 0.0
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_status_shows_process_ids_in_one_piece_on_any_terminal(tmp_path: Path, width: int) -> None:
+    worker = "a-host-whose-name-is-as-long-as-in-a-cloud-8caf76-1234567-3893"
+    log = EventLog(tmp_path, worker)
+    log.write("start", pid=1234567, host=socket.gethostname())
+    view = {"generation": 4, "members": [worker], "rank": 0, "world_size": 1, "pause_s": None}
+    log.write("view", **view, reason="1 worker starts")
+    status = Status(tmp_path)
+    status.update()
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render(status, Usage(), newest(status)))
+    text = console.export_text()
+    assert " 1234567 " in text
+    assert (f"│ {worker} │" in text) == (width == 140)
+    assert "samples/s" in text
+
+
 def test_status_of_a_long_run_keeps_a_bounded_number_of_events(tmp_path: Path) -> None:
     status, told = Status(tmp_path), []
     status.on_news = told.append

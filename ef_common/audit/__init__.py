@@ -1,20 +1,20 @@
-"""Prove from the event log of a run what ElasticFlow promises.
+"""Proves from the event log of a run that ElasticFlow kept its promises.
 
 `audit` reads the log (`ef_common.events`) and checks five properties, one module each:
 
 samples
-    Each position is committed exactly once in an epoch that ended whole, at most once in any other.
+    Each position is committed exactly once in a complete epoch, and at most once in any other.
 updates
     All workers made the same updates, in order and without a gap, each from disjoint parts.
 weights
     All workers had equal weights after each step (recorded with ``ELASTICFLOW_AUDIT=1``).
 views
-    One member list per generation; generations only grow; ranks follow from the list.
+    Each generation has one member list; generations only grow; ranks follow from the list.
 evaluation
     Each evaluation pass covered each position exactly once.
 
-A program may train several times (cross-validation, say). The first three properties are those of each training, as
-steps and epochs are counted anew, and so is evaluation.
+A program may train several times (cross-validation, for example). Steps and epochs start again in each training, so the
+first three properties and the evaluation are checked for each training separately.
 
 A worker that was killed between a commit and its log line is normal: one survivor's record is enough.
 """
@@ -53,7 +53,7 @@ _OF_A_TRAINING = (samples.check, updates.check, weights.check, evaluation.check)
 
 
 def _of_all(found: list[Property]) -> Property:
-    """One property of all trainings, from that of each; the first violation is the earliest training's."""
+    """Combine one property of all trainings; the first violation is that of the earliest training."""
     if len(found) == 1:
         return found[0]
     for number, one in enumerate(found, start=1):

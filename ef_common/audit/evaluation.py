@@ -1,4 +1,4 @@
-"""Evaluation: each pass over a dataloader covered each position exactly once over all its workers.
+"""Evaluation: the workers of each pass together covered each position of the dataloader exactly once.
 
 Every worker logs what all of them did, so one survivor's record is enough, and the records must agree.
 """

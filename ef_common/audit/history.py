@@ -1,4 +1,4 @@
-"""The event log as facts that stand: records gathered by kind, without what a rollback made void.
+"""The event log as valid facts: records grouped by kind, without those that a rollback voided.
 
 Records without a generation of their own (weights, epochs, evaluations) take that of their worker at the
 time, and the number of its last step: both follow from the order of the lines in its file.
@@ -112,7 +112,7 @@ class Rollback:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a worker stands in its file."""
+    """A worker's position in its file."""
 
     generation: int = -1
     step: int | None = None  # None: a founder, or a process that has not been admitted yet
@@ -162,7 +162,7 @@ def load(run_dir: Path) -> list[History]:
 
     Returns:
         One for each training of the program, in order, with what comes after it until the next one begins. Steps and
-        epochs are counted anew in each. Views are not, so the first one has those of all.
+        epochs start again in each. Views do not, so the first one has those of all.
 
     Raises:
         EventLogError: If there are no events, or the log is malformed.

@@ -1,4 +1,4 @@
-"""What an audit finds: a property holds, or this is where it first fails."""
+"""The findings of an audit: a property holds, or this is where it first fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Property", "Report", "Violation"]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The first place where a property fails; None for what does not apply."""
+    """The first place where a property fails; fields are None where they do not apply."""
 
     message: str
     worker: str | None = None
@@ -30,8 +30,8 @@ class Property:
     """One property of a run.
 
     Attributes:
-        name: What was checked.
-        detail: What it was proved over, or the violation in words.
+        name: Name of the property.
+        detail: The extent of the proof, or the violation in words.
         violation: Where it first fails, None if it holds.
         checked: There was something to check: else nothing is known of it.
     """
@@ -43,7 +43,7 @@ class Property:
 
     @property
     def ok(self) -> bool:
-        """Whether it does not fail."""
+        """Whether the property does not fail."""
         return self.violation is None
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Property:
 
     @classmethod
     def not_recorded(cls, name: str, detail: str) -> Property:
-        """Return a property that the log tells nothing of, and why."""
+        """Return a property that the log does not cover, and why."""
         return cls(name, detail, checked=False)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Samples: each position exactly once in an epoch that ended whole, at most once in any other.
+"""Samples: each position was committed exactly once in a complete epoch, and at most once in any other.
 
 A position is the same sample for all workers: where they have compared what they read, they have read the same.
 """
@@ -54,7 +54,7 @@ def check(history: History) -> Property:
 
 
 def _check_reads(history: History) -> tuple[Violation | None, int]:
-    """The first place at which two workers have read different data, and the number of comparisons."""
+    """Find the first place at which two workers have read different data, and count the comparisons."""
     first: dict[tuple[int, int], Read] = {}
     compared = 0
     standing = (found for found in history.reads if found.step < history.limit(found.generation))

@@ -1,4 +1,4 @@
-"""Half-open ranges as sets of positions: the cost grows with the ranges, never with the positions."""
+"""Sets of positions as half-open ranges: the cost grows with the number of ranges, not of positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates: all workers made the same ones, in order, without a gap, each from disjoint parts."""
+"""Updates: all workers made the same updates, in order, without a gap, each from disjoint parts."""
 
 from __future__ import annotations
 

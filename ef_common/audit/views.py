@@ -1,4 +1,4 @@
-"""Views: one member list per generation, generations that only grow, ranks that follow from the list."""
+"""Views: each generation has one member list, generations only grow, and ranks follow from the list."""
 
 from __future__ import annotations
 

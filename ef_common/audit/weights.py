@@ -1,4 +1,4 @@
-"""Weights: one hash per step over all workers that logged one."""
+"""Weights: all workers that logged a hash of a step logged the same one."""
 
 from __future__ import annotations
 

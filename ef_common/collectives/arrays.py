@@ -1,4 +1,4 @@
-"""NumPy arrays as what travels between members: their bytes."""
+"""Access to the bytes of NumPy arrays that travel between members."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 
 class Memory(Protocol):
-    """How an engine comes at the bytes of what it takes for a tensor."""
+    """How an engine accesses the bytes of the objects that it accepts as tensors."""
 
     def read(self, tensor: Any) -> memoryview:
-        """Its bytes: its own memory, or a copy if that is on a device."""
+        """Return the object's bytes: its own memory, or a copy if that is on a device."""
 
     def room(self, tensor: Any) -> AbstractContextManager[memoryview]:
-        """Memory for its bytes; they stand in the tensor when the context is left without an error."""
+        """Memory for its bytes, which are in the tensor once the context ends without an error."""
 
 
 class ByteArrays:
     """Byte strings as arrays; see :class:`~ef_common.ports.GroupFactory`."""
 
     def empty_bytes(self, num_bytes: int) -> NDArray[np.uint8]:
-        """An array of so many bytes."""
+        """An array of this many bytes."""
         return np.empty(num_bytes, np.uint8)
 
     def from_bytes(self, payload: bytes) -> NDArray[np.uint8]:
@@ -36,15 +36,15 @@ class ByteArrays:
 
 
 class ArrayMemory:
-    """The port :class:`Memory` for an engine that takes nothing but arrays."""
+    """The port :class:`Memory` for an engine that accepts only arrays."""
 
     def read(self, tensor: NDArray[Any]) -> memoryview:
-        """Its bytes."""
+        """The array's bytes."""
         array = flat(tensor)
         return array.view(np.uint8).data if array.size else memoryview(b"")
 
     def room(self, tensor: NDArray[Any]) -> AbstractContextManager[memoryview]:
-        """Its bytes."""
+        """The array's bytes."""
         return nullcontext(self.read(tensor))
 
 
@@ -52,7 +52,7 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
     """The array's memory in one dimension.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: It is not an array.
         ValueError: It is not C-contiguous, so its memory is not that of its elements in order.
     """
     if not isinstance(array, np.ndarray):

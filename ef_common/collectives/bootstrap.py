@@ -25,5 +25,5 @@ class SharedValues:
             return self._values[key]
 
     def replaced(self) -> bool:
-        """Never."""
+        """The view is never replaced."""
         return False

@@ -1,4 +1,4 @@
-"""How torch's process groups find their peers: over the bootstrap of a view, and not for longer than it holds."""
+"""The store through which torch's process groups find their peers, as long as a view holds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
     """The part of a store that process groups need to exchange addresses.
 
     Args:
-        bootstrap: Of the view.
-        prefix: Of the keys.
+        bootstrap: Bootstrap of the view.
+        prefix: Prefix of the keys.
     """
 
     def __init__(self, bootstrap: Bootstrap, *, prefix: str = "") -> None:
@@ -44,15 +44,15 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
 
 
 def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: str) -> T:
-    """Connect in a thread: Gloo and NCCL wait without end for a member that died while they connected.
+    """Connect in a thread, because Gloo and NCCL wait forever for a member that died while they connected.
 
     Args:
         connect: Connects.
         is_void: Whether nobody needs the connection any more.
-        name: Of the thread.
+        name: Name of the thread.
 
     Raises:
-        GroupBroken: It is so. The thread is left alone.
+        GroupBroken: The view was replaced. The thread is left alone.
         Exception: Whatever `connect` raises.
     """
     outcome: list[T] = []

@@ -1,4 +1,4 @@
-"""Python values as bytes and arrays, without pickle.
+"""A codec that turns Python values into bytes and arrays, without pickle.
 
 A codec turns a tree of plain values into a JSON header and a list of *leaves*, and builds it again. Leaves stay
 arrays (here of NumPy; tensors in `torch_codec`), so a large state is sent at memory speed. A type that is not
@@ -24,13 +24,13 @@ class ArrayLeaves:
     """NumPy arrays as leaves. A framework's codec has a subclass of this for its own tensors."""
 
     def take(self, value: Any) -> tuple[str, Any] | None:
-        """Tag and leaf of a value that travels as one; None for anything else."""
+        """The tag and the leaf of a value that travels as a leaf; None for anything else."""
         if type(value) in (np.ndarray, np.memmap) and _travels(value.dtype):
             return "a", np.ascontiguousarray(value, value.dtype.newbyteorder("="))
         return None
 
     def give(self, tag: str, leaf: Any, shape: Sequence[int]) -> Any:
-        """The value again, from its leaf; inverse of `take`.
+        """The value of a leaf; inverse of `take`.
 
         Raises:
             ValueError: Unknown tag.
@@ -40,7 +40,7 @@ class ArrayLeaves:
         return np.asarray(leaf).reshape(shape)
 
     def spec(self, leaf: Any) -> tuple[str, list[int]]:
-        """Name of its type, and its shape."""
+        """Name of the leaf's type, and its shape."""
         return leaf.dtype.name, list(leaf.shape)
 
     def empty(self, dtype: str, shape: Sequence[int]) -> Any:
@@ -52,7 +52,7 @@ class ArrayLeaves:
         return np.empty(shape, dtype=type_of_numbers(dtype))
 
     def as_bytes(self, leaf: Any) -> np.ndarray:
-        """Its memory, shape (bytes,), uint8; a view where it is contiguous."""
+        """The leaf's memory, shape (bytes,), uint8; a view where it is contiguous."""
         return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
 
     def encode_other(self, value: Any) -> list[Any] | None:
@@ -73,10 +73,10 @@ def _travels(dtype: np.dtype[Any]) -> bool:
 
 
 def type_of_numbers(name: str) -> np.dtype[Any]:
-    """A type of NumPy's, by its name.
+    """A NumPy type, by its name.
 
     Raises:
-        TypeError: It is not one of numbers.
+        TypeError: It is not a type of numbers.
     """
     found = np.dtype(np.sctypeDict.get(name, object))  # NumPy would parse another name, as a list of fields, say
     if not _travels(found):
@@ -85,7 +85,7 @@ def type_of_numbers(name: str) -> np.dtype[Any]:
 
 
 class Codec:
-    """Encodes trees of plain values, and of what `leaves` knows.
+    """Encodes trees of plain values and of the leaves that `leaves` knows.
 
     Plain are: None, bool, int, float, str, bytes, list, tuple, set, frozenset, deque, dict, Path, timedelta,
     and NumPy's numbers and arrays. Of a subclass, an enum of numbers say, it makes the class itself.
@@ -95,11 +95,11 @@ class Codec:
         self._leaves = leaves
 
     def takes(self, value: Any) -> bool:
-        """Whether this travels as a leaf."""
+        """Whether this value travels as a leaf."""
         return self._leaves.take(value) is not None
 
     def knows(self, value: Any) -> bool:
-        """Whether `encode` takes it."""
+        """Whether `encode` accepts this value."""
         try:
             self.encode(value)
         except UnsupportedError:
@@ -111,13 +111,13 @@ class Codec:
 
         Args:
             value: The tree.
-            what: What it is, for the error.
+            what: Description of the value, for the error.
 
         Returns:
             A header, and the leaves in it (not copied), in the order in which `decode` wants them.
 
         Raises:
-            UnsupportedError: It holds something else; the message tells where.
+            UnsupportedError: The tree contains something else; the message says where.
         """
         leaves: list[Any] = []
         tree = self._encode(value, leaves, what)
@@ -128,7 +128,7 @@ class Codec:
         """Leaves in the host's memory for what `header` describes.
 
         Args:
-            header: Of :meth:`encode`.
+            header: Header from :meth:`encode`.
             spare: Leaves that may be used for it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The data planes that can be chosen, by name."""
+"""The data planes that can be chosen by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TensorFlow with Horovod."""
 
 
 def check_engine(engine: str) -> None:
-    """Raise unless there is such an engine.
+    """Raise unless this engine exists.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The name is unknown.
     """
     if engine not in ENGINES:
         raise UsageError(f"unknown engine. Expected one of {ENGINES}. Received: engine={engine!r}")
 
 
 def groups_of(engine: str) -> GroupFactory:
-    """What builds the groups of an engine. Nothing is imported but what the engine needs.
+    """The factory for an engine's groups. Only what the engine needs is imported.
 
     Raises:
         UsageError: There is no such engine, or it is not installed.
@@ -50,8 +50,8 @@ def groups_of(engine: str) -> GroupFactory:
 
 
 class NoGroups(ByteArrays):
-    """For a worker that is, and stays, alone."""
+    """A factory for a worker that is alone and stays so."""
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
-        """There are no others to connect to."""
+        """A lone worker has no others to connect to."""
         raise UsageError(f"a worker that stays alone has no group. Received: view={view}")

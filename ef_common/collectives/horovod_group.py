@@ -1,11 +1,11 @@
-"""The group of a view on Horovod. Membership stays ours; Horovod moves the data.
+"""The process group of a view on Horovod, which moves data and does not decide on membership.
 
-Horovod knows one group per process, and only collectives of all its members. So it is shut down and started anew
-for each view, and what goes from one member to another takes :class:`~ef_common.collectives.links.Links`.
+Horovod has one group per process, and only collectives of all its members. It is therefore restarted for each view, and
+messages from one member to another use :class:`~ef_common.collectives.links.Links`.
 
-When a member is gone, Horovod's thread learns of it only at the other end of its own connections, and would wait
-for Gloo's timeout with three members or more. :meth:`HorovodGroup.abort` shuts down the sockets of the group: all
-operations fail at once, in this process and in its peers.
+When a member is gone, only the threads at the other ends of its connections notice it; with three members or more, the
+rest would wait for Gloo's timeout. :meth:`HorovodGroup.abort` shuts down the sockets of the group, so all operations
+fail at once, in this process and in its peers.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _DEFAULTS = {
 
 
 class Flight(Protocol):
-    """An operation of Horovod's."""
+    """A Horovod operation in flight."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is over, after this time at most."""
+        """Wait for at most this time; returns whether the operation is over."""
 
     def result(self) -> bytes:
-        """What was gathered; a sum stands in its tensor. To be called once, when it is over.
+        """The gathered bytes; a sum is in its tensor. Call this once, when the operation is over.
 
         Raises:
             RuntimeError, ValueError: It failed.
@@ -60,23 +60,23 @@ class Flight(Protocol):
 
 
 class Binding(Protocol):
-    """Horovod, as a process with a certain framework uses it."""
+    """Horovod as a process with a certain framework uses it."""
 
     @property
     def memory(self) -> Memory:
-        """Of its tensors."""
+        """How to access the memory of its tensors."""
 
     def init(self) -> None:
-        """Start Horovod, as the environment tells."""
+        """Start Horovod with the settings in the environment."""
 
     def shutdown(self) -> None:
-        """Stop it; nothing is in flight when this returns."""
+        """Stop Horovod; nothing is in flight when this returns."""
 
     def all_reduce(self, name: str, tensor: Any) -> Flight:
         """Start to sum a tensor in place; it must not be empty."""
 
     def all_gather(self, name: str, payload: bytes) -> Flight:
-        """Start to bring everybody's bytes together, in rank order; nobody's may be empty."""
+        """Start to gather the bytes of all members in rank order; none may be empty."""
 
 
 class HorovodPending:
@@ -106,7 +106,7 @@ class HorovodGroup(LinkedGroup):
         self._in_use: dict[str, Flight] = {}
 
     def _start(self, kind: str, act: Callable[[str], Flight]) -> tuple[str, Flight]:
-        """Start an operation. Returns its name and itself."""
+        """Start an operation. Returns its name and the operation."""
 
         def start() -> tuple[str, Flight]:
             name = self._name(kind)
@@ -117,7 +117,7 @@ class HorovodGroup(LinkedGroup):
         return started
 
     def _name(self, kind: str) -> str:
-        """The same for the same operation in each member, and not in use by an earlier one."""
+        """A name that is the same for this operation in each member, and not used by an earlier one."""
         name = f"{self._generation}.{kind}.{self._count[kind] % _NUM_NAMES}"
         self._count[kind] += 1
         if name in self._in_use:
@@ -145,7 +145,7 @@ class HorovodGroup(LinkedGroup):
         return self._ended  # another thread may have set it meanwhile
 
     def meet(self, call: str, tensors: Sequence[Any] | None = None) -> Meeting:
-        """Nothing: sums of different calls are not told from each other here, only gathers are."""
+        """Nothing: sums of different calls cannot be distinguished here, only gathers."""
         return Nothing()
 
     def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
@@ -230,7 +230,7 @@ class HorovodGroups(ByteArrays):
 
 
 def _interface(address: str) -> str:
-    """Name of the network interface that has this address."""
+    """Name of the network interface with this address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             return str(name)

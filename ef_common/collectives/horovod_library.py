@@ -1,4 +1,4 @@
-"""Horovod's library itself, on plain memory; it needs no framework, and nothing of Horovod's Python.
+"""Calls Horovod's library directly on plain memory, without a framework and without Horovod's Python code.
 
 Horovod has one library for each framework, with a state of its own. `elasticflow horovod build` adds functions to it
 that begin an operation on memory and wait for it (`ef_common/horovod/memory.cc`). Calls release Python's lock.
@@ -25,12 +25,12 @@ _SAME_SUM = {"uint32": "int32", "uint64": "int64", "complex64": "float32", "comp
 
 
 class Operation:
-    """One operation in flight. It keeps the memory that it works on.
+    """One operation in flight, which keeps the memory that it works on.
 
     Args:
-        library: Of the framework.
-        handle: Of the operation.
-        summed: What is summed; None if payloads are gathered.
+        library: Horovod's library for the framework.
+        handle: Handle of the operation.
+        summed: The array that is summed; None if payloads are gathered.
         target: Where the sum is to stand, if that is another array.
     """
 
@@ -48,14 +48,14 @@ class Operation:
         self._target = target
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is over, after this time at most."""
+        """Wait for at most this time; returns whether the operation is over."""
         return bool(self._library.horovod_memory_wait(self._handle, timeout_s))
 
     def result(self) -> bytes:
-        """What was gathered; a sum stands in its array. To be called once, when the operation is over.
+        """The gathered bytes; a sum is in its array. Call this once, when the operation is over.
 
         Raises:
-            RuntimeError: It failed.
+            RuntimeError: The operation failed.
         """
         try:
             error = self._library.horovod_memory_error(self._handle)
@@ -90,10 +90,10 @@ class Library:
         self._library = _load(framework)
 
     def init(self) -> None:
-        """Start Horovod, as the environment tells.
+        """Start Horovod with the settings in the environment.
 
         Raises:
-            RuntimeError: It could not connect to the others.
+            RuntimeError: Horovod could not connect to the others.
         """
         none = ctypes.c_int(0)
         if not self._library.horovod_init(None, none, None, None, none):
@@ -101,12 +101,12 @@ class Library:
         self._library.horovod_memory_open()
 
     def shutdown(self) -> None:
-        """Stop it; its threads have ended when this returns. Its connections must be down."""
+        """Stop Horovod; its threads have ended when this returns. Its connections must be down."""
         self._library.horovod_memory_close()
         self._library.horovod_shutdown()
 
     def knows_nccl(self) -> bool:
-        """Whether it was built with NCCL."""
+        """Whether Horovod was built with NCCL."""
         return bool(self._library.horovod_nccl_built())
 
     def all_reduce(self, name: str, tensor: NDArray[Any]) -> Operation:
@@ -126,7 +126,7 @@ class Library:
         return Operation(self._library, handle, summed=summed, target=target)
 
     def all_gather(self, name: str, payload: bytes) -> Operation:
-        """Start to bring everybody's bytes together, in rank order; nobody's may be empty."""
+        """Start to gather the bytes of all members in rank order; none may be empty."""
         mine = np.frombuffer(payload, np.uint8)
         handle = self._library.horovod_memory_gather(name.encode(), mine.ctypes.data, mine.size)
         return Operation(self._library, handle, summed=mine)

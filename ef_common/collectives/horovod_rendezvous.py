@@ -1,4 +1,4 @@
-"""How the members of a view find each other for Horovod: a server for this process alone, in front of the bootstrap.
+"""Lets the members of a view find each other for Horovod: a local server in front of the bootstrap.
 
 Horovod's own rendezvous is a server that everybody on the network may write to. Here each worker asks one on its
 own loopback interface, and values travel over the coordinator, to members of the view only.
@@ -31,7 +31,7 @@ _INET_FAMILIES = (2, 10)
 
 
 class Rendezvous:
-    """A key-value server on the loopback interface, as long as it is entered.
+    """A key-value server on the loopback interface, which runs while its context is entered.
 
     Attributes:
         port: Where it listens.
@@ -74,7 +74,7 @@ class Rendezvous:
 
 
 def environment_of(rank: int, world_size: int, rendezvous: Rendezvous, *, interface: str) -> dict[str, str]:
-    """What Horovod reads when it is started in a member of a group.
+    """The variables that Horovod reads when it starts in a member of a group.
 
     Its groups of the workers of one node, and of those of the same place on their nodes, are not used.
     """
@@ -96,7 +96,7 @@ def environment_of(rank: int, world_size: int, rendezvous: Rendezvous, *, interf
 
 
 def listening_ports(value: bytes) -> set[int]:
-    """The ports in a list of addresses of Gloo; none if it is something else."""
+    """The ports in a list of Gloo addresses; none if it is something else."""
     ports = set()
     for offset in range(0, len(value) - _ADDRESS_BYTES + 1, _ADDRESS_BYTES):
         (family,) = _ADDRESS.unpack_from(value, offset)

@@ -1,4 +1,4 @@
-"""Horovod for torch: by way of the library; by Horovod's own functions for tensors on a GPU, if it has NCCL."""
+"""Horovod for torch: through the library itself, or through Horovod's own functions for GPUs if it has NCCL."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TorchBinding:
 
 
 class Elsewhere:
-    """A sum in other memory than its tensor's: in a wider type, or on the host for one on a device."""
+    """A sum in memory other than its tensor's: in a wider type, or on the host for a tensor on a device."""
 
     def __init__(self, flight: Flight, summed: Tensor, target: Tensor) -> None:
         self.wait = flight.wait
@@ -50,7 +50,7 @@ class Elsewhere:
         self._target = target
 
     def result(self) -> bytes:
-        """Nothing; the sum stands in the tensor."""
+        """The sum is in the tensor, so nothing is returned."""
         self._flight.result()
         self._target.copy_(self._summed.view(self._target.shape))
         return b""
@@ -73,7 +73,7 @@ class DeviceFlight:
         self._handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is over, after this time at most. Horovod's own way of waiting keeps a core busy."""
+        """Wait for at most this time; returns whether it is over. Horovod's own wait keeps a core busy."""
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_LOOK_S
         while not self._hvd.poll(self._handle):
@@ -84,6 +84,6 @@ class DeviceFlight:
         return True
 
     def result(self) -> bytes:
-        """Nothing; the sum stands in the tensor."""
+        """The sum is in the tensor, so nothing is returned."""
         self._hvd.synchronize(self._handle)
         return b""

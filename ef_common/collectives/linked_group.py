@@ -1,4 +1,4 @@
-"""What the groups of all engines have in common: they break once, and for good, and have links between two members."""
+"""What the groups of all engines share: they break once and for good, and have links between members."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinkedGroup:
         view: The members.
         links: To the other members.
         sockets: (descriptor, inode) of the engine's own connections.
-        memory: Of the engine's tensors.
+        memory: Access to the memory of the engine's tensors.
     """
 
     def __init__(self, view: View, links: Links, sockets: Sequence[tuple[int, int]], memory: Memory) -> None:
@@ -45,7 +45,7 @@ class LinkedGroup:
         self._broken = ""
 
     def _guard(self, act: Callable[[], Any]) -> Any:
-        """Run something that communicates; its communication errors become `GroupBroken`, from then on."""
+        """Run something that communicates; its communication errors become `GroupBroken`, now and later."""
         if self._is_aborted() or self._broken:
             raise GroupBroken(self._broken or "aborted")
         try:
@@ -60,7 +60,7 @@ class LinkedGroup:
             raise
 
     def mismatch(self, calls: Sequence[str]) -> CallMismatch:
-        """The error of members that are in these calls, in rank order. The group is good for nothing else then."""
+        """The error for members that are in these calls, in rank order. The group cannot be used afterwards."""
         self._broken = "members are in different calls"
         time.sleep(_LINGER_S)
         return CallMismatch(mismatch(calls, self._view.members))
@@ -69,7 +69,7 @@ class LinkedGroup:
         return self._aborted  # another thread may have set it meanwhile
 
     def _cut(self) -> None:
-        """End all connections, once: whoever waits, here or in a peer, gets an error at once. Under the lock."""
+        """End all connections once, under the lock: waiting calls here and in peers fail at once."""
         if not self._aborted:
             self._aborted = True
             self._links.close()
@@ -89,7 +89,7 @@ class LinkedGroup:
 
 
 class Nothing:
-    """The sum of a tensor without elements, or a meeting that is not needed."""
+    """The sum of a tensor without elements, or an unnecessary meeting."""
 
     def wait(self) -> None:
-        """It is complete."""
+        """It is complete from the start."""

@@ -1,4 +1,4 @@
-"""Bytes from one member of a view to another, over a connection of their own.
+"""Connections that carry bytes from one member of a view to another.
 
 It is opened when it is first needed: a socket of the node if both are there (half the time for the same bytes), else
 TCP. A receiver publishes its addresses and a secret over the view's bootstrap, which only members can read; who
@@ -30,7 +30,7 @@ from ef_common.ports import Bootstrap
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 128
-"""So many connections may be without a proof that they know the secret; one more closes the oldest."""
+"""Maximal number of connections without a proof that they know the secret; one more closes the oldest."""
 _SECRET_BYTES = 16
 _RANK_BYTES = 4
 _HELLO_TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ _NO_FILE_PAUSE_S = 0.05
 
 
 class _Door(NamedTuple):
-    """Where a receiver is reached."""
+    """The addresses at which a receiver listens."""
 
     node: str
     address: str
@@ -53,7 +53,7 @@ class Links:
     Args:
         view: The members.
         rank: Rank of this one.
-        bootstrap: Of the view.
+        bootstrap: Bootstrap of the view.
     """
 
     def __init__(self, view: View, rank: int, bootstrap: Bootstrap) -> None:
@@ -70,7 +70,7 @@ class Links:
         self._failure: ThreadFailed | None = None
 
     def send(self, parts: Iterable[memoryview], target: int) -> None:
-        """Send bytes to a rank, which receives as many.
+        """Send bytes to a rank, which receives the same number.
 
         Raises:
             GroupBroken: The connection ended, the links were closed, or the view has been replaced. Only the last
@@ -86,7 +86,7 @@ class Links:
             raise GroupBroken(f"could not send to rank {target}: {error}") from None
 
     def receive(self, parts: Iterable[memoryview], source: int) -> None:
-        """Fill these with bytes from a rank.
+        """Fill these buffers with bytes from a rank.
 
         Raises:
             GroupBroken: The connection ended, or the links were closed.
@@ -110,7 +110,7 @@ class Links:
             raise GroupBroken(f"could not receive from rank {source}: {error}") from None
 
     def close(self) -> None:
-        """End everything: whoever waits raises `GroupBroken`. May be repeated, from any thread."""
+        """End all connections: waiting calls raise `GroupBroken`. May be repeated, from any thread."""
         with self._changed:
             self._closed = True
             connections = [*self._incoming.values(), *self._outgoing.values(), *self._listeners]
@@ -211,7 +211,7 @@ class Links:
         self.close()
 
     def _make_room(self, number: int) -> None:
-        """Leave so many strangers, the newest."""
+        """Keep only this many strangers, the newest."""
         with self._changed:
             crowd = list(self._strangers)[:-number]
             for connection in crowd:
@@ -241,7 +241,7 @@ class Links:
 
 
 def _turn_away(strangers: Iterable[socket.socket]) -> None:
-    """Whoever waits for their hello closes them."""
+    """Reject connections; the thread that waits for their hello closes them."""
     for connection in strangers:
         with contextlib.suppress(OSError):  # it is closed already
             connection.shutdown(socket.SHUT_RDWR)

@@ -16,11 +16,11 @@ from ef_common.session import LoneGroup, Session
 
 
 class GatherBytes:
-    """Everybody's payload, in rank order.
+    """Gathers the payload of every member, in rank order.
 
     Args:
         payload: This worker's.
-        call: What it is for.
+        call: Purpose of the collective.
     """
 
     def __init__(self, payload: bytes, call: str = "a gather") -> None:
@@ -37,14 +37,14 @@ class GatherBytes:
         return json.dumps([base64.b64encode(part).decode() for part in self.parts]).encode()
 
     def result(self, header: bytes | None) -> Sequence[Any]:
-        """No tensors; the header holds everything."""
+        """There are no tensors; the header holds everything."""
         if header is not None:
             self.parts = [base64.b64decode(part) for part in json.loads(header)]
         return ()
 
 
 class FirstRankArrays:
-    """Arrays of rank 0, for everybody (a model at the start). They are changed in place by `apply`."""
+    """Broadcasts arrays of rank 0 (a model at the start). `apply` changes the local arrays in place."""
 
     call = "copy of rank 0's model at the start"
 
@@ -54,7 +54,7 @@ class FirstRankArrays:
         self._bytes = np.zeros(sum(array.nbytes for array in self._arrays), dtype=np.uint8)
 
     def run(self, group: Group, view: View) -> None:
-        """Sum rank 0's bytes with everybody else's zeros: complete only when all are here."""
+        """Sum rank 0's bytes with the others' zeros, which completes only when all are here."""
         own = view.rank_of(self._session.worker.id) in (0, None)
         self._bytes[:] = 0
         for array, part in self._parts() if own else ():
@@ -69,11 +69,11 @@ class FirstRankArrays:
         return b""
 
     def result(self, header: bytes | None) -> Sequence[Any]:
-        """The bytes."""
+        """The bytes of the arrays."""
         return [self._bytes] if self._bytes.size else []
 
     def apply(self) -> list[np.ndarray]:
-        """The arrays as rank 0 had them."""
+        """Set the arrays to those of rank 0."""
         return [part.view(array.dtype).reshape(array.shape) for array, part in self._parts()]
 
     def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -87,13 +87,13 @@ class FirstRankArrays:
 def gather(
     session: Session, value: Any, *, what: str = "value", call: str | None = None, codec: Codec = ARRAYS
 ) -> tuple[list[Any], View]:
-    """Everybody's value (a plain tree, see `codec`) in rank order, and the view that they are of.
+    """Every member's value (a plain tree, see `codec`) in rank order, and the view of these members.
 
     Args:
         session: The worker's session.
         value: This worker's.
         what: Its name, for errors.
-        call: What it is exchanged for, if that says more.
+        call: Purpose of the exchange, if that says more.
         codec: For it.
     """
     operation = GatherBytes(codec.dumps(value, what=what), call or f"exchange of {what}")

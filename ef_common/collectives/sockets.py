@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def own_address(view: View, rank: int) -> str:
-    """The address from which this worker reaches the others: the one under which they reach it.
+    """The address of this worker for the others: that of the interface from which it reaches them.
 
     That of the interface that GLOO_SOCKET_IFNAME names, or of the one that leads to them. The name of a host is no
     help: on Debian it resolves to a loopback address on the host itself.
@@ -48,7 +48,7 @@ def own_address(view: View, rank: int) -> str:
 
 
 def _address_of(interface: str) -> str:
-    """IPv4 goes before IPv6. Addresses that mean something on one link only (with a "%") are no help to the others."""
+    """Prefer IPv4 to IPv6. Addresses that are valid on one link only (with a "%") do not help the others."""
     found = psutil.net_if_addrs()
     for family in (socket.AF_INET, socket.AF_INET6):
         for entry in found.get(interface, ()):
@@ -76,11 +76,11 @@ class NewSockets:
         self.look()
 
     def look(self) -> None:
-        """Find those that are open now."""
+        """Find the sockets that are open now."""
         self._new = [(fd, inode) for fd, inode in _own_sockets() if inode not in self._before]
 
     def listening(self) -> int:
-        """Port of the listener that was opened."""
+        """The port of the listener that was opened."""
         for descriptor, inode in self._new:
             sock = _duplicate(descriptor, inode)
             if sock is not None:
@@ -94,7 +94,7 @@ class NewSockets:
         return self._of_group(ports, listening=False)
 
     def listeners(self, ports: set[int]) -> list[tuple[int, int]]:
-        """(descriptor, inode) of these listeners themselves, as far as they are open."""
+        """(descriptor, inode) of those of these listeners that are still open."""
         return self._of_group(ports, listening=True)
 
     def _of_group(self, ports: set[int], *, listening: bool) -> list[tuple[int, int]]:
@@ -128,7 +128,7 @@ def _own_sockets() -> list[tuple[int, int]]:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A duplicate of a socket; None if the descriptor was closed meanwhile, or used again for something else."""
+    """A duplicate of a socket; None if the descriptor was closed or reused meanwhile."""
     try:
         number = os.dup(descriptor)
     except OSError:
@@ -148,7 +148,7 @@ def _listens(sock: socket.socket) -> bool:
 
 
 def shut_down(descriptor: int, inode: int) -> None:
-    """End a connection, if the descriptor still is that socket: whoever waits for it wakes, at both ends."""
+    """End a connection if the descriptor still is that socket: waiting calls at both ends wake up."""
     sock = _duplicate(descriptor, inode)
     if sock is None:
         return
@@ -160,7 +160,7 @@ def shut_down(descriptor: int, inode: int) -> None:
 
 
 def any_ended(sockets: Sequence[tuple[int, int]]) -> bool:
-    """Whether the other end of one of these connections, or this one, is closed."""
+    """Whether one of these connections is closed at either end."""
     for descriptor, inode in sockets:
         sock = _duplicate(descriptor, inode)
         if sock is None:

@@ -1,4 +1,4 @@
-"""Trees with torch tensors in them as bytes and tensors; see `codec`."""
+"""A codec for trees that contain torch tensors; see `codec`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TensorLeaves(ArrayLeaves):
         return array
 
     def encode_other(self, value: Any) -> list[Any] | None:
-        """Types and devices."""
+        """Encode types and devices."""
         if isinstance(value, torch.dtype):
             return ["y", str(value).removeprefix("torch.")]
         if isinstance(value, torch.device):
@@ -60,7 +60,7 @@ class TensorLeaves(ArrayLeaves):
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous CPU tensor as bytes, without a copy where it is contiguous already."""
+    """The memory of a CPU tensor as bytes, without a copy if it is contiguous."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
 

@@ -1,14 +1,14 @@
-"""A default process group that follows the view, for code that asks `torch.distributed`.
+"""A default process group that follows the view, for code that calls `torch.distributed`.
 
-`rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`), so it
-is carried to its end by those that are left if a worker is lost, and it is complete when it returns, also with
-`async_op=True`. Tensors may be on any device; they travel through the host, from each member to each, so a gather of
-`b` bytes costs each member `n·b`. That is meant for features, statistics and decisions, and not for whole models.
+`rank()` and `size()` are those of the members that count now. A collective is one of the session's (see `peers`): if a
+worker is lost, the survivors carry it to its end. It is complete when it returns, even with `async_op=True`. Tensors
+may be on any device; they travel through the host, from each member to each, so a gather of `b` bytes costs each member
+`n·b`. That is meant for features, statistics and decisions, and not for whole models.
 
-If members are lost in a gather whose caller has room for more of them, the values of those who are gone are those of
-the first member. In a training step nobody sees that, as the step is made again.
+If members are lost in a gather whose caller has room for more, the missing values are those of the first member. In a
+training step nobody sees them, because the step is repeated.
 
-There is no other group than that of all members, and nothing goes from one member to one other.
+There is no group except that of all members, and there are no point-to-point messages.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _ProcessGroup: Any = dist.ProcessGroup  # torch's stub knows its methods as thos
 
 
 class Peers(Protocol):
-    """What the group needs of the others."""
+    """What the group needs from the other members."""
 
     @property
     def rank(self) -> int:
-        """Of this member."""
+        """Rank of this member."""
 
     @property
     def size(self) -> int:
         """Number of members."""
 
     def gather(self, value: Any, call: str) -> list[Any]:
-        """Everybody's value (a plain tree with tensors), in rank order; and what it is for."""
+        """Every member's value (a plain tree with tensors), in rank order. The text says what it is for."""
 
     def add(self, tensor: Tensor, call: str) -> Tensor:
         """Sum over the members, in a new tensor."""
 
 
 def install(peers: Peers) -> DefaultGroup | None:
-    """Have this process's default group be one of these peers.
+    """Make a group of these peers this process's default group.
 
     Returns:
         The group; None if there is a default group already, which is left as it is.
@@ -68,7 +68,7 @@ def install(peers: Peers) -> DefaultGroup | None:
 
 
 def remove(group: DefaultGroup) -> None:
-    """Undo it, if it is still the default group."""
+    """Remove the default group, if it is still this one."""
     if dist.is_initialized() and dist.group.WORLD is group:
         dist.destroy_process_group()
 
@@ -86,7 +86,7 @@ def _create(given: Any, peers: Any) -> DefaultGroup:
 
 
 class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
-    """The group of all members; see the module.
+    """The group of all members; the module describes it.
 
     The methods that torch calls have its names, which differ from release to release, and its signatures.
     """
@@ -98,25 +98,25 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """By which torch finds it."""
+        """The name under which torch finds the group."""
         return self._name
 
     def rank(self) -> int:
-        """Of this member, in the view that counts."""
+        """Rank of this member in the view that counts."""
         return self.peers.rank
 
     def size(self) -> int:
-        """Members of the view that counts."""
+        """Number of members of the view that counts."""
         return self.peers.size
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Torch's way to ask."""
+        """The name that torch asks for."""
         return BACKEND
 
     _get_backend_name = name = getBackendName
 
     def shutdown(self) -> None:
-        """The session lives on."""
+        """Do nothing: the session lives on."""
 
     abort = shutdown
 
@@ -131,7 +131,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce, for one rank; the others' tensors stay as they are."""
+        """Reduce to one rank; the tensors of the others do not change."""
         reduced = [self._reduced(tensor, opts, "reduce") for tensor in tensors]
         if opts.rootRank == self.rank():
             for tensor, value in zip(tensors, reduced, strict=True):
@@ -139,7 +139,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(tensors)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
-        """Each rank's part of a reduction."""
+        """Give each rank its part of a reduction."""
         for output, parts in zip(outputs, inputs, strict=True):
             rank = self.rank()
             reduced = self._reduced(torch.stack(list(parts)), opts, "reduce_scatter")
@@ -147,7 +147,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-        """The same, of one tensor."""
+        """Do the same with one tensor."""
         return self.reduce_scatter([output], [list(source.view(-1, *output.shape).unbind())], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -165,7 +165,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     # ------------------------------------------------------------ gathers
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Everybody's tensors."""
+        """Gather the tensors of all members."""
         for places, tensor in zip(outputs, inputs, strict=True):
             _fill(places, self.peers.gather(tensor, f"{_CALL}all_gather"))
         return _done(outputs)
@@ -173,13 +173,13 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     allgather_coalesced = allgather
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-        """The same, into one tensor."""
+        """Do the same, into one tensor."""
         return self.allgather([list(output.view(-1, *source.shape).unbind())], [source])
 
     _allgather_base = all_gather_single
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Everybody's tensors, for one rank."""
+        """Gather the tensors of all members in one rank."""
         for index, tensor in enumerate(inputs):
             values = self.peers.gather(tensor, f"{_CALL}gather")
             if outputs:
@@ -187,14 +187,14 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """One rank's tensors, for everybody."""
+        """Send one rank's tensors to all members."""
         values = self.peers.gather(list(tensors), f"{_CALL}broadcast")
         for tensor, value in zip(tensors, values[min(opts.rootRank, len(values) - 1)], strict=True):
             tensor.detach().copy_(value)
         return _done(tensors)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
-        """Each rank's part of what one rank has."""
+        """Give each rank its part of the tensors of one rank."""
         rank, root = self.rank(), opts.rootRank
         parts = [list(some) for some in inputs] if rank == root else None
         found = self.peers.gather(parts, f"{_CALL}scatter")
@@ -206,7 +206,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """What everybody has for this rank."""
+        """Gather what every member has for this rank."""
         rank = self.rank()
         found = self.peers.gather(list(inputs), f"{_CALL}all_to_all")
         _fill(outputs, [parts[rank] for parts in found])
@@ -215,7 +215,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     def all_to_all_single(
         self, output: Tensor, source: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> Any:
-        """The same, of one tensor."""
+        """Do the same with one tensor."""
         return self.alltoall(
             list(torch.split(output, list(output_sizes) or len(output) // self.size())),
             list(torch.split(source, list(input_sizes) or len(source) // self.size())),
@@ -231,7 +231,7 @@ class DefaultGroup(_ProcessGroup):  # type: ignore[misc]
     # ------------------------------------------------------------ what there is not
 
     def send(self, *args: Any) -> Any:
-        """Refused."""
+        """Point-to-point messages are refused."""
         raise UnsupportedError(
             "torch.distributed.send and recv between two workers are not possible, as workers come and go. Use a "
             "collective, such as all_gather or broadcast"

@@ -1,4 +1,4 @@
-"""Small messages from everybody to everybody over Gloo, each with a header that tells the call that it is sent in.
+"""Small messages between all members over Gloo, each with a header that names the call it belongs to.
 
 Gloo ends the process if a message is longer than what was expected, and takes a shorter one for it. So a message is
 received into memory that has room for any of them, and believed only if its header tells the call of this member.
@@ -24,21 +24,21 @@ Bytes = NDArray[np.uint8]
 
 
 class Flight(Protocol):
-    """An operation of Gloo's."""
+    """A Gloo operation in flight."""
 
     def wait(self) -> None:
         """Block until it is complete."""
 
     def is_over(self) -> bool:
-        """Whether it is complete, or has failed; never waits."""
+        """Whether the operation is complete or has failed; never waits."""
 
 
 class Room:
-    """Memory for any messages to and from all others. What is never written to is not there.
+    """Memory for messages to and from all others. Pages that are never written to take no memory.
 
     Attributes:
         rows: For what each of them sends, in rank order.
-        flat: The same, as Gloo takes it.
+        flat: The same memory in the form that Gloo accepts.
         calls: The calls in their headers.
     """
 
@@ -51,7 +51,7 @@ class Room:
         self._sent = np.empty(num_others * num_bytes, np.uint8)
 
     def to_send(self, num_bytes: int) -> Bytes:
-        """A row for what is sent to each, which is so long."""
+        """A row of this length for each member that is sent to."""
         num_others = len(self.rows)
         return self._sent[: num_others * num_bytes].reshape(num_others, num_bytes)
 
@@ -85,12 +85,12 @@ class Exchanges:
         self._rooms: list[Room] = []
 
     def begin(self, call: str, content: Bytes | None = None, *, length: int | None = None) -> Exchange:
-        """Start to send some bytes to everybody: n-1 messages, and as many come.
+        """Start to send some bytes to all others: n-1 messages leave, and as many arrive.
 
         Args:
-            call: Of this member.
+            call: Call of this member.
             content: Flat bytes, if any.
-            length: What the header tells; by default, the size of the content.
+            length: The length in the header; by default, the size of the content.
         """
         size = 0 if content is None else content.size
         frame = header(call, size if length is None else length)
@@ -107,7 +107,7 @@ class Exchanges:
         return Exchange(self, frame, sent[0], room, flight)
 
     def take_back(self, room: Room) -> None:
-        """What was received there is not needed any more."""
+        """Take back memory whose content is no longer needed."""
         self._rooms.append(room)
 
 
@@ -115,7 +115,7 @@ class Exchange:
     """Messages in flight.
 
     Args:
-        exchanges: Those of this member.
+        exchanges: Exchanges of this member.
         frame: This member's header.
         sent: Its message.
         room: For what the others send.
@@ -133,7 +133,7 @@ class Exchange:
         self.rank = exchanges.rank
 
     def wait(self) -> None:
-        """Block until everybody's message is there.
+        """Block until the messages of all members are there.
 
         Raises:
             CallMismatch: Members have sent in different calls.
@@ -144,7 +144,7 @@ class Exchange:
             raise self._error
 
     def is_open(self) -> bool:
-        """Whether everybody's is there, and of the same call. It does not wait for the others.
+        """Whether the messages of all members are there and have the same call. Never waits.
 
         Raises:
             GroupBroken: A member is gone, or the group was aborted.
@@ -162,32 +162,32 @@ class Exchange:
             self._error = self._exchanges.mismatch([call_in(frame) for frame in self._frames()])
 
     def _frames(self) -> list[bytes]:
-        """Everybody's header, in rank order."""
+        """The headers of all members, in rank order."""
         frames = [row.tobytes() for row in self._room.rows[:, :HEADER_BYTES]]
         frames.insert(self.rank, self._frame)
         return frames
 
     def lengths(self) -> list[int]:
-        """What everybody's header tells, in rank order."""
+        """The lengths in the headers of all members, in rank order."""
         return [length_in(frame) for frame in self._frames()]
 
     def contents(self, lengths: Sequence[int]) -> list[Bytes]:
-        """What everybody has sent, in rank order, which is so long; a part of the memory."""
+        """The contents of this length from all members, in rank order, as parts of the memory."""
         rows = [*self._room.rows]
         rows.insert(self.rank, self._sent)
         return [row[HEADER_BYTES : HEADER_BYTES + length] for row, length in zip(rows, lengths, strict=True)]
 
     def received(self, length: int) -> list[Bytes]:
-        """What all others have sent, in rank order, which is so long; a part of the memory."""
+        """The contents of this length from all other members, in rank order, as parts of the memory."""
         return [row[HEADER_BYTES : HEADER_BYTES + length] for row in self._room.rows]
 
     def let_go(self) -> None:
-        """The memory may be used again. To be called once, when it is complete."""
+        """Release the memory. Call this once, when the exchange is complete."""
         self._exchanges.take_back(self._room)
 
 
 class RollCall:
-    """A meeting: members tell each other their calls, and nothing else."""
+    """A meeting: members tell each other their calls and nothing else."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange: Exchange | None = exchange
@@ -199,7 +199,7 @@ class RollCall:
             self._end()
 
     def is_open(self) -> bool:
-        """Whether all are known to be in one call. It does not wait for the others."""
+        """Whether all members are known to be in one call. Never waits."""
         if self._exchange is not None and self._exchange.is_open():
             self._end()
         return self._exchange is None
@@ -211,14 +211,14 @@ class RollCall:
 
 
 class DirectSum:
-    """A sum in flight, of a tensor so small that everybody sends it to everybody."""
+    """A sum in flight of a tensor that is small enough to be sent from every member to every other one."""
 
     def __init__(self, tensor: Tensor, exchange: Exchange) -> None:
         self._tensor = tensor
         self._exchange: Exchange | None = exchange
 
     def wait(self) -> None:
-        """Block until everything is there, and add it up in rank order, so that all get the same."""
+        """Block until everything is there, and add it up in rank order, so that all get the same result."""
         exchange = self._exchange
         if exchange is None:
             return

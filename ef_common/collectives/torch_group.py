@@ -1,19 +1,18 @@
-"""The group of a view on `torch.distributed`'s Gloo, without the global default group.
+"""The process group of a view on `torch.distributed`'s Gloo, without the global default group.
 
-Several things make it elastic:
+Several properties make it elastic:
 
-* A group is built in milliseconds, its addresses travel over the coordinator (`bootstrap_store`), and
-  building it can be abandoned when a newer view is known.
+* A group is built in milliseconds, its addresses travel through the coordinator (`bootstrap_store`), and building it
+  can be abandoned when a newer view is known.
 * Gloo cannot interrupt an operation in flight, but the operation fails at once when its sockets do.
-  :meth:`TorchGroup.abort` shuts down the sockets of this group (never its listener: Gloo ends the process if
-  `accept` fails), so every blocked thread wakes, in the process that aborts and in its peers.
-* With one exception: Gloo forgets a message that is half sent or half received when its connection ends, and
-  whoever waits for it would wait for ever. Such an operation is *lost*: it is found out after the abort, and
-  given up.
-* Members that meet in different collectives would end the process in Gloo, or take each other's numbers for their own.
-  So small messages tell the call that they are sent in (`torch_exchange`), and what is large begins when all are known
-  to be in one call (`torch_queue`).
-* Only errors of communication become `GroupBroken`; every other error reaches the user.
+  :meth:`TorchGroup.abort` shuts down the sockets of this group, so every blocked thread wakes up, in this process and
+  in its peers. It never shuts down the listener, because Gloo ends the process if `accept` fails.
+* There is one exception: Gloo forgets a message that is half sent or half received when its connection ends, and a
+  thread that waits for it would wait forever. Such a *lost* operation is detected after the abort, and given up.
+* Members that meet in different collectives would end the process in Gloo, or use each other's numbers. Small messages
+  therefore name their call (`torch_exchange`), and large ones begin only when all members are known to be in one call
+  (`torch_queue`).
+* Only communication errors become `GroupBroken`; every other error reaches the user.
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ class TorchPending:
         self._group.finish(self._work)
 
     def is_over(self) -> bool:
-        """Whether it is complete, or has failed; never waits."""
+        """Whether the collective is complete or has failed; never waits."""
         return bool(self._work.is_completed())
 
 
 class SumOnDevice:
-    """A sum in flight, on a GPU; it may have begun before its meeting is over."""
+    """A sum in flight on a GPU, which may have begun before its meeting is over."""
 
     def __init__(self, meeting: Meeting, finish: Callable[[], Any]) -> None:
         self._meeting = meeting
@@ -89,7 +88,7 @@ class SumOnDevice:
 
 
 class SumOnHost:
-    """A sum in flight, of a tensor on a GPU whose type can be summed on the host only."""
+    """A sum in flight of a GPU tensor whose type can only be summed on the host."""
 
     def __init__(self, tensor: Tensor, group: TorchGroup, call: str, meeting: Meeting | None) -> None:
         self._tensor = tensor
@@ -111,7 +110,7 @@ class TorchGroup(LinkedGroup):
         rank: Rank of this one.
         sockets: (descriptor, inode) of its connections.
         links: To the other members.
-        sums: Of tensors on GPUs, if Gloo is not to sum them.
+        sums: Sums of tensors on GPUs, unless Gloo sums them.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class TorchGroup(LinkedGroup):
         return SumOnDevice(meeting, partial(self._guard, partial(sums.finish, pending)))
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
-        """Exchange payloads: one round if all are small, else a second one with the largest size."""
+        """Exchange payloads: one round if all are small, otherwise a second one with the largest size."""
         self._queue.flush()
         is_small = 0 < len(payload) <= self._exchanges.most_bytes
         content = np.frombuffer(payload, np.uint8) if is_small else None
@@ -224,7 +223,7 @@ class TorchGroup(LinkedGroup):
         return [row[:length].tobytes() for row, length in zip(received.numpy(), lengths, strict=True)]
 
     def abort(self) -> None:
-        """Shut down the group's sockets: whoever waits, here or in a peer, gets an error at once.
+        """Shut down the group's sockets: waiting calls here and in peers fail at once.
 
         When this returns, no operation of the group touches its tensors any more.
         """
@@ -248,7 +247,7 @@ class TorchGroup(LinkedGroup):
                 return
 
     def _bury(self) -> None:
-        """Let go of the process group in a thread: it waits for threads of its own then, and for what is lost.
+        """Release the process group in a thread, because that waits for its own threads and for lost operations.
 
         The interpreter waits for that thread at its end, unless an operation is lost: a thread that is ended in
         the middle of a C++ destructor takes the process with it.
@@ -269,7 +268,7 @@ def _has_ended(work: Any) -> bool:
 
 
 def _gloo_is_idle() -> bool:
-    """Whether no thread of Gloo is running: nothing more comes of an operation whose sockets are down then."""
+    """Whether no Gloo thread is running, so that nothing more comes of operations with closed sockets."""
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
@@ -287,7 +286,7 @@ def _close_in_thread(grave: list[Any], *, daemon: bool) -> None:
 
 
 def _wait_and_drop(grave: list[Any]) -> None:
-    """Keep what would block until that is over (Gloo's timeout, for a lost operation); then let go of it here."""
+    """Keep objects whose release would block until a lost operation times out, and release them here."""
     for work in grave.pop():
         try:
             work.wait()
@@ -297,7 +296,7 @@ def _wait_and_drop(grave: list[Any]) -> None:
 
 
 class TorchGroups(ByteArrays):
-    """Builds Gloo groups; on which network interface says :func:`~ef_common.collectives.sockets.own_address`.
+    """Builds Gloo groups on the interface that :func:`~ef_common.collectives.sockets.own_address` chooses.
 
     Args:
         nccl: Whether NCCL sums what is on GPUs, if each member has one of its own.

@@ -1,16 +1,16 @@
-"""Sums of tensors on GPUs by NCCL, on `torch.distributed`'s process group, without the global default group.
+"""Sums of GPU tensors with NCCL, on `torch.distributed`'s process group, without the global default group.
 
-It is built when the first such tensor comes: only then is it sure that all members have one, and on which device.
-Each publishes its GPU. If two have the same one, or one has no NCCL, all leave it: the sums are Gloo's then.
+The process group is built when the first such tensor comes: only then is it certain that all members have one, and on
+which device. Each member publishes its GPU. If two have the same one, or one has no NCCL, all use Gloo for the sums.
 
-* **Complete means complete.** NCCL's own way of waiting orders streams, and the host goes on. A collective counts as
-  completed when the host has seen its end. A kernel that is aborted ends too, and leaves anything in its tensor; so
-  `abort` is noted before it begins, and looked for after the end.
-* **Abort.** `ncclCommAbort` lets the kernels end within milliseconds, then takes half a second to clean up: it has a
-  thread of its own. `abort` waits for the kernels.
-* **Nobody ends the process.** With `TORCH_NCCL_BLOCKING_WAIT` torch starts neither its watchdog nor the monitor of it,
-  which end a process whose collective fails. What that variable is named for, torch's `wait`, is not used.
-* **A peer's end** is no error in the kernel, which would wait for ever: it is seen by Gloo's connections to it.
+* **Complete means complete.** NCCL's own way of waiting orders streams, and the host continues. A collective counts as
+  completed when the host has seen its end. An aborted kernel also ends, and leaves arbitrary values in its tensor, so
+  `abort` is recorded before it begins and checked after the end.
+* **Abort.** `ncclCommAbort` ends the kernels within milliseconds, and then takes half a second to clean up, so it has
+  its own thread. `abort` waits for the kernels.
+* **Nobody ends the process.** With `TORCH_NCCL_BLOCKING_WAIT` torch starts neither its watchdog nor its monitor, which
+  end a process whose collective fails. torch's `wait`, which the variable is named for, is not used.
+* **The end of a peer** is no error in the kernel, which would wait forever. Gloo's connections to the peer reveal it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 class NcclRecord:
-    """What a worker remembers of NCCL from one view to the next.
+    """What a worker remembers about NCCL from one view to the next.
 
     Attributes:
         num_failures: How often in a row it could not be started, though all members were there.
@@ -71,11 +71,11 @@ class NcclPending:
             self._done.record(stream)
 
     def is_over(self) -> bool:
-        """Its kernel has ended, well or not."""
+        """Whether the kernel has ended, successfully or not."""
         return bool(self._done.query())
 
     def has_failed(self) -> bool:
-        """NCCL knows of an error, and the kernel waits for what does not come."""
+        """Whether NCCL reports an error while the kernel still waits."""
         return bool(self._work.is_completed()) and not self.is_over()
 
 
@@ -85,8 +85,8 @@ class NcclSums:
     Args:
         view: The members.
         rank: Rank of this one.
-        bootstrap: Of the view.
-        record: Of this worker.
+        bootstrap: Bootstrap of the view.
+        record: Record of this worker.
         is_cut: Whether a connection to a member has ended.
     """
 
@@ -131,7 +131,7 @@ class NcclSums:
         """Wait until a sum is complete.
 
         Raises:
-            GroupBroken: It is not, and never will be.
+            GroupBroken: The sum is not complete and never will be.
         """
         pause, check_at, patience = _FIRST_LOOK_S, time.monotonic() + _CHECK_S, _PATIENCE
         while not pending.is_over():
@@ -149,7 +149,7 @@ class NcclSums:
         self._flying.discard(pending)
 
     def abort(self) -> None:
-        """End all sums. When this returns, none of them touches its tensor any more.
+        """End all sums. When this returns, none of them writes to its tensor any more.
 
         A sum that another thread begins meanwhile breaks as well; it has ended when this is called once more.
         """
@@ -206,7 +206,7 @@ class NcclSums:
         return None
 
     def _build(self, device: torch.device) -> Any:
-        """Connect to the others. NCCL does so in the first sums: small and large ones go different ways."""
+        """Connect to the others with first sums of two sizes, which NCCL sends over different connections."""
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _TIMEOUT
         store = BootstrapStore(self._bootstrap, prefix="nccl/")
@@ -234,7 +234,7 @@ def _stream_on(device: torch.device) -> Any:
 
 
 def _identity_of(device: torch.device) -> dict[str, Any] | None:
-    """What NCCL wants to be different in all members (a GPU, seen from a host), and what it wants to be equal."""
+    """The value that NCCL needs to differ between members (the GPU of a host), and the one that must be equal."""
     if not dist.is_nccl_available():
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -243,7 +243,7 @@ def _identity_of(device: torch.device) -> dict[str, Any] | None:
 
 
 def why_not(gpus: list[dict[str, Any] | None]) -> str:
-    """Why members with these GPUs cannot use NCCL; empty if they can. All come to the same answer."""
+    """Why members with these GPUs cannot use NCCL; empty if they can. All members get the same answer."""
     known = [gpu for gpu in gpus if gpu is not None]
     if len(known) < len(gpus):
         return f"rank {gpus.index(None)} does not use NCCL"
@@ -255,7 +255,7 @@ def why_not(gpus: list[dict[str, Any] | None]) -> str:
 
 @contextmanager
 def _environ(name: str, value: str) -> Iterator[None]:
-    """Have a variable in the environment; torch reads it when a process group is made."""
+    """Set a variable in the environment while torch creates a process group."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

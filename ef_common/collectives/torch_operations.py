@@ -1,4 +1,4 @@
-"""Small logical collectives on torch tensors; see `operations` for those that need no framework."""
+"""Small logical collectives on torch tensors; `operations` has those that need no framework."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SumTensor:
 
     Args:
         tensor: This worker's.
-        call: What it is for.
+        call: Purpose of the collective.
     """
 
     def __init__(self, tensor: Tensor, call: str = "") -> None:
@@ -34,7 +34,7 @@ class SumTensor:
         self.total = torch.empty_like(self._input, memory_format=torch.contiguous_format)
 
     def run(self, group: Group, view: View) -> None:
-        """Sum, from the input that was kept."""
+        """Sum the input, of which a copy was kept."""
         self.total.copy_(self._input)
         group.all_reduce(self.total, self.call).wait()
 
@@ -48,7 +48,7 @@ class SumTensor:
 
 
 class FirstRankValues:
-    """Tensors of rank 0, for everybody (the state of a module at the start)."""
+    """Broadcasts tensors of rank 0 (the state of a module at the start)."""
 
     call = "copy of rank 0's model at the start"
 
@@ -62,7 +62,7 @@ class FirstRankValues:
         ]
 
     def run(self, group: Group, view: View) -> None:
-        """Sum rank 0's values with everybody else's zeros: complete only when all are here."""
+        """Sum rank 0's values with the others' zeros, which completes only when all are here."""
         own = view.rank_of(self._session.worker.id) in (0, None)
         for bucket in self._buckets:
             bucket.fill_values(own=own)
@@ -91,7 +91,7 @@ def _summable(tensor: Tensor) -> Tensor:
 
 
 def gather(session: Session, value: Any, *, what: str = "value", call: str | None = None) -> tuple[list[Any], View]:
-    """Everybody's value (a plain tree, with tensors) in rank order, and the view that they are of."""
+    """Every member's value (a plain tree with tensors) in rank order, and the view of these members."""
     return operations.gather(session, value, what=what, call=call, codec=TENSORS)
 
 
@@ -100,9 +100,9 @@ def reduce(session: Session, tensor: Tensor, op: str, *, call: str = "reduce") -
 
     Args:
         session: The worker's session.
-        tensor: Of the same shape in all members.
+        tensor: A tensor of the same shape in all members.
         op: How.
-        call: What it is for.
+        call: Purpose of the collective.
     """
     shape = list(tensor.shape) if tensor.numel() > 1 else "one number"
     call = f"{call}, {op} of {shape}"

@@ -1,4 +1,4 @@
-"""The order in which a member's operations begin: that of its calls, though some must wait until all have met.
+"""Keeps a member's operations in the order of its calls, although some wait until all members have met.
 
 Gloo counts operations, so members must begin them in one order, whenever each of them comes to it.
 """
@@ -20,7 +20,7 @@ class Queue:
         self._waiting: deque[QueuedSum] = deque()
 
     def begin(self, meeting: RollCall | None, act: Callable[[], Pending]) -> Pending:
-        """Begin a sum now if that is possible without waiting for the others, else later.
+        """Begin a sum now if that needs no wait for the others, otherwise later.
 
         Raises:
             GroupBroken: A member is gone, or the group was aborted.
@@ -34,7 +34,7 @@ class Queue:
         return later
 
     def flush(self) -> None:
-        """Begin all that waits for its turn, which may wait for the others.
+        """Begin everything that waits for its turn; this may wait for the others.
 
         Raises:
             CallMismatch: Members are in different calls.
@@ -56,16 +56,16 @@ class QueuedSum:
         self._error: Exception | None = None
 
     def is_open(self) -> bool:
-        """Whether it can begin without waiting for the others."""
+        """Whether the sum can begin without waiting for the others."""
         return self._meeting is None or self._meeting.is_open()
 
     def meet(self) -> None:
-        """Wait until it can begin."""
+        """Wait until the sum can begin."""
         if self._meeting is not None:
             self._meeting.wait()
 
     def begin(self) -> None:
-        """Begin. An error of its own is raised by `wait`."""
+        """Begin the sum. `wait` raises its errors."""
         try:
             self._pending = self._act()
         except GroupBroken:

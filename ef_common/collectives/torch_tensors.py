@@ -1,4 +1,4 @@
-"""Torch tensors, and NumPy arrays beside them, for the engines that know tensors."""
+"""Torch tensors and NumPy arrays, for the engines that handle tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ef_common.collectives.arrays import flat
 
 
 class TorchMemory:
-    """The port :class:`~ef_common.collectives.arrays.Memory`; tensors on a GPU take the way over the host."""
+    """The port :class:`~ef_common.collectives.arrays.Memory`; tensors on a GPU go through the host."""
 
     def read(self, tensor: Any) -> memoryview:
         """The bytes of a tensor or an array."""
@@ -22,7 +22,7 @@ class TorchMemory:
 
     @contextmanager
     def room(self, tensor: Any) -> Iterator[memoryview]:
-        """Room for its bytes."""
+        """Memory for the bytes of a tensor or an array."""
         found = _bytes_of(tensor)
         held = found if found.device.type == "cpu" else torch.empty_like(found, device="cpu")
         yield _memory(held)
@@ -31,7 +31,7 @@ class TorchMemory:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A tensor as it is, without its graph; an array as a tensor of the same memory."""
+    """A tensor without its graph; an array as a tensor over the same memory."""
     if not isinstance(value, np.ndarray):
         return value.detach()  # type: ignore[no-any-return]
     array = flat(value)

@@ -1,4 +1,4 @@
-"""Gets claims in a store, on behalf of the coordinator."""
+"""Acquires claims in a store on behalf of the coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGAIN_S = 1.0
 
 
 class Claimant:
-    """Tries to get claims, each in a thread of its own, until the store has said who has them.
+    """Acquires claims, each in its own thread, until the store has said who has them.
 
     Args:
         claim: Asks the store. Blocks. Raises StorageError if the store has not said. No other error is an answer
@@ -40,7 +40,7 @@ class Claimant:
         self._under_way: set[Bid] = set()
 
     def get(self, bid: Bid) -> None:
-        """Begin to try, unless that is under way: a coordinator that is asked for the answer anew gets it, too."""
+        """Start an attempt, unless one is under way; a coordinator that asks again also gets its answer."""
         with self._lock:
             if bid in self._under_way:
                 return

@@ -50,17 +50,17 @@ from ef_common.ports import GetClaim
 logger = logging.getLogger(__name__)
 
 BEATS_PER_TIMEOUT = 4
-"""A worker sends so many heartbeats within the heartbeat timeout."""
+"""Number of heartbeats that a worker sends within the heartbeat timeout."""
 FAIL_S = 2.0
-"""So long a worker that has failed waits until it has heard that all others have been told."""
+"""How long a failed worker waits to hear that all others have been told."""
 _GOODBYE_S = 1.0
-"""So long a coordinator may take to end a line that this worker has ended."""
+"""How long a coordinator may take to end a connection that this worker has ended."""
 _JOIN_S = 5.0
 _ATTEMPT_S = 1.0
 _PAUSE_S = 0.1
 _NOTED_S = 1.0  # so often at least its agent sees that this process lives
 _SILENT_TIMEOUTS = 1.5
-"""A coordinator that answers nothing for so many heartbeat timeouts is left: by then it has evicted this worker."""
+"""A worker leaves a coordinator after this many heartbeat timeouts without an answer: it is evicted by then."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 
 _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
@@ -76,7 +76,7 @@ _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
 
 
 class CoordinatorClient:
-    """The line to the coordinator, read and kept alive by two threads.
+    """The connection to the coordinator, read and kept alive by two threads.
 
     A forked child (a data worker) has no share in the line: its duplicate is closed at the fork.
 
@@ -93,7 +93,7 @@ class CoordinatorClient:
         note: Where its heartbeats are noted down, until its main thread has heard of the end.
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
-        on_pace: Called with (slow, ratio, waiting) when this worker is found to be a straggler, or none any more; see
+        on_pace: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
             :class:`~ef_common.core.stragglers.Report`.
     """
 
@@ -168,7 +168,7 @@ class CoordinatorClient:
             raise
 
     def _open_door(self) -> None:
-        """Listen as long as this process lives: who is refused there knows that it does not."""
+        """Listen as long as this process lives: a refused connection proves that it does not."""
         if self.member.standby:
             host = LOOPBACK if self._token is None else ""
             self._door = listen((host, 0))
@@ -225,7 +225,7 @@ class CoordinatorClient:
             self._send(_MESSAGES[kind](generation))
 
     def fail(self, why: str) -> bool:
-        """Tell that the user's own code has raised an exception here, which ends the job; waits for at most `FAIL_S`.
+        """Report an exception of the user's code, which ends the job; waits for at most `FAIL_S`.
 
         Args:
             why: Worker, node and exception. It is cut to `wire.MAX_FAILURE_CHARS`.
@@ -259,7 +259,7 @@ class CoordinatorClient:
         return RelayBootstrap(self._inbox, self._relay, generation)
 
     def tell_place(self, place: Place) -> None:
-        """Have the next heartbeats tell where this member is; never waits. One that names too much is not told."""
+        """Report this member's place in the next heartbeats; never waits. A place that names too much is left out."""
         if len(place.returned) <= wire.MAX_RETURNED:
             self._place = place
 
@@ -276,7 +276,7 @@ class CoordinatorClient:
             self._send(wire.Claimed(claim, named))
 
     def job_place(self) -> Place | None:
-        """In a newcomer: where the members are, as far as is known.
+        """In a newcomer: the place of the members, as far as it is known.
 
         Raises:
             CoordinatorLost: The line has ended.
@@ -289,7 +289,7 @@ class CoordinatorClient:
         return self._inbox.training()
 
     def stop(self) -> None:
-        """Close the line. May be repeated."""
+        """Close the connection. May be repeated."""
         if self._process != os.getpid():
             return  # not started, or a forked copy, whose locks may be held by threads that it lacks
         self._stopped.set()
@@ -317,10 +317,10 @@ class CoordinatorClient:
         self._threads.append(threads.start(run, name=name, job=job, on_failure=self._break))
 
     def _break(self, failure: ThreadFailed) -> None:
-        """A thread of the line has failed, so this worker hears nothing more, or is not heard: it is over for it.
+        """A thread of the connection has failed: this worker can no longer hear, or be heard, and must end.
 
-        The coordinator is told by the end of the connection. That proves the end of this process, as nobody here goes
-        to another coordinator any more.
+        The end of the connection tells the coordinator. It may count as the end of this process, because this worker
+        goes to no other coordinator any more.
         """
         self._inbox.put_end(failure)
         self._stopped.set()
@@ -359,7 +359,7 @@ class CoordinatorClient:
 
     @property
     def _can_return(self) -> bool:
-        """Another coordinator may take this worker."""
+        """Whether another coordinator may accept this worker."""
         if self._standing.phase is Phase.EARLY:  # nothing has begun that it could go on with
             return self._hint is not None
         return bool(self.member.standby or self._standing.successors)
@@ -380,7 +380,7 @@ class CoordinatorClient:
         self._inbox.put_end(CoordinatorLost(end))
 
     def _read(self, line: Line) -> str:
-        """Take what comes on a line until it ends; returns why."""
+        """Process what arrives on a connection until it ends; returns why it ended."""
         where = format_address(self._address)
         try:
             while (message := line.receive()) is not None:
@@ -390,7 +390,7 @@ class CoordinatorClient:
         return f"the connection to the coordinator at {where} has ended"
 
     def _return(self) -> Line | None:
-        """Look for a coordinator that takes this worker; None if there is none for long."""
+        """Look for a coordinator that accepts this worker; None if there is none for long."""
         with self._lock:
             old, self._line = self._line, None
             self._standing = self._standing.parted(over=old is not None and old.closed_by_peer)
@@ -454,7 +454,7 @@ class CoordinatorClient:
         return line
 
     def _take_up(self, line: Line, address: Address, answer: wire.Welcome, *, begun: bool) -> None:
-        """Tell where this worker stands, before anything else on this line."""
+        """Use a new connection: tell where this worker stands before anything else."""
         line.trust(answer.heartbeat_timeout_s)
         with self._lock:
             self._address = address
@@ -565,7 +565,7 @@ class CoordinatorClient:
 
 
 class RelayBootstrap:
-    """The `Bootstrap` port of one view: values go to all other members by way of the coordinator."""
+    """The `Bootstrap` port of one view: the coordinator relays values to all other members."""
 
     def __init__(self, inbox: Inbox, relay: Callable[[wire.Relay], None], generation: int) -> None:
         self._inbox = inbox
@@ -586,7 +586,7 @@ class RelayBootstrap:
         return self._inbox.wait_value(self._generation, key)
 
     def replaced(self) -> bool:
-        """A newer view is known, or the line is lost: nobody should wait for this view's group any more."""
+        """Whether a newer view is known or the connection is lost, so that waiting for this group is useless."""
         return self._inbox.ended or self._inbox.generation != self._generation
 
 

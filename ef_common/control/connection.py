@@ -1,4 +1,4 @@
-"""The coordinator's end of one connection: cuts lines, bounds what a peer can make us hold."""
+"""The coordinator's end of a connection: it cuts lines and limits what a peer can make us store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class End(Enum):
 
 
 class Listener(Protocol):
-    """Whoever is told of what happens on connections; all calls come from the event loop."""
+    """Is notified of events on connections; all calls come from the event loop."""
 
     def on_connected(self, connection: Connection) -> None:
         """A peer has connected."""
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Something waits for the peer to read: what is repeated anyway need not queue up behind it."""
+        """Whether data wait for the peer to read them; repeated messages need not queue up behind them."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def write(self, data: bytes) -> None:
@@ -91,14 +91,14 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def write_for_good(self, data: bytes) -> None:
-        """Send bytes that must come before any end of the connection; if that is not sure, it is reset at once."""
+        """Send bytes that must precede any end of the connection; if that is not certain, reset it at once."""
         self.write(data)
         if self._transport is not None and not self.dropped and self._transport.get_write_buffer_size():
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
             self.drop()
 
     def drop(self, last_words: bytes = b"") -> None:
-        """End the connection. Last words get a moment to be taken; without any it ends at once."""
+        """End the connection. Last words get a moment to be read; without any, it ends at once."""
         if self.dropped:
             return
         self.dropped = True
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         self._listener.on_closed(self)
 
     def _cut(self) -> None:
-        """Hand on complete lines; many at once only in portions, so that other peers get their turn."""
+        """Pass on complete lines, at most a few at a time, so that other peers get their turn."""
         for _ in range(_LINES_AT_ONCE):
             end = self._received.find(b"\n", 0, self.max_line_bytes)
             if end < 0:

@@ -1,4 +1,4 @@
-"""The coordinator: a server in a thread of its own, for an agent or a worker to host."""
+"""The coordinator: a server in its own thread, hosted by an agent or a worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Coordinator:
             1.25 times as long.
         hang_timeout_s: A worker that keeps the others waiting for longer in a training step is evicted; None for a
             limit that is learned (:mod:`ef_common.core.progress`), 0 for none.
-        standby: It leads nobody until members of a job come to it, who have lost their coordinator.
+        standby: It leads nobody until members of a job come to it that have lost their coordinator.
         endpoint: Where new workers look for the coordinator; if it leads, it tells whoever is there instead.
 
     Raises:
@@ -102,7 +102,7 @@ class Coordinator:
 
     @property
     def address(self) -> Address:
-        """Host and port on which it listens.
+        """The host and port on which it listens.
 
         Raises:
             UsageError: It has not been started.
@@ -113,12 +113,12 @@ class Coordinator:
 
     @property
     def has_begun(self) -> bool:
-        """A worker has come, though it may be gone already."""
+        """Whether a worker has connected, even if it has gone already."""
         return self._has_begun
 
     @property
     def is_over(self) -> bool:
-        """The job has ended, or failed."""
+        """Whether the job has ended or failed."""
         state = None if self._switchboard is None else self._switchboard.state
         return state is not None and (state.closed or bool(state.failed))
 
@@ -243,7 +243,7 @@ class Coordinator:
             sock.close()
 
     def _log_fault(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """Log a fault of our own code, each kind once; the coordinator goes on."""
+        """Log a fault of our own code, each kind once; the coordinator continues."""
         error = context.get("exception")
         kind = f"{type(error).__name__} {context.get('message')}"
         if kind not in self._faults_logged:

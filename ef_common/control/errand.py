@@ -1,4 +1,4 @@
-"""How a launcher, which is no worker, exchanges a word with the coordinator that leads."""
+"""Lets a launcher, which is not a worker, exchange a message with the leading coordinator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _KEY = new_nonce()
 def ask_leader(
     addresses: Sequence[Address], member: Member, token: Token | None, message: wire.Fail | wire.Inquire
 ) -> wire.FromCoordinator | None:
-    """Tell whoever leads; takes `ANSWER_S` at most for each step of the exchange with each address.
+    """Send a message to the leading coordinator; each step with each address takes at most `ANSWER_S`.
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.
-        member: Who tells; its id must be nobody else's.
+        member: The sender; nobody else may have its id.
         token: The job token, or None.
-        message: What to tell.
+        message: The message.
 
     Returns:
         The answer; None if nobody was reached, or nobody leads.

@@ -1,4 +1,4 @@
-"""How a launcher, which is no worker, tells the coordinator that the job has failed."""
+"""Lets a launcher, which is not a worker, tell the coordinator that the job has failed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ef_common.core.view import Member
 
 
 def report_failure(addresses: Sequence[Address], member: Member, token: Token | None, why: str, *, fatal: bool) -> str:
-    """Tell whoever leads.
+    """Report the failure to the leading coordinator.
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.
-        member: Who tells; its id must be nobody else's.
+        member: The one that reports; nobody else may have its id.
         token: The job token, or None.
         why: One line.
         fatal: It ends the job. Else only if the job has not begun yet.

@@ -1,4 +1,4 @@
-"""What a coordinator tells others of its kind: that it leads, that it gathers its members, that the job has failed."""
+"""Tells other coordinators that this one leads or gathers members, or that the job has failed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _News:
 
 
 class Herald:
-    """A thread that tells the standbys of all nodes, and whoever listens at the endpoint.
+    """A thread that notifies the standbys of all nodes, and any coordinator at the endpoint.
 
-    It is repeated every 5 s for some minutes after the newest sign that others lead or look for a quorum, as workers
-    may come to a standby at any time meanwhile. Later, only those are told that have not been reached so far; they are
-    tried every minute, as a node may have been cut off for hours. A standby that gathers members then tells so, and
-    that is such a sign again. A standby that nobody listens for is gone for good; at the endpoint another agent may
-    come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has nothing to
-    tell, unless the job has failed.
+    It repeats the news every 5 s for some minutes after the newest sign that others lead or look for a quorum, because
+    workers may turn to a standby at any time meanwhile. Later it tries only the standbys that it has not reached so
+    far, once a minute: a node may be cut off for hours. A standby that gathers members announces that, which is such a
+    sign again. A standby whose port is closed is gone for good; at the endpoint another agent may come up. A
+    coordinator that has never taken over from another one, and never lost a worker without a word, has no news unless
+    the job has failed.
 
     Args:
         name: The coordinator's.
@@ -58,17 +58,17 @@ class Herald:
         self._port = port
         self._endpoint = endpoint
         self._stopped = threading.Event()
-        self._tried: dict[Address, float] = {}  # when that was, the newest time
-        self._heard: set[Address] = set()  # who has been told
+        self._tried: dict[Address, float] = {}  # time of the newest attempt
+        self._heard: set[Address] = set()  # where an attempt has succeeded
         self._told = _News()
         self._news_at = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         threads.start(self._run, name="elasticflow-herald", job="tells other coordinators who leads")
 
     def stop(self) -> None:
-        """End; does not wait for a connection that is being tried. May be repeated."""
+        """End the thread without waiting for a connection attempt. May be repeated."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -77,12 +77,12 @@ class Herald:
             pause_s = _LOOK_S
             try:
                 self._look()
-            except Exception:  # others wait to be told, so the thread must live on
+            except Exception:  # other coordinators wait for the news, so the thread must continue
                 logger.exception("other coordinators cannot be told what this one knows; trying again")
                 pause_s = _AGAIN_S
 
     def _look(self) -> None:
-        """Tell all who are to be told now."""
+        """Notify every coordinator whose turn it is."""
         state = self._switchboard.state
         if not state.failed and (state.view is None or not state.contested):
             return
@@ -91,7 +91,7 @@ class Herald:
             self._tried, self._heard = {}, set()
             self._news_at = time.monotonic()
         self._told = news
-        # A copy, as another thread changes it; the newest come first, as nobody may answer any more for old ones.
+        # A copy, because another thread changes it. The newest come first: former standbys may not answer any more.
         known = dict.fromkeys(reversed(list(self._switchboard.standbys)))
         if self._endpoint is not None and not state.failed:  # the next job may be there already
             known[self._endpoint] = None
@@ -112,19 +112,19 @@ class Herald:
         return address not in self._heard and since >= _RARELY_S
 
     def _tell(self, address: Address, news: _News) -> None:
-        """Tell one."""
+        """Notify one coordinator."""
         try:
             line, _ = attempt_line(
                 address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=True
             )
         except ConnectionRefusedError:
             if address == self._endpoint:
-                del self._tried[address]  # whoever comes up there must hear at once
+                del self._tried[address]  # a coordinator that comes up there must hear it at once
             else:
                 self._switchboard.standbys.pop(address, None)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
-        except Exception:  # of this one alone
+        except Exception:  # the others must still be notified
             logger.exception("the standby at %s cannot be told what this coordinator knows", address)
         else:
             line.send(wire.Follow(self._port, news.leads, news.failed))

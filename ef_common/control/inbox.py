@@ -1,4 +1,4 @@
-"""What a worker knows from its coordinator, and how its threads wait for more."""
+"""What a worker has received from its coordinator, and how its threads wait for more."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Inbox:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come."""
+        """Whether nothing more will arrive."""
         return self._end is not None
 
     # ------------------------------------------------------------ the reader's side
@@ -58,23 +58,23 @@ class Inbox:
                 self._changed.notify_all()
 
     def put_warm_up(self) -> None:
-        """Take note that the job runs without this worker so far."""
+        """Note that the job already runs without this worker."""
         with self._changed:
             self._warm_up = True
             self._changed.notify_all()
 
     def put_place(self, place: Place | None) -> None:
-        """Take note of where the members are."""
+        """Note the place of the members."""
         self._place = place
 
     def put_training(self, training: int) -> None:
-        """Take note of the training that the members are in."""
+        """Note the training that the members are in."""
         with self._changed:
             self._training = training
             self._changed.notify_all()
 
     def put_end(self, end: Exception) -> None:
-        """Take note that nothing more will come; the first reason given is the one that counts."""
+        """Note that nothing more will arrive; the first reason given counts."""
         with self._changed:
             self._end = self._end or end
             self._changed.notify_all()
@@ -82,13 +82,13 @@ class Inbox:
     # ------------------------------------------------------------ the waiting side
 
     def place(self) -> Place | None:
-        """Where the members are, as far as is known; does not wait."""
+        """The place of the members, as far as it is known; does not wait."""
         if self._end is not None:
             raise self._met()
         return self._place
 
     def training(self) -> int:
-        """The training that the members are in, as far as is known; does not wait."""
+        """The training that the members are in, as far as it is known; does not wait."""
         if self._end is not None:
             raise self._met()
         return self._training
@@ -104,7 +104,7 @@ class Inbox:
         return self._wait(started)
 
     def wait_view(self, after: int, *, training: int | None = None) -> View:
-        """Wait for a view that is newer than generation `after`; in a newcomer, as long as `training` is not over."""
+        """Wait for a view newer than `after`; in a newcomer, as long as `training` is not over."""
 
         def newer() -> View | None:
             # A lost line harms nobody who has a view; every other end concerns this worker itself.
@@ -131,7 +131,7 @@ class Inbox:
         return self._wait(published)
 
     def wait_failed(self, timeout_s: float) -> bool:
-        """Wait until nothing more will come, for so long at most; whether that is because the job has failed."""
+        """Wait for at most this time until nothing more will arrive; returns whether the job has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None, timeout_s)
             return isinstance(self._end, JobFailed)

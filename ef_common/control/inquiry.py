@@ -1,4 +1,4 @@
-"""How a launcher, which is no worker, learns that the others go on without a worker of its."""
+"""Lets a launcher ask the coordinator whether the others continue without one of its workers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ef_common.core.view import Member
 
 
 def inquire(addresses: Sequence[Address], member: Member, token: Token | None, worker: str) -> str | None:
-    """Ask whoever leads whether a worker is out.
+    """Ask the leading coordinator whether a worker is out.
 
     Args:
         addresses: Where the coordinator may be. A standby may name another address.
-        member: Who asks; its id must be nobody else's.
+        member: The one that asks; nobody else may have its id.
         token: The job token, or None.
         worker: Id of the worker.
 

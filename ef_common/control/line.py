@@ -1,4 +1,4 @@
-"""A worker's connection to the coordinator: connect, prove the token to each other, send, receive."""
+"""A worker's connection to the coordinator: it connects, authenticates both sides, sends and receives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _ATTEMPT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _DEAD_AFTER_TIMEOUTS = 5
-"""So many heartbeat timeouts without an acknowledgement end the connection: we are evicted long since."""
+"""The connection ends after this many heartbeat timeouts without an acknowledgement: we are evicted by then."""
 
 HELP = (
     "Check that its host and port are right and reachable from here, and that the agent or the process which "
@@ -52,7 +52,7 @@ class Line:
         call_in_forked_children(self._close_in_child)
 
     def send(self, message: wire.FromWorker) -> None:
-        """Send a message, now or by the thread that is sending already. A failure ends the connection."""
+        """Send a message, directly or through the thread that is already sending. A failure ends the connection."""
         if self._closed:
             return
         self._outbox.append(wire.encode(message))
@@ -104,7 +104,7 @@ class Line:
         return data
 
     def trust(self, heartbeat_timeout_s: float) -> None:
-        """After the handshake: wait for messages without end, but never long to send one."""
+        """After the handshake, wait for messages without a limit, but never long to send one."""
         self._max_bytes = wire.MAX_LINE_BYTES
         self._socket.settimeout(None)
         seconds, fraction = divmod(max(heartbeat_timeout_s, 0.1), 1.0)  # zero would mean no limit
@@ -114,13 +114,13 @@ class Line:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_after_ms)
 
     def give_up(self) -> None:
-        """Wake whoever is in `receive`, which returns None then. To the peer the connection goes on: see `leave`."""
+        """Wake a thread in `receive`, which then returns None. The peer sees no end of the connection; see `leave`."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
     def leave(self) -> None:
-        """Say that this worker goes to another coordinator, and close. No thread may be in `receive`.
+        """Announce that this worker goes to another coordinator, and close. No thread may be in `receive`.
 
         To a coordinator, a connection that ends in order without this word is the end of the process. So where the word
         cannot be said, the connection is reset.
@@ -172,7 +172,7 @@ class Line:
         self._socket.close()
 
     def _close_in_child(self) -> None:
-        """Close the duplicate only: `shutdown` would end the parent's connection."""
+        """Close only the duplicate, because `shutdown` would end the parent's connection."""
         self._closed = True
         self._socket.close()
 
@@ -183,10 +183,10 @@ Answer = wire.Welcome | wire.Finish | wire.Redirect | wire.Failed
 def open_line(
     address: Address, member: Member, token: Token | None, *, key: str, timeout_s: float
 ) -> tuple[Line, Answer]:
-    """Connect to the coordinator, again and again until `timeout_s` is over, and introduce the worker.
+    """Connect to the coordinator, with retries until `timeout_s` is over, and introduce the worker.
 
     Args:
-        address: Of the coordinator.
+        address: Address of the coordinator.
         member: The worker.
         token: The job token, or None.
         key: The worker's own secret (:func:`ef_common.control.auth.new_nonce`), the same whenever it connects.
@@ -220,7 +220,7 @@ def open_line(
 def attempt_line(
     address: Address, member: Member, token: Token | None, *, key: str, timeout_s: float, returning: bool = False
 ) -> tuple[Line, Answer]:
-    """Connect once, and introduce the worker; as :func:`open_line`, but an OSError is raised."""
+    """Connect once and introduce the worker, like :func:`open_line`, but let an OSError pass."""
     sock = socket.create_connection(address, timeout=timeout_s)
     line = Line(sock)
     try:

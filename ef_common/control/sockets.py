@@ -1,4 +1,4 @@
-"""What the control plane asks of the operating system: addresses, socket options, file limits, forks."""
+"""What the control plane needs from the operating system: addresses, socket options, file limits, forks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether this is an address, or could be a name; asked for something else, resolvers raise more than OSErrors."""
+    """Whether this is an address or could be a name; for anything else, resolvers raise other errors than OSError."""
     if len(host) > _MAX_HOST_CHARS:
         return False
     try:
@@ -96,7 +96,7 @@ def listen(address: Address) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small messages; have the kernel probe an idle connection."""
+    """Send small messages without delay, and let the kernel probe an idle connection."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)

@@ -1,4 +1,4 @@
-"""The coordinator's inside: connections on one side, the membership machine on the other.
+"""The inside of the coordinator, between the connections and the membership machine.
 
 All of it runs in the event loop of :class:`~ef_common.control.coordinator.Coordinator`. What follows from an
 event is decided by :func:`ef_common.core.membership.decide` and by nothing here; this module turns lines and
@@ -29,15 +29,15 @@ from ef_common.errors import ProtocolError
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 512
-"""So many unauthenticated connections are kept; one more closes the oldest."""
+"""Maximal number of unauthenticated connections; one more closes the oldest."""
 MAX_WORKERS = 8192
-"""So many authenticated connections are kept; one more is refused."""
+"""Maximal number of authenticated connections; one more is refused."""
 MAX_RELAYED_BYTES = 4 * 1024 * 1024
-"""So much a member may publish to the others of one view: less than what makes one that reads slowly lose its line."""
+"""How much a member may publish in one view: less than what makes a slow reader lose its connection."""
 MAX_STANDBYS = 8192
-"""Of so many standbys the address is kept; of more, only those of the newest view."""
+"""Number of standbys whose addresses are kept; beyond it, only those of the newest view are kept."""
 NUM_FORMER = 100
-"""Of so many standbys the address is kept that nobody names any more: workers that were lost may have gone there."""
+"""Number of standbys whose addresses are kept although no worker names them any more: lost workers may be there."""
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _STRANGER_S = 2.0
@@ -67,16 +67,16 @@ _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
 
 
 class Switchboard:
-    """Turns what comes over connections into events, and the actions that follow into messages.
+    """Turns incoming messages into events, and the resulting actions into messages.
 
     Args:
         loop: The event loop in which everything here runs.
         token: The job token, or None.
         settings: Settings of the membership.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
-        limits: Who is taken for hung.
+        limits: When a worker counts as hung.
         on_population: Called with the number of connected workers whenever it has changed.
-        standby: It begins as a standby.
+        standby: Whether it begins as a standby.
         name: Ranks it among those that gather members at the same time: the first in order is to be preferred.
     """
 
@@ -131,7 +131,7 @@ class Switchboard:
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Begin to watch for silence."""
+        """Begin to watch for silent workers."""
         self._swept_at = self._attentive_since = self._loop.time()
         self._loop.call_later(self._sweep_s, self._sweep)
 
@@ -145,7 +145,7 @@ class Switchboard:
 
     @property
     def state(self) -> Membership:
-        """What is decided so far; immutable, so any thread may look."""
+        """The decisions so far; the state is immutable, so any thread may read it."""
         return self._state
 
     def make_room(self, number: int, why: str) -> None:
@@ -160,7 +160,7 @@ class Switchboard:
         for connection in list(self._open):
             try:
                 connection.drop()
-            except Exception:  # the others are to hear of the end as well
+            except Exception:  # the other connections must end, too
                 logger.exception("the connection of %s does not end", connection.worker or connection.peer)
 
     def close_in_child(self) -> None:
@@ -188,14 +188,14 @@ class Switchboard:
             self._hear(connection, connection.worker, message)
 
     def on_refusal(self, connection: Connection, kind: str, why: str, *, code: str = "protocol") -> None:
-        """Drop a peer that does what it must not; training is not touched."""
+        """Drop a peer that breaks the rules; training is not affected."""
         who = connection.peer if connection.worker is None else f"worker {connection.worker}"
         self._notice(kind, "dropped the connection of %s (%s): %s", who, kind, why)
         # It may not read our last words, and go on with another coordinator.
         self._depart(connection, f"{kind}: {why}", last_words=wire.encode(wire.Error(code, _clip(why))), silent=True)
 
     def on_end(self, connection: Connection, how: End) -> None:
-        """A connection has ended: a worker is gone at once. Whether its process is, too, depends on how."""
+        """A connection has ended, so its worker is gone. How it ended decides whether its process is, too."""
         if connection in self._out:
             self._discard(connection)
             connection.drop()
@@ -207,7 +207,7 @@ class Switchboard:
         self._depart(connection, "its connection ended", silent=not proves)
 
     def _is_attentive(self) -> bool:
-        """We have listened all the time: no peer can have been given up by its own system unnoticed."""
+        """Whether we have listened all the time, so that no system can have given up a peer unnoticed."""
         now = self._loop.time()
         return now - self._swept_at <= 2 * self._sweep_s and now > self._absent_at + self._timeout_s
 
@@ -310,7 +310,7 @@ class Switchboard:
                 self._submit(_EVENTS[type(message)](worker, message), connection)
 
     def _note_standbys(self, *members: Member) -> None:
-        """Keep in mind where standbys are, the newest last; of those that nobody here names any more, not too many."""
+        """Note the addresses of standbys, the newest last; keep a bounded number of those that none names any more."""
         for address in _standbys_of(members):
             self.standbys.pop(address, None)
             self.standbys[address] = None
@@ -324,7 +324,7 @@ class Switchboard:
             self.standbys = _standbys_of(self._members())
 
     def _is_impossible(self, worker: str, message: wire.Return) -> bool:
-        """Whether it tells of a view of another coordinator's since ours, though most members of ours are here.
+        """Whether it reports another coordinator's newer view although most of our members are here.
 
         No other coordinator can have had the quorum for such a view (:mod:`ef_common.core.quorum`), except by a claim.
         In that case ours is held back as soon as this worker is given up, and the worker is believed when it returns. A
@@ -342,7 +342,7 @@ class Switchboard:
         return (is_newer or is_news) and 2 * here > view.world_size
 
     def _heed(self, connection: Connection, name: str, address: str, *, leads: bool) -> None:
-        """Another coordinator tells where it is."""
+        """Process a message of another coordinator about itself."""
         self._depart(connection, "it is a coordinator", silent=True)
         if name == self._name:
             return
@@ -352,7 +352,7 @@ class Switchboard:
         self._submit(membership.Outranked(leads) if preferred else membership.Challenged(), None)
 
     def _hear_place(self, connection: Connection, worker: str, place: Place | None) -> None:
-        """A member tells where it is; a newcomer that warms up is told where the members are."""
+        """Note the place of a member; tell a newcomer that warms up where the members are."""
         _, phase = self._state.workers.get(worker, (None, None))  # whoever has left may still be heard
         if phase is Phase.WARMING:
             if not connection.has_unread:
@@ -404,7 +404,7 @@ class Switchboard:
             self._submit(membership.Gone(worker, _clip(why), goodbye=goodbye, silent=silent), None)
 
     def _evict(self, connection: Connection, why: str, *, hung: bool = False) -> None:
-        """Tell a worker that it is out. It must not be told later than those that go on without it."""
+        """Tell a worker that it is out. It must not learn that later than those that continue without it."""
         last_words = wire.encode(wire.Evicted(_clip(why), hung))
         if connection.standby:  # nobody but its system can tell when it is gone for good
             self._forget(connection)
@@ -416,7 +416,7 @@ class Switchboard:
             connection.drop(last_words)
 
     def _why_out(self, worker: str) -> str:
-        """Why a worker has nothing more to do here; "" if it may have. A view that is held back decides nothing."""
+        """Why a worker is out; "" if it may not be. A view that is held back decides nothing."""
         state = self._state
         if state.failed or not state.generation or state.held or state.gathering_since is not None:
             return state.failed
@@ -425,7 +425,7 @@ class Switchboard:
         return f"view {state.generation} is without it"
 
     def _suspend(self, connections: list[Connection], why: str) -> None:
-        """Workers are silent: they are told that they are out as soon as others go on without them, and not before.
+        """Note silent workers: they learn that they are out once others continue without them, not before.
 
         If it is we who are cut off, nobody goes on with us: they must live, to go on with the others.
         """
@@ -441,7 +441,7 @@ class Switchboard:
             self._tell_out()
 
     def _tell_out(self, view: View | None = None) -> None:
-        """Tell those that are out of this view, and were not told so far."""
+        """Tell workers that are out of this view and have not been told yet."""
         untold, self._untold = self._untold, {}
         for connection, why in untold.items():
             if view is None or view.rank_of(str(connection.worker)) is None:
@@ -452,7 +452,7 @@ class Switchboard:
         self._untold.pop(connection, None)
 
     def _forget(self, connection: Connection) -> bool:
-        """Take a connection off the books; whether it was a worker's."""
+        """Remove a connection from the books; returns whether it was a worker's."""
         self._strangers.pop(connection, None)
         worker = connection.worker
         if worker is None or self._workers.get(worker) is not connection:
@@ -467,7 +467,7 @@ class Switchboard:
         return True
 
     def _forget_key(self, worker: str) -> None:
-        """Unless this worker is connected, or may come back."""
+        """Forget this worker's key, unless it is connected or may come back."""
         state = self._state
         known = worker in self._workers or worker in state.returned
         if not known and all(link.view.rank_of(worker) is None for link in state.chain):
@@ -476,7 +476,7 @@ class Switchboard:
     # ------------------------------------------------------------ decisions
 
     def _submit(self, event: membership.Event, cause: Connection | None) -> None:
-        """Decide on an event, after those that came before it.
+        """Decide on an event, after those that arrived before it.
 
         To perform an action may drop a connection, which is an event again: it waits until all messages of
         the decision in hand are out, or a worker could receive two views in the wrong order.
@@ -520,9 +520,9 @@ class Switchboard:
             logger.log(level, "view %d, %d members: %s", generation, size, _clip(reason))
 
     def _break(self, error: Exception) -> None:
-        """What is decided cannot be told to all, and some would wait for it for ever: the line of each of them ends.
+        """A decision cannot be sent to all workers. End all connections, or some would wait for it forever.
 
-        Where there are standbys, they come together anew, here or there, and tell where they stand.
+        In a job with standbys, the workers gather again at one of the coordinators, and tell where they stand.
         """
         logger.error("the coordinator cannot tell what it has decided, and steps down: %s", error, exc_info=error)
         self._state, actions, _ = membership.step_down(self._state)
@@ -545,7 +545,7 @@ class Switchboard:
                     connection = self._workers.get(worker)
                     if connection is not None:
                         connection.write_for_good(line)
-                        if connection.dropped:  # it did not read: nothing more is heard of it, nor is it waited for
+                        if connection.dropped:  # it did not read, so nothing more will come from it
                             self._depart(connection, "its connection was reset", silent=True)
                 self._send(line, *view.ids)
             case membership.Announce(view):
@@ -598,7 +598,7 @@ class Switchboard:
     # ------------------------------------------------------------ who is dead
 
     def _knock_soon(self) -> None:
-        """As long as members are missing, look whether somebody listens where their processes would."""
+        """While members are missing, check whether their processes still listen."""
         if not self._knocks_soon and membership.missing(self._state):
             self._knocks_soon = True
             self._knock_all()
@@ -626,7 +626,7 @@ class Switchboard:
     # ------------------------------------------------------------ time
 
     def _arm(self) -> None:
-        """Have the machine look again when its next deadline comes."""
+        """Let the machine decide again at its next deadline."""
         deadline = next_deadline(self._state, self._settings)
         if deadline == self._deadline:
             return  # armed for it, or past it
@@ -641,7 +641,7 @@ class Switchboard:
         self._submit(membership.Tick(), None)
 
     def _look_soon(self) -> None:
-        """After arrivals: the one that was missing for the first view may have come."""
+        """After arrivals, check whether the first view is complete."""
         if self._state.view is None and not self._looking_soon:
             self._looking_soon = True
             self._loop.call_soon(self._look)
@@ -673,7 +673,7 @@ class Switchboard:
             self._forget_key(worker)
 
     def _look_for_silent(self, now: float) -> None:
-        """Lose those that are silent for too long; a little later if more may be so, as we may be cut off."""
+        """Lose workers that are silent for too long; a little later if more may follow, as we may be cut off."""
         silent_s = {c: now - max(c.heard, self._attentive_since) for c in self._workers.values()}
         silent = [connection for connection, seconds in silent_s.items() if seconds > self._timeout_s]
         longest_s = max(silent_s.values(), default=0.0)
@@ -682,7 +682,7 @@ class Switchboard:
             self._suspend(silent, f"silent for {longest_s:.1f} s")
 
     def _look_for_hung(self, now: float) -> None:
-        """Evict whoever keeps the others waiting."""
+        """Evict workers that keep the others waiting."""
         view = self._state.view
         if view is None or not membership.is_at_work(self._state):
             return
@@ -706,7 +706,7 @@ class Switchboard:
                 self._submit(membership.Suspected(worker, view.generation), None)
 
     def _look_for_stragglers(self, now: float) -> None:
-        """Tell members that they are slower than the others; have one replaced, if that is wanted."""
+        """Tell members that they are slower than the others; replace one if that is wanted."""
         view = self._state.view
         if view is None or now - self._paced_at < _PACE_S:
             return
@@ -725,7 +725,7 @@ class Switchboard:
                 self._submit(membership.Outpaced(worker), None)
 
     def _notice(self, kind: str, message: str, *args: object) -> None:
-        """Warn of each kind of trouble once; strangers must not be able to fill the log."""
+        """Warn of each kind of trouble once, so that strangers cannot fill the log."""
         level = logging.DEBUG if kind in self._noticed else logging.WARNING
         self._noticed.add(kind)
         logger.log(level, message, *args)
@@ -736,7 +736,7 @@ def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:
 
 
 def _is_in_order(connection: Connection, message: wire.FromWorker) -> bool:
-    """Whoever has said that it comes back tells once where it stands, and little before that; nobody else does."""
+    """Whether only a returning worker reports its standing, once and before almost anything else."""
     if connection.returning:
         return isinstance(message, _BEFORE_RETURN)
     return not isinstance(message, (wire.Return, wire.Follow))
@@ -759,6 +759,6 @@ def _returned(member: Member, message: wire.Return) -> membership.Returned:
 
 
 def _clip(text: str) -> str:
-    """Make a text fit to be sent as a reason."""
+    """Shorten a text so that it can be sent as a reason."""
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return printable[: wire.MAX_REASON_CHARS]

@@ -1,20 +1,20 @@
-"""Messages between the workers and the coordinator: JSON lines, with a version, validated in full.
+"""Messages between workers and coordinator: JSON lines with a version, completely validated.
 
-One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its
-dataclass below. Whatever else arrives raises `ProtocolError`, and nothing else. Texts are printable, so that
-they can be logged.
+One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its dataclass below.
+Any other input raises `ProtocolError`, and nothing else. Texts are printable, so they can be logged.
 
 ::
 
     worker                       coordinator
       |  <---------------- challenge  |    at once after the connection
       |  hello ---------------------> |    the worker's proof that it knows the token
-      |  <------- welcome | finish    |    the coordinator's proof; anything before it is not to be trusted
+      |  <------- welcome | finish    |    the coordinator's proof; nothing before it can be trusted
       |  heartbeat, ready, ... -----> |
       |  <------ view, announce, ...  |
 
-A worker that comes from another coordinator says so in its hello, and tells in `return` where it stands. A coordinator
-introduces itself to another one in the same way, and goes on with `follow`. A standby answers a hello with `redirect`.
+A worker that comes from another coordinator says so in its hello, and reports its standing in `return`. A coordinator
+introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello with
+`redirect`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_MEMBERS_BYTES = MAX_LINE_BYTES // 2
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
 MAX_FAILURE_CHARS = 500
-"""Of why the job has failed, which a worker may be told before it trusts the coordinator."""
+"""Length of the reason why the job has failed, which a worker may get before it trusts the coordinator."""
 MAX_RETURNED = 1000
 """Positions that a place may name."""
 _MAX_COUNT = 2**53
@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 class _Codec(NamedTuple):
-    """How a field stands in JSON: `load` validates (ValueError otherwise), `dump` is its inverse."""
+    """The JSON form of a field: `load` validates it (or raises ValueError), `dump` is its inverse."""
 
     load: Callable[[Any], Any]
     dump: Callable[[Any], Any] = lambda value: value
@@ -350,7 +350,7 @@ Ids = Annotated[tuple[str, ...], _Codec(_load_ids, list)]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Introduction of a worker; with an empty address the coordinator fills in the one that it sees.
+    """The introduction of a worker; the coordinator fills in an empty address with the one that it sees.
 
     `key`: a secret of this worker, by which the coordinator knows it again: nobody else can come in its name.
     `returning`: it has been with another coordinator, or with this one; more follows.
@@ -365,7 +365,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Where a worker stands; see :class:`~ef_common.core.membership.Returned`."""
+    """The standing of a worker; see :class:`~ef_common.core.membership.Returned`."""
 
     phase: Annotated[str, _one_of("warming", "ready", "member", "leaving")]
     promised: Annotated[int, _integer(0, _MAX_RETURNED_GENERATION)]
@@ -381,12 +381,12 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """This worker lives, and goes to another coordinator."""
+    """This worker lives and goes to another coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Of another coordinator: it listens on this port, and `leads`, or gathers members so far.
+    """From another coordinator: it listens on this port, and leads (`leads`) or gathers members so far.
 
     `failed`: why the job has failed; "" if it has not.
     """
@@ -398,7 +398,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """This worker lives. A member tells how it moves on, and, if its newcomers want to know it, where it is."""
+    """This worker lives. A member also reports its progress and, if newcomers need it, its place."""
 
     place: Annotated[Place | None, _Codec(_load_place_or_null)]
     progress: Annotated[Progress | None, _Codec(_load_progress, _dump_progress)] = None
@@ -406,7 +406,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This newcomer is warm and stands at its first boundary, in this training of its program."""
+    """This newcomer is warm and waits at its first boundary, in this training of its program."""
 
     training: Training = 1
 
@@ -420,7 +420,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AtBoundary:
-    """This member stands at the boundary that the members of the view agreed on."""
+    """This member waits at the boundary that the members of the view agreed on."""
 
     generation: Count
 
@@ -441,7 +441,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store of this member, on which all have agreed: a digest of a marker in it, or "" for none."""
+    """The store on which all members have agreed: the digest of a marker in it, or "" for none."""
 
     store: Annotated[str, _STORE]
 
@@ -474,7 +474,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """Of an agent, which is no worker: do others go on without this worker? Answers: `evicted`, or `alive`."""
+    """From an agent: do others continue without this worker? The answers are `evicted` and `alive`."""
 
     worker: Annotated[str, _NAME]
 
@@ -505,7 +505,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Warm up (the job runs already), or wait for the first view. Sent again to one who became a spare.
+    """Warm up (the job already runs), or wait for the first view. It is sent again to a new spare.
 
     `standbys`: (host, port) of some, for one who knows no view yet. `training`: the one that the members are in.
     """
@@ -533,33 +533,33 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """To a newcomer that warms up: the newest place that the members have told; an answer to its heartbeats."""
+    """To a newcomer that warms up, in answer to its heartbeats: the newest place of the members."""
 
     place: Annotated[Place, _Codec(_load_place)]
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """To a newcomer: the members are in this training of the program, so those before it are over."""
+    """To a newcomer: the members are in this training of the program, so the earlier ones are over."""
 
     training: Training
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job has ended. It may stand in place of the welcome, so it carries the same proof."""
+    """The job has ended. It may replace the welcome, so it carries the same proof."""
 
     proof: Proof
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """An answer to a heartbeat; to an inquiry: nobody goes on without this worker, as far as is decided."""
+    """An answer to a heartbeat; to an inquiry: as far as is decided, nobody continues without this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """This view goes on under this coordinator."""
+    """This view continues under this coordinator."""
 
     generation: Count
 
@@ -574,7 +574,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """All members of this view have told that they have one store."""
+    """All members of this view have reported the same store."""
 
     generation: Count
     members: Annotated[tuple[str, ...], _Codec(_load_names, list)]
@@ -582,12 +582,12 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Leave, as somebody else has come in the place of this worker."""
+    """Leave, because another worker has taken the place of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """This is a standby. The coordinator is at this address, or ("") not known here. It may stand for the welcome."""
+    """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome."""
 
     address: Annotated[str, _Codec(_load_endpoint)]
     proof: Proof
@@ -595,7 +595,7 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The others go on without this worker. `hung`: its main thread may never hear of it."""
+    """The others continue without this worker. `hung`: its main thread may never hear of it."""
 
     reason: Reason
     hung: Flag = False
@@ -603,7 +603,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job has failed. It may stand in place of the welcome, so it carries the same proof."""
+    """The job has failed. It may replace the welcome, so it carries the same proof."""
 
     why: Failure
     proof: Proof
@@ -611,7 +611,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """To a member: it is slower than the others (`slow`), or is not any more; see `core.stragglers.Report`."""
+    """To a member: it is slower than the others (`slow`), or no longer; see `core.stragglers.Report`."""
 
     slow: Flag
     ratio: Annotated[float, _Codec(_load_amount)]
@@ -739,7 +739,7 @@ def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromW
     """Decode a line that a worker sent (without its newline).
 
     Raises:
-        ProtocolError: It is none of the messages of a worker.
+        ProtocolError: The line is not a message of a worker.
     """
     message: FromWorker = _decode(line, _FROM_WORKER, max_bytes)
     return message
@@ -749,7 +749,7 @@ def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> 
     """Decode a line that the coordinator sent (without its newline).
 
     Raises:
-        ProtocolError: It is none of the messages of a coordinator.
+        ProtocolError: The line is not a message of a coordinator.
     """
     message: FromCoordinator = _decode(line, _FROM_COORDINATOR, max_bytes)
     return message

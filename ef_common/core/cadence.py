@@ -1,25 +1,25 @@
 """Cadence: when the next checkpoint is due.
 
-With a fixed pace, every n steps or every n seconds. By default the interval follows what is measured:
+A fixed pace is every n steps or every n seconds. By default the interval follows measurements:
 
     T = √(2 · C · M)
 
 is the first-order optimum of Young (1974, "A first order approximation to the optimum checkpoint interval"), for the
 cost C of a checkpoint and the mean time between failures M: a shorter interval spends more on checkpoints than it saves
-on work done again, a longer one the reverse. Daly (2006, "A higher order estimate of the optimum checkpoint interval
-for restart dumps") gives the terms of higher order, (1 + √(C/2M)/3 + C/18M) · T − C for C < 2M, and M otherwise; they
-matter where C is not small against M. This is his formula.
+in repeated work, and a longer one does the opposite. Daly (2006, "A higher order estimate of the optimum checkpoint
+interval for restart dumps") gives the terms of higher order, (1 + √(C/2M)/3 + C/18M) · T − C for C < 2M, and M
+otherwise; they matter where C is not small against M. This is his formula.
 
-*Cost.* A checkpoint is written in the background while training goes on. So C is the time for which training stands
-still (the copy on the host), plus a share of the time of the writing, which takes some of the machine's time too.
-Both are smoothed. The next one is never due before the time of a writing has passed, since only one is written at once.
+*Cost.* A checkpoint is written in the background while training continues. C is therefore the time for which training
+pauses (the copy on the host), plus a share of the writing time, which also uses some of the machine. Both are smoothed.
+The next checkpoint is never due before the time of a writing has passed, because only one is written at a time.
 
-*Failures.* M is that of the job: the more workers, the sooner one is lost. The rate of one worker is estimated from
-what is assumed before (one failure in `mtbf` of a worker's time) and what the run has seen:
+*Failures.* M is that of the job: the more workers there are, the sooner one is lost. The rate of one worker is
+estimated from a prior (one failure in `mtbf` of a worker's time) and the losses of the run:
 
     rate = (1 + losses) / (mtbf + time of all workers),   M = 1 / (rate · workers)
 
-It is an upper bound of how often a job needs a checkpoint: while a worker lives, a loss is mended without one.
+This is an upper bound for the need for checkpoints: while a worker lives, the others recover from a loss without one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRITE_SHARE = 0.1  # of the time of a writing, what training loses by it
 
 
 class Pace(NamedTuple):
-    """What a cadence has seen, as a value.
+    """What a cadence has measured, as a value.
 
     Args:
         taken_s: When the newest checkpoint was taken, or training began.
@@ -62,11 +62,11 @@ class Pace(NamedTuple):
 
     @classmethod
     def begin(cls, now: float, step: int, *, workers: int = 1) -> Pace:
-        """At the start of training."""
+        """The training begins."""
         return cls(now, step, now, workers)
 
     def with_workers(self, now: float, workers: int, *, losses: int = 0) -> Pace:
-        """The view has changed: so many workers are there now, so many were lost."""
+        """The view has changed: this many workers are there now, and this many were lost."""
         spent = max(0.0, now - self.seen_s) * self.workers
         return self._replace(seen_s=now, workers=workers, worker_s=self.worker_s + spent, losses=self.losses + losses)
 
@@ -75,11 +75,11 @@ class Pace(NamedTuple):
         return self._replace(taken_s=now, step=step)
 
     def with_stall(self, seconds: float) -> Pace:
-        """Training stood still for so long to take one."""
+        """Training was paused for this long to take a checkpoint."""
         return self._replace(stall_s=_smoothed(self.stall_s, seconds))
 
     def with_write(self, seconds: float) -> Pace:
-        """One was written in so long."""
+        """A checkpoint was written in this time."""
         return self._replace(write_s=_smoothed(self.write_s, seconds))
 
 
@@ -95,9 +95,9 @@ class Cadence:
     """When to take checkpoints. At most one of `every_steps` and `every`; without both the interval is computed.
 
     Args:
-        every_steps: After so many steps.
-        every: After so long.
-        mtbf: Of one worker, as assumed before any is lost.
+        every_steps: Number of steps between checkpoints.
+        every: Time between checkpoints.
+        mtbf: Mean time between failures of one worker, as assumed before any is lost.
         shortest: Lower bound of the computed interval.
         longest: Upper bound of it.
 
@@ -145,7 +145,7 @@ class Cadence:
         return Due(now - pace.taken_s >= interval_s, f"every {interval_s:.0f} s")
 
     def interval_s(self, pace: Pace, now: float) -> float:
-        """Seconds from one checkpoint to the next, if it goes by time."""
+        """Seconds between two checkpoints, if they go by time."""
         write_s = pace.write_s or 0.0
         if self.every is not None:
             return self.every.total_seconds()
@@ -162,7 +162,7 @@ class Cadence:
 
 
 def daly_s(cost_s: float, mtbf_s: float) -> float:
-    """Daly's optimum of the interval; Young's √(2·C·M) for a cost that is small against the time between failures.
+    """Daly's optimal interval; Young's √(2·C·M) if the cost is small against the time between failures.
 
     >>> daly_s(0.5, 10_000.0) - math.sqrt(2 * 0.5 * 10_000.0) < 0.0
     True

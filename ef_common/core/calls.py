@@ -1,4 +1,4 @@
-"""Which call a member is in, told with the first message of each: members in different calls must not meet unnoticed.
+"""The call that a member is in travels with each first message, so that different calls never meet unnoticed.
 
 A call is a line of text that says what a worker does ("barrier 'fit'", "reduction of the gradients"), equal in all
 members that are in it. It travels in a header of a fixed size, so that whatever two members send each other can be read
@@ -21,7 +21,7 @@ _MOST_NAMED = 8
 
 
 def header(call: str, num_bytes: int) -> bytes:
-    """A header: the length of what belongs to it, and the call.
+    """A header: the length of the content that follows, and the call.
 
     >>> len(header("barrier", 0)) == len(header("x" * 1000, 1 << 40)) == HEADER_BYTES
     True
@@ -38,7 +38,7 @@ def _text(call: str) -> bytes:
 
 
 def length_in(frame: bytes) -> int:
-    """The length that a header tells.
+    """The length in a header.
 
     >>> length_in(header("barrier", 5) + b"12345")
     5
@@ -47,7 +47,7 @@ def length_in(frame: bytes) -> int:
 
 
 def call_in(frame: bytes) -> str:
-    """The call that a header tells; if it is very long, its beginning.
+    """The call in a header; of a very long one, its beginning.
 
     >>> call_in(header("barrier", 5) + b"12345")
     'barrier'
@@ -56,7 +56,7 @@ def call_in(frame: bytes) -> str:
 
 
 def mismatch(calls: Sequence[str], members: Sequence[Member]) -> str:
-    """What is wrong if the members, in rank order, are in these calls; empty if they are all in one.
+    """What is wrong if the members, in rank order, are in these calls; empty if all are in one.
 
     >>> members = [Member("a", "node-0", ""), Member("b", "node-1", "")]
     >>> mismatch(["barrier", "barrier"], members)

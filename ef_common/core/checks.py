@@ -1,8 +1,8 @@
-"""What a setting may be."""
+"""Checks of the values of settings."""
 
 from __future__ import annotations
 
 
 def is_count(value: object, *, least: int) -> bool:
-    """Whether it is an integer (True and False are none), and at least so large."""
+    """Whether the value is an integer (not True or False) and at least this large."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

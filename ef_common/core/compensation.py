@@ -1,37 +1,37 @@
 """Compensation: how an optimizer's settings follow the global batch, as pure functions of their ratio.
 
 The user chooses the settings for a *reference batch*. If the global batch is k times as large, k is the *ratio*, and
-an update stands for k of theirs. Each setting then is an affine function of what the user, or a schedule, says: it
-is computed anew for each update and never multiplied in place. So a schedule does not see it, and W₀ → W₁ → W₂ ends
+an update stands for k of theirs. Each setting is then an affine function of the value that the user, or a schedule, has
+set: it is computed again for each update and never multiplied in place. Schedules do not see it, and W₀ → W₁ → W₂ ends
 where W₂ alone does.
 
-**The ramp.** After a change the ratio goes from the old one to the new one over T updates (Lin et al. 2019, "Dynamic
+**The ramp.** After a change the ratio moves from the old value to the new one over T updates (Lin et al. 2019, "Dynamic
 Mini-batch SGD for Elastic Distributed Training"):
 
     γ_t = γ_old + (γ_new − γ_old) · min(1, (t − t₀) / T)
 
-where t₀ is the last update before the change. A change in the middle of a ramp starts from the ratio of the moment.
-The first ratio of a run is taken at once.
+where t₀ is the last update before the change. A change during a ramp starts from the current ratio. The first ratio of
+a run takes effect at once.
 
-**The reference batch** is by default the global batch with which the training has begun: who comes from data-parallel
+**The reference batch** is by default the global batch with which the training has begun: a user of data-parallel
 training with a fixed world has settings for that one.
 
 **Linear rule** (SGD): η → kη. The form `u ← μu + g; w ← w − γηu` (torch, also with nesterov and dampening) rescales
-the old momentum by construction. The form `v ← μv − γηg; w ← w + v` (Keras) has the rate in its momentum, which must
-be multiplied by γ_t / γ_{t−1} (`momentum_factor`) to give the same weights.
+the old momentum by construction. The form `v ← μv − γηg; w ← w + v` (Keras) contains the rate in its momentum, which
+must be multiplied by γ_t / γ_{t−1} (`momentum_factor`) to give the same weights.
 
 **Square-root rule** (Adam, RMSprop; Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
 Algorithms"): η → √k·η, β → 1 − k(1−β) for all moving averages, ε → ε/√k. The averages then reach back over as many
-samples as before, and the noise in an update is that of k updates. The rule is derived for k(1−β) well below 1: an
-average over less than some updates is none. So a moving average of gradients goes on over two updates at least
-(β ≥ ½), one of their squares, by which the update is divided, over ten (β ≥ 0.9); a smaller β of the user's stays.
-In a small world none goes on over more than 2²⁰ updates: numbers of single precision do not tell a larger β from 1. An
-average that the user has switched off (β₁ = 0, as for many GANs) stays off in each world.
-The corrections 1 − β^t of the optimizers take the β of the moment for all t. The heavy-ball momentum of RMSprop is
-left as it is, as in the linear rule: nothing damps its input by 1 − μ, so another μ would be another rate.
+samples as before, and the noise in an update is that of k updates. The rule is derived for k(1−β) well below 1, because
+an average over less than a few updates is not one. A moving average of gradients therefore covers at least two updates
+(β ≥ ½), and one of their squares, by which the update is divided, at least ten (β ≥ 0.9); a smaller β of the user's
+stays. In a small world no average covers more than 2²⁰ updates, because single precision does not distinguish a larger
+β from 1. An average that the user has switched off (β₁ = 0, as for many GANs) stays off in each world.
+The corrections 1 − β^t of the optimizers use the current β for all t. The heavy-ball momentum of RMSprop stays as it
+is, as under the linear rule: nothing damps its input by 1 − μ, so another μ would be another rate.
 
-**Weight decay.** Decoupled (AdamW: w ← w − ηλw) it shall take as much per sample as before, so ηλ → kηλ: the linear
-rule does that by η alone; under the square-root rule λ → √k·λ. As L2 in the gradient it needs nothing.
+**Weight decay.** Decoupled decay (AdamW: w ← w − ηλw) should take as much per sample as before, so ηλ → kηλ: the linear
+rule achieves that through η alone; under the square-root rule λ → √k·λ. L2 in the gradient needs nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MOST_BETA = 1.0 - 2.0**-20
 
 
 class Ramp(NamedTuple):
-    """A ratio on its way.
+    """A ratio on its way to a new value.
 
     Args:
         start: Ratio of the last update before the change.
@@ -118,7 +118,7 @@ class Compensation:
 
     @classmethod
     def of(cls, value: Compensation | Rule) -> Compensation:
-        """The settings themselves, or those with a rule and the defaults."""
+        """The settings as given, or the defaults with this rule."""
         return value if isinstance(value, Compensation) else cls(value)
 
     @property
@@ -127,7 +127,7 @@ class Compensation:
         return self.rule if isinstance(self.rule, str) else getattr(self.rule, "__name__", "function")
 
     def rule_for(self, kind: str | None) -> Rule:
-        """The rule of an optimizer, which is not `auto` any more.
+        """The rule of an optimizer, with `auto` resolved.
 
         Args:
             kind: Which of those in `AUTO` it is; None for any other.
@@ -137,7 +137,7 @@ class Compensation:
         return "none" if kind is None else AUTO[kind]
 
     def advance(self, ramp: Ramp | None, goal: float) -> Ramp:
-        """The ramp at the next update, whose ratio will in the end be `goal`."""
+        """The ramp at the next update, with the final ratio `goal`."""
         if ramp is None:
             return Ramp(goal, goal, self.ramp_steps)
         if goal != ramp.goal:
@@ -145,11 +145,11 @@ class Compensation:
         return ramp if self.is_over(ramp) else ramp._replace(updates=ramp.updates + 1)
 
     def is_over(self, ramp: Ramp) -> bool:
-        """Whether a change has its whole effect."""
+        """Whether a change has taken full effect."""
         return ramp.updates >= self.ramp_steps
 
     def ratio(self, ramp: Ramp) -> float:
-        """γ_t: exactly the goal when the ramp is over."""
+        """γ_t, which is exactly the goal when the ramp is over."""
         start, goal, updates = ramp
         return goal if self.is_over(ramp) else start + (goal - start) * updates / self.ramp_steps
 
@@ -158,7 +158,7 @@ class Compensation:
 
 
 def kind_of(cls: type, known: Mapping[type, str], steps: Sequence[str]) -> str | None:
-    """Which of the known optimizers a class is: one of them, or a subclass that makes its steps as they do.
+    """Which of the known optimizers a class is: itself, or the base class whose steps it makes.
 
     Args:
         cls: The class of an optimizer.
@@ -208,7 +208,7 @@ class Affine(NamedTuple):
 
 
 def adjustments(rule: Rule, ratio: float) -> Mapping[str, Affine]:
-    """What becomes of an optimizer's settings at a ratio.
+    """How an optimizer's settings change at a ratio.
 
     Args:
         rule: Any but "auto".
@@ -250,7 +250,7 @@ def lr_scale(rule: Rule, ratio: float) -> float:
 
 
 def momentum_factor(rule: Rule, before: float, ratio: float) -> float:
-    """What a momentum that has the learning rate in it is multiplied by, before an update.
+    """The factor for a momentum that contains the learning rate, before an update.
 
     Args:
         rule: Any but "auto".

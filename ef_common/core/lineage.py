@@ -2,16 +2,16 @@
 
 A checkpoint is named by (run, generation, step), in that order:
 
-* *run* is the number of the start of the job. Whoever starts it claims the next number, exclusively, and says with the
-  claim which checkpoint it resumes from: its *parent*;
-* *generation* is that of the view whose member wrote it, and *step* the update after which it was taken.
+* *run* is the number of the start of the job. A start exclusively claims the next number, and its claim names the
+  checkpoint that it resumes from: its *parent*.
+* *generation* is that of the view whose member wrote it, and *step* is the update after which it was taken.
 
-So there is a chain: the checkpoints of the newest run, then those of the run it resumed from that are not after its
-parent, and so on. A checkpoint off the chain was *rolled back*: training has gone on from before it, elsewhere.
+These names form a chain: the checkpoints of the newest run, then those of the run that it resumed from, up to its
+parent, and so on. A checkpoint off the chain was *rolled back*: training has continued elsewhere, from before it.
 
-The order is what fences. A name is never used twice, since it holds a run that one start alone has claimed and a
-generation in which one member writes; what a writer that was cut off may still publish sorts before what the others
-have published meanwhile.
+The order is what fences. A name is never used twice, because only one start has claimed its run and only one member
+writes in its generation. Whatever a writer that was cut off may still publish sorts before what the others have
+published meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CheckpointId(NamedTuple):
 
     Args:
         run: Number of the start of the job, from 1.
-        generation: Of the view in which it was taken.
+        generation: Generation of the view in which it was taken.
         step: Updates made since the beginning of training.
 
     >>> CheckpointId(2, 5, 123).name
@@ -47,7 +47,7 @@ class CheckpointId(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> CheckpointId | None:
-        """The identity that has this name; None if the name is not one of ours."""
+        """The identity with this name; None if the name is not one of ours."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -57,7 +57,7 @@ class CheckpointId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is known of how a run began.
+    """What is known about the beginning of a run.
 
     Args:
         parent: The checkpoint that it resumed from; None if it started from nothing.
@@ -89,7 +89,7 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
     not break because of one small file.
 
     Args:
-        checkpoints: Those with a manifest.
+        checkpoints: Checkpoints with a manifest.
         claims: How the runs began, by their numbers.
 
     >>> first, second, third = CheckpointId(1, 1, 10), CheckpointId(1, 1, 20), CheckpointId(2, 1, 12)
@@ -113,16 +113,16 @@ def lineage(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) 
 
 
 def next_run(checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> int:
-    """Number for the next start: above all that have left a trace."""
+    """The number of the next start, above every number that has left a trace."""
     return 1 + max({one.run for one in checkpoints} | set(claims), default=0)
 
 
 def fence(writer: CheckpointId, checkpoints: Collection[CheckpointId], claims: Mapping[int, Claim]) -> Fence | None:
-    """Why this checkpoint must not be published; None if it may.
+    """Why this checkpoint must not be published; None if it may be.
 
     Args:
         writer: Identity of the checkpoint to be published.
-        checkpoints: Those with a manifest.
+        checkpoints: Checkpoints with a manifest.
         claims: How the runs began.
     """
     newest_run = next_run(checkpoints, claims) - 1

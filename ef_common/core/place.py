@@ -1,4 +1,4 @@
-"""The place of a training: how far it has come for sure."""
+"""The place of a training: how far it has certainly come."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Everything before it is committed for good, but for what was returned.
+    """The place of a training. Everything before it is committed for good, except what was returned.
 
     Args:
         epoch: Index of the epoch; all before it are over.

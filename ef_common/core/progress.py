@@ -1,20 +1,22 @@
-"""Who keeps the others waiting: what the members tell of their progress, and what follows from it.
+"""Decides who keeps the others waiting, from the progress that the members report.
 
-A member *waits* in a collective, at a boundary, or while a view settles; else it computes. Its *position* is the view
-and the collective that it waits for, or will wait for next. Whoever computes, or waits at an earlier position than
-another one, *lags*. It is hung if all others have waited for longer than its limit, and it has not moved in that time.
+A member *waits* in a collective, at a boundary, or while a view settles; otherwise it computes. Its *position* is the
+view and the collective that it waits for, or will wait for next. A member *lags* if it computes, or if it waits at an
+earlier position than another one. It hangs if all others have waited for longer than its limit, and it has not moved in
+that time.
 
-The limit is learned from the run, as nobody knows beforehand what a step takes. Spans of computing are of three kinds:
+The limit is learned from the run, because nobody knows in advance how long a step takes. There are three kinds of
+computing spans:
 
 * STEP: from the dealing of a batch to the end of its reduction, ``max(60 s, 10 × longest STEP, 2 × longest FIRST)``;
 * FIRST: the same, in the first steps of a worker, where kernels are compiled and caches are filled;
-* OTHER: everything else (evaluations, checkpoints, what callbacks do).
+* OTHER: everything else (evaluations, checkpoints, callbacks).
 
-Of the last two only one thing is known, that they may take long: ``max(600 s, 2 × longest of the kind)``. So it is with
-steps in which more than half of the members lag, as a storage that stalls may be the cause. If all wait for the same
-and nobody moves, nobody is to blame: all try again, in a new view. Whoever does not come into that one lags.
+Spans of the last two kinds may take long: ``max(600 s, 2 × longest of the kind)``. The same limit applies to steps in
+which more than half of the members lag, because a stalled storage may be the cause. If all wait for the same collective
+and nobody moves, nobody is to blame: all try again, in a new view, and a member that does not enter it lags.
 
-Times are counted from when the view came to its members at the earliest: what was before is over.
+Times count from when the view reached its members at the earliest, so that nothing from before is held against anybody.
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ SETTLING = -1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a member tells; durations in seconds.
+    """The progress that a member reports; durations in seconds.
 
     Args:
-        generation: Of the view that it is in, or settles.
+        generation: Generation of the view that it is in, or that it settles.
         number: Collectives that it has completed; `SETTLING`.
-        waits: It waits for the others; else it computes.
-        kind: Of what it computes, or interrupts to wait.
+        waits: Whether it waits for the others; otherwise it computes.
+        kind: The kind of computation that it does, or that it interrupts to wait.
         for_s: For how long it has done so.
         longest_step_s: Its longest span of the kind STEP that has ended, without waiting.
-        longest_first_s: Likewise, FIRST.
-        longest_other_s: Likewise, OTHER.
-        num_samples: Trained on in steps of the kind STEP so far, as far as these steps say how fast it is.
-        computing_s: What they took, without waiting.
-        waiting_s: What was waited in them.
+        longest_first_s: The same for the kind FIRST.
+        longest_other_s: The same for the kind OTHER.
+        num_samples: Samples trained in steps of the kind STEP so far, as far as these steps show how fast it is.
+        computing_s: Time that these steps took, without waiting.
+        waiting_s: Time spent waiting in them.
         evicts_stragglers: Its user wants stragglers to be replaced.
     """
 
@@ -68,13 +70,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a member has told, and when that came."""
+    """A member's report, and when it arrived."""
 
     progress: Progress
     at: float
 
     def since(self, earliest: float) -> float:
-        """Since when it has done what it does."""
+        """Since when the member has been doing what it reports."""
         return max(earliest, self.at - self.progress.for_s)
 
 
@@ -83,11 +85,11 @@ class Limits:
     """When a member is hung; durations in seconds.
 
     Args:
-        hang_timeout_s: The limit of a STEP, in place of the learned one; 0: nobody is ever taken for hung.
-        floor_s: The learned limit of a STEP is no shorter.
-        unknown_s: The limit of what is not known is no shorter.
-        factor: The learned limit of a STEP is so many times the longest one.
-        slack: The limit of what is not known is so many times the longest of its kind.
+        hang_timeout_s: The limit of a STEP, in place of the learned one; 0: nobody ever counts as hung.
+        floor_s: Lower bound of the learned limit of a STEP.
+        unknown_s: Lower bound of the limit for the other kinds.
+        factor: The learned limit of a STEP is this many times the longest one.
+        slack: The limit of another kind is this many times the longest span of that kind.
     """
 
     hang_timeout_s: float | None = None
@@ -106,7 +108,7 @@ class Longest:
     other_s: float = 0.0
 
     def and_of(self, progress: Progress) -> Longest:
-        """Those of one more member."""
+        """The longest spans including those of one more member."""
         return Longest(
             max(self.step_s, progress.longest_step_s),
             max(self.first_s, progress.longest_first_s),
@@ -116,7 +118,7 @@ class Longest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong.
+    """What is wrong with the members of a view.
 
     Args:
         hung: Members that keep the others waiting.
@@ -130,11 +132,11 @@ class Verdict:
 
 
 def limit_of(kind: str, longest: Longest, limits: Limits, *, few: bool = True) -> float:
-    """So long a member may keep the others waiting, in seconds.
+    """How long a member may keep the others waiting, in seconds.
 
     Args:
-        kind: Of what it does.
-        longest: What the run has shown.
+        kind: The kind of its computation.
+        longest: The longest spans of the run so far.
         limits: Settings.
         few: No more than half of the members lag.
     """
@@ -162,12 +164,12 @@ def judge(
     """Judge the members of a view.
 
     Args:
-        members: Those that are there.
-        heard: What they have told.
+        members: The members that are there.
+        heard: Their reports.
         now: Time of a monotonic clock, in seconds.
         earliest: When their view came to them.
-        fresh: What was told before this time says nothing.
-        longest: What the run has shown.
+        fresh: Reports from before this time are ignored.
+        longest: The longest spans of the run so far.
         limits: Settings.
     """
     told = {member: heard[member] for member in members if member in heard and heard[member].at >= fresh}

@@ -1,57 +1,60 @@
-"""The quorum: which coordinator may issue a view, so that two of them can never do harm.
+"""The quorum: which coordinator may issue a view, so that two coordinators never do harm.
 
-The members of a view train only if *all* of them take part in each collective, so two coordinators do harm only if
-each of them issues a view, and nobody is a member of both. Each worker listens to one coordinator at a time, and tells
-the next one all views that it has received since the one in which it has settled (its group was built, so that all its
-members had received it). That one and those after it are the *chain*. For each view of the chain, with
+The members of a view train only if *all* of them take part in each collective. Two coordinators therefore do harm only
+if each of them issues a view, and nobody is a member of both. Each worker listens to one coordinator at a time, and
+reports to the next one all views that it has received since the one in which it has settled (its group was built, so
+all members of that view had received it). That view and those after it are the *chain*. For each view of the chain,
+with
 
-* ``M``: its members, without those that are *gone*: who said goodbye; whose connection to the coordinator was ended by
-  its process, and which took part in no view of another coordinator before; and who has asked to leave, since no view
-  may rest on it from then on, whoever leads;
+* ``M``: its members, without those that are *gone*: a member is gone if it said goodbye; if its process ended its
+  connection to the coordinator, and it took part in no view of another coordinator before; or if it has asked to leave,
+  since no view may rest on it from then on, whoever leads;
 * ``S``: those of them that are members of the view to be issued,
 
-a view may be issued if ``S = M``. Else it depends on whether the members have one *store* that all of them reach.
+a view may be issued if ``S = M``. Otherwise it depends on whether the members have one *store* that all of them reach.
 
-**With a store**, as one of S has told, it may if S has the *claim* of that view: a file there, which can be created but
-once, says that S goes on. From then on nobody counts but those whom the claim names: if some of them are lost, too, the
-others need the claim of what is left of it, and so on. For a claim to help,
+**With a store**, which some member of S has reported, it may be issued if S has the *claim* of that view: a file in the
+store, which can be created only once, says that S continues. From then on only the members that the claim names count.
+If some of them are lost, too, the others need the claim of what is left, and so on. A claim can help only if
 
 * ``2 |S| ≥ |M|``; or
-* all members of the view have told it (the view is *agreed*). Then S may be few. They let the others go first.
+* all members of the view have reported the store (the view is *agreed*). Then S may be few. They let the others go
+  first.
 
-**Without a store**, as none of S has told of one, it may
+**Without a store**, because no member of S has reported one, it may be issued
 
 * if ``2 |S| > |M|``; or
-* if ``2 |S| = |M|``, all of S have told that there is none, and this coordinator has issued that view itself (all
-  others need more than half), or whoever issued it has ended, which one of S has seen, and all of M without S are
-  *dead*: nobody listens where these processes would.
+* if ``2 |S| = |M|``, all of S have reported that there is no store, and either this coordinator has issued that view
+  itself (all others need more than half), or its issuer has ended, which a member of S has seen, and all of M without S
+  are *dead*: nobody listens where these processes would.
 
-Silence proves nothing. Nor may a successor leave the dead out of M: before they died they may have been half of
-another coordinator's view whose other half lives.
+Silence proves nothing. A successor must not leave the dead out of M, either: before they died they may have been half
+of another coordinator's view whose other half lives.
 
-Why it is safe: let coordinators 1 and 2 issue views with the members S1 and S2 of M, none in common, with G1 and G2
-gone. Nobody of S1 is in G2, nor of S2 in G1: whoever has been in one of them tells the next coordinator of that view,
-and who wants to leave is in neither. Who is in both G1 and G2 counts for neither; leave it out of M. Then the four have
-nobody in common, and |S1| + |S2| + |G1| + |G2| ≤ |M|.
+Why it is safe: let coordinators 1 and 2 issue views with the members S1 and S2 of M, which have no member in common,
+with G1 and G2 gone. No member of S1 is in G2, and none of S2 in G1: a worker that has been in one of these views
+reports it to the next coordinator, and a worker that wants to leave is in neither. A member of both G1 and G2 counts
+for neither coordinator; leave it out of M. Then the four sets are disjoint, and |S1| + |S2| + |G1| + |G2| ≤ |M|.
 
 *Both without a store.* If one of them is more than half, 2 |S1| ≥ |M| - |G1| and 2 |S2| > |M| - |G2|, and so
 |S1| + |S2| + (|G1| + |G2|) / 2 > |M|. If both are half, the sums may be equal, so there must be one way for both to be
-the only half. They have it: one has issued the view, or all others are dead.
+the only half. There is: one of them has issued the view, or all others are dead.
 
-*Both with one.* It is the same one: the members have agreed on it in a collective, whose result is the same for all: it
-is that none has one, or it is the digest of a random marker that each of them has read from it. Whoever has come later
-tells a store only if it is that of the state that it received, and if it reads the same marker there. The claims that
-begin with that of M are a list, each written once, and naming some of those whom the one before it names. Let S1 go on
-with M itself or a claim W1, and S2 with W2, which is the same or comes later. W2 without G2 is in S2, and is somebody.
-But all of W2 are in W1, so in S1 or in G1, and neither has anybody in common with S2. This holds also if S1 is all of M
-without G1, whether it has told a store or not.
+*Both with a store.* It is the same one. The members have agreed on it in a collective, whose result is the same for
+all: either that none has one, or the digest of a random marker that each of them has read from it. A later arrival
+reports a store only if it is that of the state that it received, and if it reads the same marker there. The claims that
+begin with that of M form a list; each is written once and names some of the members that the previous one names. Let S1
+continue with M itself or a claim W1, and S2 with W2, which is the same or a later one. W2 without G2 is in S2, and is
+not empty. But all of W2 are in W1, so in S1 or in G1, and neither has a member in common with S2. This also holds if S1
+is all of M without G1, whether it has reported a store or not.
 
-*One with a store, the other without.* Nobody of the other one has told, so the view is not agreed; so both are more
-than half, or half, as above. Both are not half: one has told a store, and all of the other that there is none.
+*One with a store, the other without.* No member of the second has reported a store, so the view is not agreed. Both are
+therefore more than half, or half, as above. They are not both half: a member of one has reported a store, and all of
+the other that there is none.
 
-It does not matter whether coordinators come and go meanwhile, since claims name members. Later views rest on it as in
+It does not matter whether coordinators come and go meanwhile, because claims name members. Later views rest on it as in
 *dynamic voting* (Jajodia and Mutchler 1990; with views that may or may not have come about: Yeger Lotem, Keidar and
-Dolev 1997): S2 has a member in each view that followed, so coordinator 2 knows that view and what it asks for as well.
+Dolev 1997): S2 has a member in each view that followed, so coordinator 2 knows that view and its requirements as well.
 """
 
 from __future__ import annotations
@@ -70,9 +73,9 @@ class Link:
 
     Args:
         view: The view.
-        own: This coordinator has issued it.
-        over: Whoever has issued it has ended, and a member that is here has heard all that it had to say till then.
-        agreed: All its members have told that they have one store.
+        own: Whether this coordinator has issued it.
+        over: Whether its issuer has ended, and a member that is here has heard everything the issuer said until then.
+        agreed: Whether all its members have reported the same store.
     """
 
     view: View
@@ -83,7 +86,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """Some members of a view go on without the others if they have a claim.
+    """The claim that some members of a view need to continue without the others.
 
     Args:
         claim: Its name. There is one of each view, and one of what each claim has left of it.
@@ -99,15 +102,15 @@ class Stores:
     """What is known of the members' stores.
 
     Args:
-        told: Of each member that has told: "" for none, else the digest of the marker in it.
-        claims: Of each claim that somebody has: whom it names.
+        told: Store of each member that has reported it: the digest of its marker, or "" for none.
+        claims: Members that each acquired claim names.
     """
 
     told: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     claims: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def have_one(self, members: Iterable[str]) -> bool:
-        """Whether all these members have told, and have one store."""
+        """Whether all these workers have reported a store, and it is the same one."""
         told = {self.told.get(member) for member in members}
         return len(told) == 1 and bool(told.pop())
 
@@ -117,7 +120,7 @@ NO_STORES = Stores()
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """What is lacking: a reason, and perhaps a claim that would do."""
+    """What is missing: a reason, and perhaps a claim that would be enough."""
 
     why: str
     bid: Bid | None = None
@@ -142,7 +145,7 @@ def shortfall(
         dead: Ids of those that are known to be dead.
         based: One of them has settled in the first view of the chain, or it is the first of all. Else nobody here knows
             what was before it, and all its members are needed.
-        stores: Of the members.
+        stores: Stores of the members.
 
     Returns:
         The reason in one line, or "" if the view may be issued.
@@ -163,7 +166,7 @@ def shortfall(
 def bids(
     members: Collection[str], chain: Iterable[Link], *, gone: Collection[str], dead: Collection[str], stores: Stores
 ) -> tuple[tuple[Bid, ...], bool]:
-    """The claims with which alone these members could have a view; none if claims would not do.
+    """The claims with which these members could have a view; empty if claims alone are not enough.
 
     Returns:
         The claims, and whether the others may be more, and should go first.
@@ -221,7 +224,7 @@ def _lack(
 
 
 def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: Stores) -> Bid | None:
-    """The claim that is lacking; None if these members have the last one. Nobody in it: others have it."""
+    """The missing claim; None if these members have the last one; one without members if others have it."""
     claim, left = f"{view.generation:09d}-{_digest(view.ids)}", set(view.ids).difference(gone)
     while (named := stores.claims.get(claim)) is not None:
         claim, left = f"{view.generation:09d}-{_digest((claim, *named))}", set(named).difference(gone)
@@ -240,10 +243,10 @@ def _digest(names: Iterable[str]) -> str:
 
 
 def merge(chains: Iterable[tuple[int, tuple[Link, ...]]]) -> tuple[int, tuple[Link, ...]]:
-    """Put together what workers know.
+    """Combine what workers know.
 
     Args:
-        chains: Of each the generation in which it has settled (0: none), and the views that it knows since then.
+        chains: For each worker, the generation in which it has settled (0: none), and its views since then.
 
     Returns:
         The newest generation in which one of them has settled, and the chain since then, the newest view last. What was
@@ -273,7 +276,7 @@ def is_same(one: View, other: View) -> bool:
 
 
 def follows(view: View, first: View, chain: Iterable[Link]) -> bool:
-    """Whether a view was issued with knowledge of another one, which has come about.
+    """Whether a view was issued with knowledge of another view, which has come about.
 
     Args:
         view: The view.

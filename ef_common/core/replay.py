@@ -1,14 +1,14 @@
 """The replay rule: what to do about the collective in flight when the view changes.
 
-Collectives have sequence numbers. Each needs every member before any can complete it, so when the number of
-completed ones is exchanged in a new view, the members differ by one at most:
+Collectives have sequence numbers, and each needs every member before any can complete it. When the members of a new
+view exchange how many they have completed, the numbers therefore differ by at most one:
 
-* all have the same number: whoever stands in a collective runs it again, without those that are gone;
-* some are one ahead: those behind receive the result from one that has it.
+* If all have the same number, a member that is in a collective runs it again, without the lost members.
+* If some are one ahead, those behind receive the result from one of them.
 
-A newcomer holds nothing yet (it is *fresh*). It can only meet members that all stand at the same boundary,
-and receives the whole state from one of them. If everyone is fresh, the state is lost (or not born yet), and
-rank 0's initial state becomes everybody's.
+A newcomer has nothing yet (it is *fresh*). It only meets members that are all at the same boundary, and receives the
+whole state from one of them. If all are fresh, the state is lost or does not exist yet, and rank 0's initial state
+becomes that of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints may be removed, each with the reason."""
+"""Retention: which checkpoints may be removed, and why."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What lies in a store under the name of a checkpoint.
+    """The files in a store under the name of a checkpoint.
 
     Args:
         id: The checkpoint.
         complete: Its manifest is there, can be read, and all its files have their sizes.
-        metrics: Of its manifest.
-        foreign: It was written by a newer version of ElasticFlow, so we do not know what it is.
+        metrics: Metrics in its manifest.
+        foreign: Whether a newer version of ElasticFlow wrote it, so that we do not know what it is.
     """
 
     id: CheckpointId
@@ -75,16 +75,16 @@ def removable(
     valid: Collection[CheckpointId],
     run: int,
 ) -> dict[CheckpointId, str]:
-    """What to remove, and why; oldest first.
+    """The checkpoints to remove, each with the reason, oldest first.
 
     The newest checkpoint that is known to be valid stays, whatever the settings say, and so does all that is newer.
     If none is known to be valid nothing is removed at all; nor is anything of a newer run.
 
     Args:
         stored: All that lies there.
-        retention: What to keep.
+        retention: The settings of what to keep.
         chain: `lineage` of the checkpoints.
-        valid: Those which this process has written, or read and found whole.
+        valid: Checkpoints that this process has written, or has read and found complete.
         run: The run of this process.
     """
     complete = {one.id: one for one in stored if one.complete}
@@ -106,7 +106,7 @@ def removable(
 
 
 def _kept(chain: Sequence[Stored], retention: Retention) -> set[CheckpointId]:
-    """The ones to keep, of those of a lineage, newest first."""
+    """The checkpoints of a lineage to keep, newest first."""
     kept = {one.id for one in chain[: retention.keep_last]}
     if retention.keep_every:
         spans: dict[int, CheckpointId] = {}

@@ -1,17 +1,17 @@
-"""Learning-rate schedules that count steps, in a world whose size changes: they follow the samples.
+"""Learning-rate schedules that count steps follow the samples when the size of the world changes.
 
 A user makes a schedule for the world in which the job began, the *reference world*: W₀ workers, whose steps take b₀
-positions each. A world of another size takes b positions in a step, so a schedule that moved on with each update would
-come to its end early or late. Here an update that takes the positions p … p+b of an epoch gets the value that the
-reference world's update gets which takes position p+b−1, the last of them:
+positions each. A world of another size takes b positions in a step, so a schedule that advances with each update would
+end early or late. Here an update that takes the positions p … p+b of an epoch gets the value of the reference world's
+update that takes position p+b−1, the last of them:
 
     number of scheduler steps before it  =  ⌈(p + b) / b₀⌉ − 1        (one batch in an update, each update counted)
 
 With b = b₀ that is the number of updates before it, as without ElasticFlow. In a larger world a scheduler makes several
 steps between two updates, in a smaller one none after some of them. The first update of b₀ positions has the first
 value, the last update of an epoch has the value of the reference world's last one, and when the epoch is over as many
-steps have been made as in the reference world. All of it is a function of positions that have been committed, so it is
-the same in all workers.
+steps have been made as in the reference world. Everything is a function of committed positions, so it is the same in
+all workers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SCHEDULES = ("samples", "updates")
 
 
 def check_schedules(value: str) -> None:
-    """Check the setting that says what schedules follow.
+    """Check the setting for what schedules follow.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: The value is unknown.
     """
     if value not in SCHEDULES:
         raise UsageError(f"schedules follow one of {SCHEDULES}. Received: schedules={value!r}")
@@ -54,15 +54,15 @@ class ReferenceEpoch(NamedTuple):
     accumulate: int = 1
 
     def steps_at(self, position: int) -> int:
-        """Steps that it takes to have this many positions trained on."""
+        """Steps after which this many positions have been trained on."""
         return self.num_steps if position >= self.length else min(self.num_steps, -(-position // self.batch))
 
     def calls(self, steps: int, frequency: int = 1) -> int:
-        """How often a scheduler has been stepped after so many steps of the epoch.
+        """How often a scheduler has been stepped after this many steps of the epoch.
 
         Args:
-            steps: Of `num_steps`.
-            frequency: It is stepped after an update whose last step has a number that this divides.
+            steps: Number of steps, at most `num_steps`.
+            frequency: The scheduler is stepped after updates whose last step has a number that this divides.
 
         >>> epoch = ReferenceEpoch(length=7, batch=1, num_steps=7, accumulate=2)
         >>> [epoch.calls(steps) for steps in range(8)]  # updates after the steps 2, 4, 6 and 7
@@ -90,7 +90,7 @@ class ReferenceEpoch(NamedTuple):
         return self.calls(max(0, end_of_update - 1), frequency)
 
     def cut(self, num_updates: int) -> ReferenceEpoch:
-        """The same, if the training ends after so many updates of it, at the latest."""
+        """The same epoch, if the training ends after at most this many updates of it."""
         if num_updates >= self.calls(self.num_steps):
             return self
         steps = max(0, num_updates) * self.accumulate

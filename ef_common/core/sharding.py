@@ -1,14 +1,14 @@
 """Sharding: which worker trains on which sample, as a function of the view.
 
-An epoch is a sequence of positions 0 … length-1 (a position is an index in the epoch's order, not in the
-dataset). Positions are dealt in windows: a step of a world of W workers with local batch B takes the next
-W·B positions, and each member its slice. A window stays *uncommitted* until a gradient reduction has
-completed; then the slices of the members that contributed are committed, and the slices of those that did
-not (they died) are *returned*: they are appended to the sequence and dealt again. So in each epoch every
-position is committed exactly once, whatever the history of views.
+An epoch is a sequence of positions 0 … length-1 (a position is an index in the epoch's order, not in the dataset).
+Positions are dealt in windows: a step of a world of W workers with local batch B takes the next W·B positions, and each
+member its slice. A window stays *uncommitted* until a gradient reduction has completed. Then the slices of the members
+that contributed are committed, and the slices of those that did not (because they died) are *returned*: they are
+appended to the sequence and dealt again. In each epoch every position is therefore committed exactly once, whatever the
+history of views.
 
-A *global batch* of fixed size is dealt likewise, but it is the same batch for every history of views: whoever is left
-makes up for the shares of those that died, in the same step, so nothing is returned. It is cut into *pieces*, which
+A *global batch* of fixed size is dealt in the same way, but it is the same batch for every history of views: the
+survivors compute the shares of lost members in the same step, so nothing is returned. It is cut into *pieces*, which
 are not divided: single positions, or micro-batches if the sums must not depend on the shares.
 """
 
@@ -30,7 +30,7 @@ may hold 3.)"""
 
 
 class GlobalBatch(NamedTuple):
-    """A batch that the workers share, however many they are.
+    """A batch that the workers share, however many there are.
 
     Args:
         size: Positions of a full one.
@@ -54,7 +54,7 @@ class Window(NamedTuple):
     piece: int = 0
 
     def slice_of(self, worker: str) -> Range:
-        """Places of one member; an empty range for a stranger."""
+        """Places of one member; empty for a worker that is not a member."""
         if worker not in self.members:
             return (self.start, self.start)
         low, high = self._share_of(worker)
@@ -80,7 +80,7 @@ class Window(NamedTuple):
         return (self.start + _end_of(piece, self), self.start + _end_of(piece + 1, self))
 
     def shares(self) -> dict[str, int]:
-        """Number of places of each member that has some; see `share`."""
+        """Number of places of each member that has any; see `share`."""
         num_shares, base, extra = _split(self.stop - self.start, len(self.members), self.min_share)
         return dict(zip(self.members, [base + 1] * extra + [base] * (num_shares - extra), strict=False))
 
@@ -92,7 +92,7 @@ class EpochProgress(NamedTuple):
         epoch: Index of the epoch.
         length: Number of positions in it.
         cursor: Places dealt so far.
-        returned: Positions that stand behind the first `length` places, because they were dealt in vain.
+        returned: Positions after the first `length` places, because they were dealt in vain.
         uncommitted: Windows dealt since the last gradient reduction.
         steps: Windows dealt so far (batches, as the host framework counts them).
     """
@@ -106,7 +106,7 @@ class EpochProgress(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Length of the sequence, with what was returned."""
+        """Length of the sequence, including returned positions."""
         return self.length + len(self.returned)
 
     @property
@@ -115,7 +115,7 @@ class EpochProgress(NamedTuple):
         return self.length + len(self.returned) - self.cursor
 
     def ranges(self, places: Range) -> list[Range]:
-        """Positions that stand at these places, as half-open ranges."""
+        """Positions at these places, as half-open ranges."""
         start, stop = places
         if start < stop <= self.length:
             return [places]
@@ -124,11 +124,11 @@ class EpochProgress(NamedTuple):
         return ranges + [(position, position + 1) for position in tail]
 
     def positions(self, places: Range) -> list[int]:
-        """Positions that stand at these places."""
+        """Positions at these places."""
         return [position for start, stop in self.ranges(places) for position in range(start, stop)]
 
     def positions_at(self, places: Iterable[int]) -> list[int]:
-        """Position that stands at each place."""
+        """The position at each place."""
         return [place if place < self.length else self.returned[place - self.length] for place in places]
 
 
@@ -140,7 +140,7 @@ class Commit(NamedTuple):
 
 
 def _end_of(num_pieces: int, window: Window) -> int:
-    """Places of so many first pieces.
+    """Places of this many first pieces.
 
     The last piece is not a single place, for the same reason for which no share is (see MIN_SHARE), unless pieces are
     so small that it cannot be helped.
@@ -151,14 +151,14 @@ def _end_of(num_pieces: int, window: Window) -> int:
 
 
 def made_up(window: Window, held: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
-    """Who makes up for the pieces of a global batch that nobody holds any more.
+    """Which members compute the pieces of a global batch that nobody holds any more.
 
     Args:
         window: The global batch.
         held: Pieces that each member of the view holds the gradients of; ids in rank order.
 
     Returns:
-        The missing pieces that each member has to do; whoever holds few does more.
+        The missing pieces that each member must compute; members that hold few compute more.
     """
     members = sorted(held, key=lambda member: len(set(held[member])))
     present = set().union(*held.values())
@@ -169,7 +169,7 @@ def made_up(window: Window, held: Mapping[str, Iterable[int]]) -> dict[str, list
 
 @lru_cache(64)  # mostly the same, three times a step
 def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> Range:
-    """Balanced contiguous share of a rank: shares differ by at most one item, the first ones are larger.
+    """The balanced contiguous share of a rank: shares differ by at most one item, and the first ones are larger.
 
     >>> [share(10, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
@@ -184,7 +184,7 @@ def share(num_items: int, world_size: int, rank: int, *, min_share: int = 1) -> 
 
 
 def _split(num_items: int, world_size: int, min_share: int) -> tuple[int, int, int]:
-    """Number of shares, items of each, and how many of the first shares hold one more."""
+    """Number of shares, items per share, and how many of the first shares hold one more."""
     num_shares = max(1, min(world_size, num_items // min_share))
     return num_shares, *divmod(num_items, num_shares)
 
@@ -202,7 +202,7 @@ def deal(
     Args:
         progress: How far the epoch is.
         members: Ids in rank order.
-        batch_size: Of each member.
+        batch_size: Batch size of each member.
         min_share: The smallest share, unless `batch_size` is smaller. With 1 and one member, windows are the
             batches of an ordinary loader.
         global_batch: If given, the window is one: the batches of an ordinary loader with its size.
@@ -229,7 +229,7 @@ def deal(
 
 
 def whole_windows(progress: EpochProgress, num_members: int, *, batch_size: int) -> tuple[EpochProgress, range]:
-    """Deal those next windows at once that are whole, and hold no position that was returned.
+    """Deal the next windows at once that are whole and hold no returned position.
 
     The share of rank `r` in a window that starts at place `s` is `s + r·batch_size … s + (r + 1)·batch_size`.
 
@@ -294,7 +294,7 @@ def num_steps(
     min_share: int = MIN_SHARE,
     global_batch: GlobalBatch | None = None,
 ) -> int:
-    """Steps of the whole epoch, if the world stays as it is from here on."""
+    """Steps of the whole epoch, if the world does not change any more."""
     if global_batch is not None:
         return progress.steps - (-progress.remaining // global_batch.size)
     window, remaining = batch_size * world_size, progress.remaining

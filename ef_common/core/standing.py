@@ -1,4 +1,4 @@
-"""Where a worker stands, as it must tell a coordinator that knows nothing of it."""
+"""The standing of a worker: what it must report to a coordinator that knows nothing about it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Standing:
     """What a worker has heard from coordinators and told them. Each method returns the standing after.
 
     Args:
-        phase: As in the membership.
-        leaving: It has asked to leave; maybe before it has received the view in which it is a member.
+        phase: The phase, as in the membership.
+        leaving: Whether it has asked to leave, perhaps before it received the view in which it is a member.
         links: The view in which the worker has settled, and those that it has received since.
         settled: Generation of the first of them, if it has settled in it; else 0.
         promised: The highest generation that it knows of. It takes no view that is not above it.
         heard_here: Generations of the links that came over the line that it has now.
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
-        closed: Its program ends.
+        closed: Whether its program ends.
         training: The newest training that it has told: the one that a newcomer is ready for.
-        failed: Its own code has raised this.
-        store: Its store, as it has told it; None before that.
+        failed: The exception that its own code has raised.
+        store: Its store, as reported; None before that.
         seen: Addresses (host, port) of the standbys of the views before, as far as the newest one does not name them.
     """
 
@@ -52,11 +52,11 @@ class Standing:
 
     @property
     def successors(self) -> tuple[tuple[str, int], ...]:
-        """Addresses of the newest view's standbys, in the order that all members have; then those of earlier ones."""
+        """Addresses of the newest view's standbys, in the same order for all members; then those of earlier ones."""
         return tuple(dict.fromkeys((*_standbys(self.view), *self.seen)))
 
     def warming(self, standbys: tuple[tuple[str, int], ...] = ()) -> Standing:
-        """It is told that the job runs already, and of some standbys."""
+        """The coordinator says that the job already runs, and names some standbys."""
         if self.links:
             return self
         phase = Phase.WARMING if self.phase is Phase.EARLY else self.phase
@@ -67,7 +67,7 @@ class Standing:
         return replace(self, phase=Phase.WARMING) if self.phase is Phase.READY else self
 
     def received(self, view: View) -> Standing:
-        """A view has come that it is a member of."""
+        """A view has arrived that contains this worker."""
         return replace(
             self,
             seen=self.successors[:_MAX_SEEN],
@@ -78,7 +78,7 @@ class Standing:
         )
 
     def told(self, kind: str, generation: int) -> Standing:
-        """It tells the coordinator something, of a generation or of a training (`ready`, `begin`).
+        """This worker reports something to the coordinator, for a generation or a training (`ready`, `begin`).
 
         See :class:`~ef_common.ports.ControlChannel`.
         """
@@ -101,7 +101,7 @@ class Standing:
         return self
 
     def agreed(self, generation: int, members: tuple[str, ...]) -> Standing:
-        """All members of a view have told that they have one store. There may be another one of its generation."""
+        """All members of a view have reported one store. Another view may have the same generation."""
         view = (generation, members)
         links = (
             replace(link, agreed=True) if (link.view.generation, link.view.ids) == view else link for link in self.links
@@ -109,11 +109,11 @@ class Standing:
         return replace(self, links=tuple(links))
 
     def claiming(self) -> Standing:
-        """It is asked for a claim of what it is in: that must not go on as it is, whoever leads."""
+        """The worker is asked for a claim of its view, which must not continue as it is, whoever leads."""
         return self if self.view is None else replace(self, suspected=self.view.generation)
 
     def parted(self, *, over: bool) -> Standing:
-        """The line has ended. `over`: the coordinator has ended it, without a word that this worker is out."""
+        """The connection has ended. `over`: the coordinator ended it without saying that this worker is out."""
         links = tuple(
             replace(link, over=True) if over and link.view.generation in self.heard_here else link
             for link in self.links
@@ -121,7 +121,7 @@ class Standing:
         return replace(self, links=links, heard_here=frozenset())
 
     def report(self, member: Member) -> Returned:
-        """What the next coordinator has to know."""
+        """What the next coordinator must know."""
         newest = 0 if self.view is None else self.view.generation
         return Returned(
             member,

@@ -1,4 +1,4 @@
-"""Who is slower than the others: smoothed throughput against theirs.
+"""Finds members that are slower than the others, by their smoothed throughput.
 
 The throughput of a member is samples per second of computing, without waiting, over about the last minute: sums that
 fade as ``exp(-t / 60 s)``. A member below 0.8 of the median of the others' for a minute is a straggler (the ratio of
@@ -18,13 +18,13 @@ _LEAST_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Who is a straggler; durations in seconds.
+    """The limits for stragglers; durations in seconds.
 
     Args:
-        slow: Below this ratio a member is slow,
-        well: and above this one it is not any more.
-        smooth_s: What was so long ago counts for a third of what is now.
-        after_s: A member is a straggler when it has been slow for so long.
+        slow: Ratio below which a member is slow.
+        well: Ratio above which it no longer is.
+        smooth_s: Time constant of the fading sums: values from that long ago count for about a third.
+        after_s: A member is a straggler when it has been slow for this long.
     """
 
     slow: float = 0.8
@@ -35,16 +35,16 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What is known of a member's pace.
+    """What is known about a member's pace.
 
     Args:
-        told: What it has told last.
+        told: Its newest report.
         at: When.
         num_samples: Fading sum of the samples that it has trained on.
         computing_s: Fading sum of the time that took.
         waiting_s: Fading sum of its waiting meanwhile.
         slow_since: Since when it is slow.
-        is_straggler: It is one.
+        is_straggler: Whether it is a straggler.
     """
 
     told: Progress
@@ -57,18 +57,18 @@ class Track:
 
     @property
     def throughput(self) -> float:
-        """In samples per second; 0 if nothing is known."""
+        """The throughput in samples per second; 0 if nothing is known."""
         return self.num_samples / self.computing_s if self.computing_s > _LEAST_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A member has become a straggler, or is none any more.
+    """A member has become a straggler, or is no longer one.
 
     Args:
-        worker: It.
-        slow: It is one.
-        ratio: Of its throughput to that of the others.
+        worker: The member.
+        slow: Whether it is a straggler.
+        ratio: Ratio of its throughput to that of the others.
         waiting: Part of the others' training steps that they wait in.
     """
 
@@ -79,7 +79,7 @@ class Report:
 
 
 def noted(track: Track | None, told: Progress, now: float, pacing: Pacing) -> Track:
-    """A member tells of its progress."""
+    """Note a member's progress."""
     if track is None:
         return Track(told, now)
     fade, before = math.exp(-(now - track.at) / pacing.smooth_s), track.told
@@ -99,8 +99,8 @@ def judge_pace(
     """Compare the members of a view.
 
     Args:
-        tracks: Of all members that have told.
-        members: Of the view.
+        tracks: Tracks of all members that have reported.
+        members: Members of the view.
         now: Time of a monotonic clock, in seconds.
         pacing: Settings.
 
@@ -130,7 +130,7 @@ def judge_pace(
 
 
 def _median_without(ordered: Sequence[float], index: int) -> float:
-    """The median of all of them but one."""
+    """The median of all members but one."""
     num = len(ordered) - 1
 
     def other(place: int) -> float:

@@ -1,8 +1,8 @@
-"""Sums whose rounding does not depend on who computed which part.
+"""Sums whose rounding does not depend on who computes which part.
 
-The leaves 0 … n-1 are added up in one fixed binary tree: leaf 2k and leaf 2k+1, then their sums in pairs, and so on.
-Whoever holds leaves adds up what the tree allows without the others; the sums of whole *blocks* are what is left to
-exchange. So the same leaves give the same bits, however they were shared out.
+The leaves 0 … n-1 are added up in one fixed binary tree: leaf 2k and leaf 2k+1, then their sums in pairs, and so on. A
+member that holds leaves adds up what the tree allows without the others; only the sums of whole *blocks* must be
+exchanged. The same leaves therefore give the same bits, however they were shared out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Block = tuple[int, int]
-"""(level, index): the leaves from index·2^level up to (index + 1)·2^level, as far as there are so many."""
+"""(level, index): the leaves from index·2^level up to (index + 1)·2^level, as far as they exist."""
 
 
 def root(num_leaves: int) -> Block:
@@ -27,14 +27,14 @@ def root(num_leaves: int) -> Block:
 def insert(
     held: MutableMapping[Block, T], block: Block, value: T, *, add: Callable[[T, T], T], num_leaves: int
 ) -> None:
-    """Put the sum of a block to those that are held, and add up what now can be.
+    """Add the sum of a block to those that are held, and add up what now can be.
 
     Args:
         held: Sums of blocks that have no leaf in common.
         block: The block, of whose leaves none is held yet.
         value: Its sum.
         add: Called with the sums of the left and of the right half of a block. It may use up both.
-        num_leaves: Of the whole tree.
+        num_leaves: Number of leaves of the whole tree.
     """
     while block != root(num_leaves):
         level, index = block
@@ -49,7 +49,7 @@ def insert(
 
 
 def blocks(leaves: Iterable[int], num_leaves: int) -> list[Block]:
-    """The blocks that who holds these leaves ends up with, from left to right.
+    """The blocks that a holder of these leaves ends up with, from left to right.
 
     >>> blocks(range(3), 8), blocks([3, 4, 5], 8), blocks([6], 7)
     ([(1, 0), (0, 2)], [(0, 3), (1, 2)], [(1, 3)])

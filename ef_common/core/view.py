@@ -1,4 +1,4 @@
-"""The view: who takes part, in which order.
+"""The view: who takes part, and in which order.
 
 Everything that a worker computes from its peers (rank, world size, shard, gradient weight) is a function
 of the view. Generations only grow; two views never share one.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker, as the others know it.
+    """A worker, as the others know it.
 
     Args:
         id: Unique name of the process; a restarted worker has a new one.
@@ -34,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """(generation, ordered members), as the coordinator issued it.
+    """A generation and its ordered members, as the coordinator issued them.
 
     Args:
         generation: Grows by one with each view of the job; the first is 1.
@@ -69,7 +69,7 @@ class View:
         return len(self.members)
 
     def rank_of(self, worker: str) -> int | None:
-        """Rank of a worker, or None if the view is without it."""
+        """Rank of a worker; None if the view does not contain it."""
         for rank, member in enumerate(self.members):
             if member.id == worker:
                 return rank

@@ -1,1 +1,1 @@
-"""Who gets which samples: an epoch of training, and a pass of evaluation, over a world that changes."""
+"""Deals samples in an epoch of training and in a pass of evaluation, over a world that changes."""

@@ -1,6 +1,6 @@
-"""Checkpoints of one training: the one that it starts from, and when the next is taken.
+"""Checkpoints of one training: the one that it starts from, and when the next one is taken.
 
-Rank 0 takes them; whoever becomes rank 0 goes on with it. All members know the run, so that any of them can.
+Rank 0 takes them, and a new rank 0 continues. All members know the run, so any of them can do so.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Checkpointing:
 
     Args:
         url: Anything that fsspec can reach: ``s3://bucket/run``, ``gs://bucket/run``, ``/mnt/shared/run``.
-        every_steps: Take a checkpoint every so many updates.
+        every_steps: Number of updates between two checkpoints.
         every: Take a checkpoint at this interval. Without both, the interval is computed from what a checkpoint costs
             and how often workers are lost; see :mod:`ef_common.core.cadence`.
         retention: Which checkpoints are kept.
@@ -79,7 +79,7 @@ class Checkpointing:
 
     @classmethod
     def of(cls, value: Checkpointing | str | Path | None, *, default: str | None = None) -> Checkpointing | None:
-        """These settings, from what a user has given, or from the environment's URL."""
+        """The settings from what a user has passed, or from the environment's URL."""
         if value is None and default:
             return cls(default)
         if not isinstance(value, Checkpointing | str | Path | None):
@@ -89,7 +89,7 @@ class Checkpointing:
         return value if isinstance(value, Checkpointing) or value is None else cls(str(value))
 
     def of_training(self, number: int) -> Checkpointing:
-        """Those of the n-th training (from 0) of a program: each has a place of its own."""
+        """The settings for the n-th training (from 0) of a program, which has a place of its own."""
         return self if number == 0 else replace(self, url=f"{self.url.rstrip('/')}/training-{number + 1:03d}")
 
 
@@ -99,12 +99,12 @@ class Checkpointer:
     Args:
         settings: Where, and when.
         session: The worker's session.
-        source: What is saved.
+        source: The state to save.
         log: Event log of the worker.
         excluded: See :class:`~ef_common.storage.checkpoints.Checkpoints`.
 
     Attributes:
-        found: What this training has started from.
+        found: The checkpoint that this training has started from.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Checkpointer:
         """Find what to start from, and claim the run. All members of a first view call this together.
 
         Args:
-            model: What the model is; see `fingerprint`.
+            model: Identity of the model; see `fingerprint`.
 
         Raises:
             UsageError: A checkpoint of another model.
@@ -159,7 +159,7 @@ class Checkpointer:
         return self.found
 
     def look(self, model: str) -> Checkpoint | None:
-        """In a newcomer that skips this training: find what has come of it, if the end of it was saved.
+        """In a newcomer that skips this training: find its result, if the end of it was saved.
 
         Raises:
             UsageError, StorageFailed: As `begin`.
@@ -169,7 +169,7 @@ class Checkpointer:
         return self.found
 
     def begin_again(self, model: str) -> Checkpoint | None:
-        """The same as `begin`, in one worker that then hands everything on: all who had a state are lost."""
+        """Like `begin`, in one worker that then hands everything on, because all who had a state are lost."""
         self.found = self._newest(model)
         self._join(_START(self._checkpoints.claim, None if self.found is None else self.found.id))
         return self.found
@@ -194,7 +194,7 @@ class Checkpointer:
             self._log.write("rollback", generation=self._session.view.generation, step=0, epoch=0)
 
     def open(self, name: str) -> BinaryIO:
-        """A file of what was found, to read. Close it.
+        """Open a file of the checkpoint that was found. Close it.
 
         Raises:
             ValueError: Nothing was found.
@@ -206,19 +206,19 @@ class Checkpointer:
     # ------------------------------------------------------------ what newcomers need
 
     def state(self) -> dict[str, Any]:
-        """For newcomers: plain values."""
+        """The state for newcomers, as plain values."""
         parent = None if self.found is None else self.found.id.name
         return {"run": self._checkpoints.run, "parent": parent}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Be part of the others' run."""
+        """Join the run of the other workers."""
         parent = state["parent"]
         self._checkpoints.join(state["run"], None if parent is None else CheckpointId.parse(parent))
 
     # ------------------------------------------------------------ while it runs
 
     def boundary(self, step: int) -> Turn | None:
-        """Between two steps: take a checkpoint, if one is due. All members call this at each boundary.
+        """Between two steps: take a checkpoint if one is due. All members call this at each boundary.
 
         Args:
             step: Updates that were made.
@@ -246,7 +246,7 @@ class Checkpointer:
         return "alone" if self._due(step) else None
 
     def _due(self, step: int) -> bool:
-        """Whether this worker is to take a checkpoint now."""
+        """Whether this worker takes a checkpoint now."""
         self._follow_members()
         if self._session.rank != 0 or self._checkpoints.run is None:
             return False
@@ -262,7 +262,7 @@ class Checkpointer:
             self._members = members
 
     def take(self, step: int, *, complete: Mapping[str, Any] | None = None) -> None:
-        """Take a checkpoint; it is written while the training goes on.
+        """Take a checkpoint, which is written while the training continues.
 
         Args:
             step: Updates that were made.
@@ -276,7 +276,7 @@ class Checkpointer:
         self._submit(Snapshot(id, content, release, complete=complete), begin)
 
     def _share(self, step: int) -> None:
-        """Take a checkpoint together with all other members; alone after all, if they have agreed on that."""
+        """Take a checkpoint with all other members, or alone if they have agreed on that."""
         begin = time.monotonic()
         busy = self._saver is not None and self._saver.num_held > 0
         offered: list[SourceState] = []
@@ -317,10 +317,10 @@ class Checkpointer:
     # ------------------------------------------------------------ end
 
     def finish(self, step: int, *, complete: Mapping[str, Any], timeout_s: float = _FINAL_WRITE_S) -> None:
-        """The training is complete: rank 0 saves it, or who is rank 0 then. All members call this together.
+        """The training is complete, so the current rank 0 saves it. All members call this together.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The state could not be saved.
         """
         session, done = self._session, False
         while not done:
@@ -331,14 +331,14 @@ class Checkpointer:
             done = writer == _first(session) or writer in session.completed_in.ids
 
     def is_complete(self, end: Mapping[str, Any]) -> bool:
-        """What was found is a training that has ended, of which this was said then."""
+        """Whether the checkpoint that was found is that of a training that ended with these limits."""
         return self.found is not None and self.found.complete == end
 
     def save(self, step: int, *, complete: Mapping[str, Any] | None = None, timeout_s: float = _FINAL_WRITE_S) -> None:
-        """Save the newest state, and wait until it is saved. Nothing is saved any more after that.
+        """Save the newest state, and wait until it is saved. Nothing is saved after that.
 
         Raises:
-            StorageError: It could not be.
+            StorageError: The state could not be saved.
         """
         if not self._is_saved(step, complete):
             self.take(step, complete=complete)
@@ -348,14 +348,14 @@ class Checkpointer:
             self._saver = None
 
     def _is_saved(self, step: int, complete: Mapping[str, Any] | None) -> bool:
-        """There is a checkpoint of this step; of an end, it is the one that was found, which tells of the same end."""
+        """Whether this step has a checkpoint; at an end, whether the one that was found records the same end."""
         if complete is not None:
             return self.found is not None and self.found.id.step == step and self.is_complete(complete)
         saved = None if self._saver is None else self._saver.saved
         return saved is not None and saved.step == step
 
     def stop(self, timeout_s: float = _LAST_WRITE_S) -> None:
-        """Save nothing any more; what is being written, or waits, has this long to get there. May be repeated."""
+        """Save nothing more; pending writes have this long to finish. May be repeated."""
         atexit.unregister(self.stop)
         if self._saver is not None:
             self._saver.stop(timeout_s)
@@ -377,7 +377,7 @@ def _first(session: Session) -> str:
 
 
 def fingerprint(parts: Iterable[tuple[str, Iterable[int], str]]) -> str:
-    """What a model is: names, shapes and types of its parameters."""
+    """The identity of a model: names, shapes and types of its parameters."""
     digest = hashlib.blake2b(digest_size=16)
     for name, shape, kind in parts:
         digest.update(f"{name} {tuple(shape)} {kind}\n".encode())

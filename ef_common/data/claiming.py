@@ -1,4 +1,4 @@
-"""The members' one place for claims, by which some go on without the others; see :mod:`ef_common.core.quorum`.
+"""The members' common place for claims, with which some continue without others; see :mod:`ef_common.core.quorum`.
 
 By default it is where the checkpoints are.
 """
@@ -27,7 +27,7 @@ _START = Retries(total=timedelta(minutes=1)).warning(logger)
 
 
 class Claiming:
-    """The claims of one training; of the first one of this process, as a worker tells its place but once.
+    """The claims of a training. The first training of this process counts, as a worker reports its place once.
 
     Args:
         place: Where they are kept; None if there is no place for them, which is told as well.
@@ -50,7 +50,7 @@ class Claiming:
 
     @property
     def _one(self) -> Claiming:
-        """The one that counts."""
+        """The claiming that counts."""
         return self._session.first_claiming or self
 
     def _is_first(self) -> bool:
@@ -64,7 +64,7 @@ class Claiming:
     # ------------------------------------------------------------ start
 
     def begin(self) -> None:
-        """Find out whether all have one place. All members of a first view call this together, with a place or without.
+        """Find out whether all have one place. All members of a first view call this together, even without a place.
 
         Raises:
             UsageError: The place is of no known kind, or its package is missing.
@@ -95,7 +95,7 @@ class Claiming:
             logger.warning("%s is not one place for all workers, so it breaks no ties", self._place)
 
     def begin_again(self) -> None:
-        """The same, in one worker that then hands everything on: all who had a state are lost."""
+        """Like `begin`, in one worker that then hands everything on, because all who had a state are lost."""
         if self._one._skipped:
             self._one._skipped = False
         elif not self._is_first():
@@ -139,7 +139,7 @@ class Claiming:
         return Claims(self._place, self._run) if self._place is not None and self._run else None
 
     def _use(self, digest: str | None) -> None:
-        """Tell the others the place, and claim there for them from now on."""
+        """Report the place to the others, and claim there for them from now on."""
         claims = self._claims
         if digest is None or claims is None:
             return
@@ -154,10 +154,10 @@ class Claiming:
         self._session.use_store(digest, claim)
 
     def excluded(self, generation: int) -> bool:
-        """Whether others than this worker have the claim of a view with this generation, or a newer one.
+        """Whether workers other than this one have the claim of a view with this generation or a newer one.
 
         Raises:
-            StorageFailed: That cannot be known.
+            StorageFailed: The store does not say.
         """
         claims = self._one._claims
         return claims is not None and claims.excludes(self._session.worker.id, generation=generation)
@@ -165,12 +165,12 @@ class Claiming:
     # ------------------------------------------------------------ newcomers
 
     def state(self) -> dict[str, Any] | None:
-        """For newcomers: plain values; None if there is no place."""
+        """The state for newcomers, as plain values; None if there is no place."""
         one = self._one
         return None if one._place is None else {"run": one._run, "digest": one._digest}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
-        """Be part of the others' run, or tell that nobody has a place."""
+        """Join the others' run, or report that nobody has a place."""
         if self._one._skipped:
             self._one._skipped = False
         elif not self._is_first():
@@ -178,7 +178,7 @@ class Claiming:
         self._one._take(state)
 
     def skip(self) -> None:
-        """A newcomer skips this training: where the others' claims stay, it will learn when it joins in a later one."""
+        """A newcomer skips this training; it learns the place of the claims when it joins in a later one."""
         self._skipped = self._is_first()
 
     def _take(self, state: dict[str, Any] | None) -> None:
@@ -191,7 +191,7 @@ class Claiming:
                 threads.start(lambda: self._find(state["digest"]), name="ef-claims", job="finds the place for claims")
 
     def _find(self, expected: str) -> None:
-        """Tell the others' place if it is the one here."""
+        """Report the others' place if it is the same as the one here."""
         try:
             found = self._read()
         except UsageError as error:
@@ -209,7 +209,7 @@ def place_of(
     """Where the claims of a training are kept.
 
     Args:
-        claims: What the user has named.
+        claims: The place that the user has named.
         default: The URL that the environment names.
         checkpoints: Where they are kept if nobody has named a place.
         elastic: There can be others.

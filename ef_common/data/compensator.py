@@ -1,4 +1,4 @@
-"""The ratio of a run, from update to update: what is compensated, agreed by all workers and kept for newcomers."""
+"""The ratio of a run from update to update: agreed by all workers and passed to newcomers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Compensator:
         self._ramp: Ramp | None = None
 
     def rule_for(self, kind: str | None, *, name: str) -> Rule:
-        """The rule of an optimizer. One that `auto` does not know keeps its settings; the first change is told.
+        """The rule of an optimizer. One that `auto` does not know keeps its settings; the first change is logged.
 
         Args:
             kind: Which of those in `AUTO` it is; None for any other.
@@ -64,12 +64,12 @@ class Compensator:
 
     @property
     def ratio(self) -> float | None:
-        """Of the newest update; None before the first one."""
+        """Ratio of the newest update; None before the first one."""
         return None if self._ramp is None else self.settings.ratio(self._ramp)
 
     @property
     def settled(self) -> bool:
-        """Nothing changes any more while the same members contribute as much."""
+        """Whether nothing changes while the same members contribute as much."""
         return self._ramp is not None and self.settings.is_over(self._ramp)
 
     def upcoming(self, batch_size: int) -> float:
@@ -77,10 +77,10 @@ class Compensator:
         return self.settings.ratio(self._advanced(self._session.completed_in, batch_size))
 
     def commit(self, contributors: View, batch_size: int, *, step: int) -> None:
-        """An update is about to be made from the samples of these contributors, who all say so.
+        """An update will be made from the samples of these contributors, who all call this.
 
         Args:
-            contributors: Those of the gradient reduction.
+            contributors: Contributors to the gradient reduction.
             batch_size: Samples of one worker.
             step: Number of the update.
         """
@@ -113,10 +113,10 @@ class Compensator:
     # ------------------------------------------------------------ what is shown
 
     def scales(self, rules: Mapping[str, Rule]) -> dict[str, float]:
-        """Factors of the learning rate in the newest update: one, or one for each optimizer if their rules differ.
+        """Factors of the learning rate in the newest update: one, or one per optimizer if their rules differ.
 
         Args:
-            rules: Of the optimizers, by their names.
+            rules: Rules of the optimizers, by their names.
         """
         ratio = self.ratio or 1.0
         alike = self.settings.rule != "auto" or len(set(rules.values())) == 1
@@ -139,7 +139,7 @@ class Compensator:
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """For newcomers and checkpoints: plain numbers."""
+        """The state for newcomers and checkpoints, as plain numbers."""
         ramp = None if self._ramp is None else list(self._ramp)
         return {
             "reference_batch_size": self.reference_batch_size,
@@ -149,17 +149,17 @@ class Compensator:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where the others are."""
+        """Continue from the others' state."""
         self.reference_batch_size = state["reference_batch_size"]
         self._world_size = state.get("world_size")
         self._ramp = None if state["ramp"] is None else Ramp(*state["ramp"])
         self._told = bool(state.get("told", False))
 
     def begin_again(self, world_size: int) -> None:
-        """Nobody has a state, and none was saved: the training begins with so many workers."""
+        """No state exists and none was saved: the training begins with this many workers."""
         self.reference_batch_size, self._world_size, self._ramp = self.settings.reference_batch_size, world_size, None
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint says, unless the user has chosen another reference batch meanwhile."""
+        """Continue from a checkpoint, unless the user has chosen another reference batch meanwhile."""
         if self.settings.reference_batch_size in (None, state["reference_batch_size"]):
             self.load_state({**state, "told": False})  # the log is a new one

@@ -1,8 +1,8 @@
-"""A pass of evaluation: every position once, over whoever is left.
+"""A pass of evaluation, in which the remaining workers evaluate every position once.
 
-A pass deals all positions to the members at its start. When a worker has done its share, all exchange what they
-have done, and what came out of it. What nobody has done, because its worker died and its part of the result died
-with it, is dealt again to those that are left, until nothing is missing.
+A pass deals all positions to its members at the start. When the workers have done their shares, all exchange what they
+have done, together with the results. Positions that nobody has done, because their worker died and its part of the
+result died with it, are dealt again to the remaining workers, until nothing is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Coverage:
-    """One pass over so many positions.
+    """One pass of evaluation over this many positions.
 
     Args:
         session: The worker's session.
@@ -51,7 +51,7 @@ class Coverage:
         return self._length
 
     def settle(self) -> None:
-        """Agree on whom the positions are dealt to. All members call it together, before `begin`."""
+        """Agree on the members that get positions. All members call this together, before `begin`."""
         if not self._session.newcomer:
             self._session.run(Barrier("start of an evaluation"))
         self._run = self._session.completed  # a number on which all agree
@@ -66,7 +66,7 @@ class Coverage:
         return self._share(np.arange(length), self._session.completed_in.ids)
 
     def begin_open(self) -> tuple[int, int]:
-        """Deal positions of which nobody knows yet how many there are; `end_open` tells that.
+        """Deal positions whose number is not known yet; `end_open` tells it.
 
         Returns:
             This worker's first position, and the distance from each of its positions to the next.
@@ -77,7 +77,7 @@ class Coverage:
         return self._every
 
     def end_open(self, length: int) -> None:
-        """So many there were, of which this worker has done its own."""
+        """There were this many positions, of which this worker has done its own."""
         first, distance = self._every
         self._length, self._done = length, ranges_of(np.arange(first, length, distance))
 

@@ -1,4 +1,4 @@
-"""An epoch of training: what is dealt, what an update has used, and the record of both.
+"""An epoch of training: what has been dealt, what updates have used, and the record of both.
 
 A *position* is a place in the order of the epoch: of a sample, or of a batch where batches are what can be dealt.
 """
@@ -27,7 +27,7 @@ class Dealer:
         log: Event log of the worker.
         batch_size: Positions of one member in a step.
         min_share: The smallest share of a step; see :func:`ef_common.core.sharding.deal`.
-        global_batch: What all members share in a step, if that is fixed.
+        global_batch: The batch that all members share in a step, if it is fixed.
 
     Attributes:
         progress: How far the epoch is.
@@ -69,19 +69,19 @@ class Dealer:
     # ------------------------------------------------------------ the epoch
 
     def begin(self, epoch: int, length: int) -> None:
-        """Begin an epoch of so many positions; settle what the one before leaves behind."""
+        """Begin an epoch of this many positions, and settle what the one before has left."""
         self.end()
         self.progress = EpochProgress(epoch=epoch, length=length)
 
     def end(self) -> None:
-        """Settle what an epoch that was cut short (by a limit, or without an update) leaves behind."""
+        """Settle what an epoch has left that was cut short (by a limit, or without an update)."""
         if self.progress.uncommitted:
             self.commit(self._session.completed_in)
         if self.progress.epoch >= 0 and self.progress.remaining:
             self._log_end(self.progress, exact=False)
 
     def num_steps(self, progress: EpochProgress | None = None, world_size: int | None = None) -> int:
-        """Steps of the whole epoch (this one, if no other is given), if the world stays as it is, or is so large."""
+        """Steps of the whole epoch (by default, this one), if the world keeps its size or has this one."""
         return sharding.num_steps(
             progress or self.progress,
             world_size or self._session.completed_in.world_size,
@@ -116,7 +116,7 @@ class Dealer:
         return window
 
     def deal_alone(self) -> bool:
-        """The same in a process alone, where nobody notes it down, and a step of a small model takes less than 1 ms.
+        """Like `deal` in a lone process, without notes, because a step of a small model takes less than 1 ms.
 
         Returns:
             False near the end of an epoch, where a window may be cut: then nothing has been dealt.
@@ -130,7 +130,7 @@ class Dealer:
         return True
 
     def _note(self) -> None:
-        """Note down what this worker is about to work on; of a global batch, that is any of it."""
+        """Note the positions that this worker is about to use; for a global batch, all of them."""
         progress, worker, note = self.progress, self._session.worker.id, self._session.note
         if not note.is_read:
             note.at(progress.epoch, self.num_updates + 1)
@@ -142,29 +142,29 @@ class Dealer:
         note.begin(progress.epoch, self.num_updates + 1, ranges)
 
     def take_back(self) -> None:
-        """What was dealt last is not trained, and was not dealt."""
+        """Undo the newest dealing: its samples are not trained."""
         progress = self.progress
         *before, window = progress.uncommitted
         self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
         self._session.note.end()
 
     def end_at(self, length: int) -> None:
-        """The data of this epoch have ended after so many positions; no more of them have been dealt."""
+        """The epoch's data have ended after this many positions; no more of them have been dealt."""
         self.progress = progress = self.progress._replace(length=length)
         if not progress.remaining and not progress.uncommitted:
             self._session.when_confirmed(lambda: self._log_end(progress, exact=True))
 
     def next_window(self, progress: EpochProgress, members: Sequence[str]) -> tuple[EpochProgress, Window]:
-        """What would be dealt next to these members."""
+        """The window that would be dealt next to these members."""
         return sharding.deal(
             progress, members, batch_size=self.batch_size, min_share=self.min_share, global_batch=self.global_batch
         )
 
     def share_samples(self, num_samples: int, *, batch_size: int, piece: int) -> None:
-        """What was dealt last are batches, and the members share the samples in them.
+        """Let the members share the samples in the batches that were dealt last.
 
         Args:
-            num_samples: Of these batches.
+            num_samples: Number of samples in each of these batches.
             batch_size: Samples of a forward pass, at most.
             piece: Samples of a piece.
         """
@@ -187,7 +187,7 @@ class Dealer:
         return self._pieces
 
     def mine(self, window: Window) -> list[int]:
-        """Positions of this worker in a window; none, if it is short."""
+        """Positions of this worker in a window; none if it has no share of a short one."""
         return self.progress.positions(window.slice_of(self._session.worker.id))
 
     # ------------------------------------------------------------ updates
@@ -235,7 +235,7 @@ class Dealer:
         self._session.when_confirmed(lambda: self._log_step(record, after, complete=complete))
 
     def _mine(self, progress: EpochProgress, window: Window) -> list[Range]:
-        """Positions whose gradients this worker has computed; samples, where members share those of batches."""
+        """Positions whose gradients this worker has computed; samples where members share those of batches."""
         if window.piece:
             places = sorted(self.pieces.places(self.pieces.mine))
             if self._num_samples is not None:
@@ -254,7 +254,7 @@ class Dealer:
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
-        """What a newcomer needs to go on with the others: a plain tree with arrays."""
+        """The state that a newcomer needs to continue with the others: a plain tree with arrays."""
         progress = self.progress
         return {
             "num_updates": self.num_updates,
@@ -266,7 +266,7 @@ class Dealer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where a state says."""
+        """Continue from this state."""
         self.num_updates = state["num_updates"]
         self.progress = EpochProgress(
             epoch=state["epoch"],
@@ -277,7 +277,7 @@ class Dealer:
         )
 
     def log_rollback(self, *, epoch: int | None = None) -> None:
-        """Note down that the training goes on from a checkpoint: in the middle of its epoch, or with another one."""
+        """Log that the training continues from a checkpoint, in the middle of its epoch or with another one."""
         positions = {} if epoch is not None else {"cursor_positions": _done(self.progress)}
         self._log.write(
             "rollback",
@@ -288,7 +288,7 @@ class Dealer:
         )
 
     def log_weights(self, parts: Iterable[Any]) -> None:
-        """Note down a hash of the weights, given as bytes in parts, once the newest update is sure to be everybody's.
+        """Log a hash of the weights, given as bytes in parts, once the newest update is confirmed.
 
         There is none before the first update, and none while an accumulation goes on: buffers may differ then. There is
         one for each update, however often this is called: what hooks change afterwards is in the next one.
@@ -303,7 +303,7 @@ class Dealer:
         self._session.when_confirmed(lambda: self._log.write("weights", **record))
 
     def log_admission(self) -> None:
-        """Note down that this worker goes on where the others are."""
+        """Log that this worker continues where the others are."""
         self._log.write(
             "admitted", generation=self._session.view.generation, step=self.num_updates, epoch=self.progress.epoch
         )
@@ -323,7 +323,7 @@ def ranges_of(positions: Iterable[int] | np.ndarray) -> list[Range]:
 
 
 def _done(progress: EpochProgress) -> list[tuple[int, int]]:
-    """Positions that have been committed, if nothing is uncommitted."""
+    """Positions that have been committed, if none are uncommitted."""
     done = np.ones(min(progress.cursor, progress.length), dtype=bool)  # what is returned was dealt, so it lies in here
     done[list(progress.returned[max(0, progress.cursor - progress.length) :])] = False
     return ranges_of(np.flatnonzero(done))

@@ -1,4 +1,4 @@
-"""The settings of a fixed global batch: refused before anything is trained if they contradict each other."""
+"""The settings of a fixed global batch, which are refused before training if they contradict each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ef_common.errors import UsageError
 
 
 def check_size(size: Any, *, deterministic: bool = False) -> None:
-    """Refuse what is no number of samples, or none where one is needed.
+    """Refuse a value that is not a number of samples, or a missing one where it is needed.
 
     Raises:
         UsageError: Naming it.
@@ -25,7 +25,7 @@ def check_size(size: Any, *, deterministic: bool = False) -> None:
 
 
 def check_world(size: int, world_size: int) -> None:
-    """Refuse a global batch that has not even a sample for each worker.
+    """Refuse a global batch that has fewer samples than there are workers.
 
     Raises:
         UsageError: Naming both.
@@ -38,12 +38,12 @@ def check_world(size: int, world_size: int) -> None:
 
 
 def global_batch(size: int, batch_size: int, *, deterministic: bool) -> GlobalBatch:
-    """How a global batch of this size is cut.
+    """How a global batch of this size is cut into pieces.
 
     Args:
         size: Samples of it.
         batch_size: Samples of a forward pass, at most.
-        deterministic: Into forward passes that are the same whoever makes them; else into samples.
+        deterministic: Cut it into forward passes that are the same in every worker; otherwise into samples.
 
     Raises:
         UsageError: It cannot be.

@@ -1,4 +1,4 @@
-"""What loggers show of the workers of a training: how many they are, how fast, and what their changes cost."""
+"""What loggers show about the workers of a training: their number, their speed, the cost of changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Measures a training from row to row of its log.
+    """Measures a training from one log row to the next.
 
     Args:
         session: The worker's session.
@@ -34,7 +34,7 @@ class Meter:
         return _Reading(self._clock(), self._session.num_samples_trained, self._session.paused_s)
 
     def row(self) -> dict[str, float]:
-        """What to log now.
+        """The values to log now.
 
         Returns:
             `world_size`, the number of workers; and since the row before, or since the beginning: `samples_per_s`, the

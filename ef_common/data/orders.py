@@ -1,7 +1,7 @@
-"""The order that an object keeps things in: its lists and rows of numbers, and what a shuffle does to them.
+"""The order of an object's lists and rows of numbers, which a shuffle changes.
 
-A data set of the user's shuffles what it has in itself, mostly a row of indices or a list of paths. Such an attribute
-is equal in two processes but for the order, so the order alone makes it the same in both.
+A user's data set shuffles its own content, usually a row of indices or a list of paths. Such an attribute differs
+between two processes only in the order, so sharing the order makes it equal in both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Order(NamedTuple):
 
 
 def orders_of(owner: Any) -> dict[str, Order]:
-    """Orders of an object's attributes, by their names: of one-dimensional arrays, and lists of numbers or strings.
+    """Orders of an object's attributes by name: one-dimensional arrays, and lists of numbers or strings.
 
     Cost: a sort of each; a second for a million paths.
     """
@@ -47,7 +47,7 @@ def orders_of(owner: Any) -> dict[str, Order]:
 
 
 def put_in_order(owner: Any, orders: dict[str, Order]) -> None:
-    """Let an object's attributes have this order, where they hold the same."""
+    """Give an object's attributes this order where they contain the same entries."""
     _rearrange(owner, orders_of(owner), orders)
 
 
@@ -65,7 +65,7 @@ def _rearrange(owner: Any, mine: dict[str, Order], orders: dict[str, Order]) -> 
 
 
 def agree_on_orders(session: Session, owner: Any) -> dict[str, Order]:
-    """Let the attributes have the order of the first worker's. All members call this together; returns the orders.
+    """Give the attributes the order of rank 0's. All members call this together; returns the orders.
 
     Cost: a gather of some bytes for each attribute. If orders differ, a sum of 4 bytes for each entry.
     """
@@ -88,7 +88,7 @@ def agree_on_orders(session: Session, owner: Any) -> dict[str, Order]:
 
 
 def _entries(value: Any) -> np.ndarray | None:
-    """What can be sorted, in place of the attribute's entries; None if it has no order that could be told."""
+    """Sortable stand-ins for the attribute's entries; None if it has no order that could be reported."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.flags.writeable:
         found = value
     elif isinstance(value, list) and 1 < len(value) <= _MAX_ENTRIES:
@@ -99,7 +99,7 @@ def _entries(value: Any) -> np.ndarray | None:
 
 
 def _array_of(value: list[Any]) -> np.ndarray:
-    """Of a list of numbers or of strings; else without an entry."""
+    """A list of numbers or strings as an array; without entries for anything else."""
     kinds = {type(entry) for entry in value}
     if kinds == {str}:
         return np.fromiter(map(_hash, value), dtype=np.uint64, count=len(value))
@@ -108,7 +108,7 @@ def _array_of(value: list[Any]) -> np.ndarray:
 
 
 def _hash(text: str) -> int:
-    """The same in all processes, and of a size that a million of them can have."""
+    """A hash that is the same in all processes, and large enough for a million entries."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 

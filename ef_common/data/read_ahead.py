@@ -1,4 +1,4 @@
-"""Reads what will probably be asked for, in threads or processes of its own.
+"""Reads ahead what will probably be needed, in threads or processes of its own.
 
 What is expected changes with the members. Nothing is handed out but what is asked for: what was read for nobody is
 dropped, so reading ahead decides nothing about who trains on what.
@@ -30,14 +30,14 @@ _data: Any = None  # of a process that reads
 
 
 class ReadAhead:
-    """Reads entries of a sequence.
+    """Reads entries of a sequence ahead of their use.
 
     Args:
         data: Asked for its entries, by `data[index]`.
         num_readers: Threads or processes.
-        processes: They are processes. Each has a copy of the data, made when it begins.
+        processes: Whether to use processes. Each has a copy of the data, made when it begins.
         num_ahead: Entries that are read, or have been read, before they are asked for; at most.
-        key: Of an index: what the random numbers of NumPy and Python are a function of, where a process reads it.
+        key: Maps an index to the key of the random numbers of NumPy and Python with which a process reads it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReadAhead:
         self._num_restarts = 0
 
     def expect(self, indices: Sequence[int]) -> None:
-        """These will be asked for next, in this order. What was expected before is dropped."""
+        """Expect requests for these entries, in this order. Earlier expectations are dropped."""
         wanted = dict.fromkeys(indices[: self.num_ahead])
         for index in [index for index in self._pending if index not in wanted]:
             self._pending.pop(index).cancel()
@@ -67,7 +67,7 @@ class ReadAhead:
                 self._pending[index] = self._submit(index)
 
     def take(self, index: int) -> Any:
-        """An entry; whatever reading it has raised is raised here.
+        """Return an entry; an exception from reading it is raised here.
 
         Raises:
             DataWorkersLost: The processes die again and again.
@@ -83,11 +83,11 @@ class ReadAhead:
                 return found
 
     def pause(self) -> None:
-        """Wait until nothing is read. What has been read stays."""
+        """Wait until nothing is being read. Entries that were read stay."""
         wait(self._pending.values())
 
     def drop(self) -> None:
-        """Forget all that was read or expected; the data are about to change, so that processes need them anew."""
+        """Forget everything read or expected: the data are about to change, so processes need fresh copies."""
         if self._processes:
             self.close()
             return
@@ -97,7 +97,7 @@ class ReadAhead:
         self._pending.clear()
 
     def close(self) -> None:
-        """End the threads or processes, once they have read what they are reading. May be repeated."""
+        """End the threads or processes once their current reads have finished. May be repeated."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -131,7 +131,7 @@ class ReadAhead:
 
 
 def _begin(data: Any, parent: int) -> None:
-    """In a process that reads: end with its parent, and leave that one's signals alone."""
+    """In a reading process: end with the parent, and leave its signals alone."""
     global _data
     _data = data
     signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for, and the states of the generators that all programs have."""
+"""Random numbers that are a function of their purpose, and the states of the generators of all programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def seed_python(key: Sequence[int]) -> int:
-    """Let the random numbers of NumPy and Python be a function of the key from here on.
+    """Make the random numbers of NumPy and Python a function of the key from here on.
 
     Returns:
         A seed of 64 bits for the framework's.
@@ -22,20 +22,20 @@ def seed_python(key: Sequence[int]) -> int:
 
 
 def python_states() -> dict[str, Any]:
-    """What the generators of NumPy and Python will give next, as plain values."""
+    """The states of NumPy's and Python's generators, as plain values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     numpy = [str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss)]
     return {"numpy": numpy, "python": random.getstate()}
 
 
 def set_python_states(states: Mapping[str, Any]) -> None:
-    """Let them go on from there."""
+    """Restore these states."""
     kind, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((kind, np.asarray(keys), int(position), int(has_gauss), gauss))
     random.setstate(states["python"])
 
 
 def numbers_of(key: Sequence[int], num: int) -> list[int]:
-    """So many numbers of 32 bits that are a function of the key."""
+    """This many 32-bit numbers that are a function of the key."""
     found: list[int] = np.random.SeedSequence(list(key)).generate_state(num).tolist()
     return found

@@ -1,4 +1,4 @@
-"""What a user sets of an elastic training, whatever the framework: declared once, checked once."""
+"""The user's settings of an elastic training, for every framework: declared once and checked once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ef_common.storage.claims import Place, place_for
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings:
-    """The settings that all plugins have in common.
+    """The settings that all plugins share.
 
     Args:
         compensation: How the optimizer's settings follow a global batch that grows and shrinks with the number of
@@ -65,20 +65,20 @@ class ElasticSettings:
 
     @property
     def schedules_follow_samples(self) -> bool:
-        """Whether schedules have anything to follow: an update of a fixed number of samples is one in each world."""
+        """Whether schedules can follow samples; updates of a fixed size are the same in each world."""
         return self.schedules == "samples" and self.global_batch_size is None
 
     @classmethod
     def of(cls, **given: Any) -> ElasticSettings:
-        """The settings, from what a user has written: a rule's name, URLs, paths.
+        """The settings from what a user has passed: a rule's name, URLs, paths.
 
         Raises:
-            UsageError: A value that is none, or a package that it needs is missing.
+            UsageError: A value is invalid, or a package that it needs is missing.
         """
         return cls(**{name: _READ[name](value) if name in _READ else value for name, value in given.items()})
 
     def checkpointing(self, default: str | None) -> Checkpointing | None:
-        """Where checkpoints go.
+        """The place of checkpoints.
 
         Args:
             default: The URL that the environment names.
@@ -86,7 +86,7 @@ class ElasticSettings:
         return Checkpointing.of(self.checkpoint, default=default)
 
     def place(self, default: str | None, *, checkpoints: Checkpointing | None, elastic: bool) -> Place | None:
-        """Where claims are kept; see :func:`~ef_common.data.claiming.place_of`."""
+        """The place of claims; see :func:`~ef_common.data.claiming.place_of`."""
         return place_of(self.claims, default, checkpoints=checkpoints, elastic=elastic)
 
 

@@ -1,11 +1,11 @@
-"""When all members write a checkpoint together, and what they settle before.
+"""Decides when all members write a checkpoint together, and what they agree on before.
 
-Rank 0 wishes for it before a step, its wish is summed with the flags of that step's reduction, and all who have
-completed that one take the checkpoint at the next boundary. There rank 0 tells all of them, in one collective, what the
-file is to hold and who writes which pieces. What one member knows alone decides nothing:
+Before a step, rank 0 sets a wish, which is summed with the flags of that step's reduction. All members that have
+completed it take the checkpoint at the next boundary. There rank 0 distributes, in one collective, the content of the
+file and the writers of its pieces. What one member knows alone decides nothing:
 
-* if the members have changed between wish and boundary, or within that collective, nobody takes one;
-* if a member is still busy with the share before, rank 0 writes alone.
+* If the members have changed between the wish and the boundary, or within that collective, nobody takes one.
+* If a member is still busy with the previous share, rank 0 writes alone.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ MOST_LITERAL_BYTES = 8 << 20
 """What rank 0 sends to all others of a file that they write together."""
 
 Offer = Callable[[], Layout]
-"""Of the file; `UnsupportedError` if not every member can write a piece of it."""
+"""Makes the layout of the file; raises `UnsupportedError` if not every member can write a piece of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all members have agreed on.
+    """The plan of a shared checkpoint, on which all members have agreed.
 
     Args:
-        id: Of the checkpoint.
+        id: Identity of the checkpoint.
         worker: This worker.
-        leads: It is the one that publishes.
-        pieces: Who writes what; none if rank 0 writes alone.
-        layout: What rank 0 has offered.
+        leads: Whether this worker publishes it.
+        pieces: The pieces and their writers; empty if rank 0 writes alone.
+        layout: The layout that rank 0 has sent.
         is_here: Whether a worker still is a member.
     """
 
@@ -73,7 +73,7 @@ class Plan:
 
 
 class Sharing:
-    """Agrees with the other members, and learns from what became of it.
+    """Agrees on shared checkpoints with the other members, and learns from the outcomes.
 
     Args:
         session: The worker's session.
@@ -92,7 +92,7 @@ class Sharing:
         self._reason = ""
 
     def wish(self, step: int, num_bytes: Callable[[], int]) -> bool:
-        """In rank 0, before a step after which a checkpoint is due: ask all to take it together, if that can be."""
+        """In rank 0, before a step after which a checkpoint is due: ask all members to take it together."""
         session = self._session
         if session.world_size < 2 or self._num_alone or self._store.shares is None:
             return False
@@ -106,7 +106,7 @@ class Sharing:
         return True
 
     def agree(self, id: CheckpointId, offer: Offer, *, busy: bool) -> Plan | None:
-        """All members call this at the same boundary. None: nothing is taken at it."""
+        """Agree on a plan; all members call this at the same boundary. None: nothing is taken there."""
         session = self._session
         self._wished, session.wish = None, False
         mine: dict[str, Any] = {"busy": busy, "offer": None}
@@ -161,6 +161,6 @@ class Sharing:
             logger.warning("sharing has failed %d times in a row: rank 0 writes alone", self._num_failures)
 
     def written_alone(self) -> None:
-        """Rank 0 has taken one alone."""
+        """Rank 0 has taken a checkpoint alone."""
         self._wished, self._session.wish = None, False
         self._num_alone = max(0, self._num_alone - 1)

@@ -1,4 +1,4 @@
-"""What a framework's plugin gives of a training, so that it can be saved: its state between two steps."""
+"""The state of a training between two steps, which a plugin provides so that it can be saved."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Release = Callable[[], None]
 
 
 class Source(Protocol):
-    """A training."""
+    """A training whose state can be saved."""
 
     def num_bytes(self) -> int:
         """Size of the state that all members hold."""
 
     def state(self, *, whole: bool) -> SourceState:
-        """Its state.
+        """The state of the training.
 
         Args:
             whole: Also what the other members do not have; else only what they have is asked for.
@@ -28,17 +28,17 @@ class Source(Protocol):
 
 
 class SourceState(Protocol):
-    """A state until the next step. Nothing of it has been copied yet."""
+    """A state that is valid until the next step. Nothing of it has been copied yet."""
 
     @property
     def file(self) -> str:
         """Name of the file that all members can write together."""
 
     def copy(self) -> tuple[Content, Release]:
-        """A copy of all of it."""
+        """A copy of the whole state."""
 
     def content(self, file: SharedFile) -> Content:
-        """All of it, if the members write that file together."""
+        """The content of a checkpoint in which the members write the shared file together."""
 
     def layout(self) -> Layout:
         """The layout of that file.
@@ -48,7 +48,7 @@ class SourceState(Protocol):
         """
 
     def kind_of(self, path: Path) -> str:
-        """Type and shape of the array there; something else where there is none."""
+        """Type and shape of the array at this place; something else if there is none."""
 
     def copy_parts(self, parts: Sequence[Slice]) -> tuple[Callable[[Slice], Any], Release]:
-        """A copy of parts of its arrays, each as bytes."""
+        """Copies of parts of its arrays, each as bytes."""

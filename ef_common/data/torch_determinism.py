@@ -1,4 +1,4 @@
-"""What makes one process compute the same bits as another, with torch."""
+"""The torch settings that make one process compute the same bits as another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ef_common.data.seeds import seed_python
 
 
 class Determinism:
-    """Puts torch's settings in place; `undo` brings back what was there.
+    """Sets torch up for determinism; `undo` restores the previous settings.
 
     Sums within one operation depend on the number of threads, so each worker computes in one; give each core a worker.
     On a GPU, an operation without a deterministic kernel raises torch's own error, which names it.
@@ -27,14 +27,14 @@ class Determinism:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may choose among algorithms
 
     def undo(self) -> None:
-        """Bring back what was there."""
+        """Restore the previous settings."""
         torch.set_num_threads(self._threads)
         torch.use_deterministic_algorithms(self._algorithms)
         torch.backends.cudnn.benchmark = self._benchmark
 
 
 def seed_everything(key: Sequence[int]) -> None:
-    """Let the random numbers of torch, NumPy and Python be a function of the key from here on."""
+    """Make the random numbers of torch, NumPy and Python a function of the key from here on."""
     seed = seed_python(key)
     # Not `torch.manual_seed`: where CUDA is not in use, it notes down a traceback each time, for when it will be.
     torch.default_generator.manual_seed(seed)
@@ -43,13 +43,13 @@ def seed_everything(key: Sequence[int]) -> None:
 
 
 def torch_states() -> list[torch.Tensor]:
-    """What torch's generators will give next: the one of the CPU, then those of the GPUs, if they are in use."""
+    """The states of torch's generators: the CPU's, then those of the GPUs if they are in use."""
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if in_use else ())]
 
 
 def set_torch_states(states: Sequence[torch.Tensor]) -> None:
-    """Let them go on from there; those of GPUs only if there are as many."""
+    """Restore these states; those of GPUs only if the number of GPUs is the same."""
     cpu, *cuda = states
     torch.set_rng_state(cpu)
     if cuda and len(cuda) == torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""A DataLoader that reads what it is told, and survives the death of its worker processes."""
+"""A DataLoader that reads the planned batches, and survives the death of its worker processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set of the user's, read by :class:`Sample`: its augmentation is the same wherever a sample is read."""
+    """The user's data set, read by :class:`Sample`, so that a sample is augmented the same in every worker."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
@@ -65,7 +65,7 @@ class SeededDataset(Dataset[Any]):
 
 
 class PlannedLoader:
-    """Reads planned batches with the user's DataLoader: its collate function, its worker processes.
+    """Reads planned batches with the user's DataLoader, including its collate function and worker processes.
 
     The processes are kept from plan to plan, and from epoch to epoch if the user's loader keeps them. One that dies
     (out of memory, mostly) costs its batches a second read, and nothing else. Batches come in the order of the plan,
@@ -104,7 +104,7 @@ class PlannedLoader:
         self._inner.worker_init_fn = value
 
     def begin(self) -> None:
-        """An epoch begins: data workers that the user does not keep see the data set as it is now."""
+        """Begin an epoch: data workers that the user does not keep see the data set as it is now."""
         if not self._persistent:
             self.close()
 
@@ -114,7 +114,7 @@ class PlannedLoader:
             self.read(lambda start: iter(()))
 
     def read(self, plan: Plan) -> None:
-        """Go on with these batches; what was read ahead of an old plan is dropped."""
+        """Continue with these batches; batches that were read ahead for an old plan are dropped."""
         self._batches.plan, self._batches.start = plan, 0
         self._delivered = 0
         self._open()
@@ -123,7 +123,7 @@ class PlannedLoader:
         """The next batch of the plan.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: The plan has ended.
             DataWorkersLost: The worker processes die again and again.
         """
         while True:
@@ -147,7 +147,7 @@ class PlannedLoader:
             return batch
 
     def fetch(self, batch: list[Any]) -> Any:
-        """Read a batch that is in no plan, in this process."""
+        """Read a batch that is not in a plan, in this process."""
         dataset: Any = self._inner.dataset
         many = getattr(dataset, "__getitems__", None)
         return self._inner.collate_fn(many(batch) if many else [dataset[index] for index in batch])
@@ -171,7 +171,7 @@ class PlannedLoader:
         self._ignore_child_signals()
 
     def _ignore_child_signals(self) -> None:
-        """Let `next` alone notice a dead data worker.
+        """Leave it to `next` alone to notice a dead data worker.
 
         torch's handler of SIGCHLD raises in whatever the main thread does at that moment; in the middle of an
         optimizer step, that would leave half of an update applied.
@@ -188,7 +188,7 @@ class PlannedLoader:
 
 
 def _try_often(try_once: Callable[[float], tuple[bool, Any]], timeout: float = _NOTICE_S) -> tuple[bool, Any]:
-    """Wait so long for a batch, and look often whether the data workers live."""
+    """Wait this long for a batch, and check often whether the data workers live."""
     for _ in range(math.ceil(timeout / _NOTICE_S) - 1):
         found = try_once(_NOTICE_S)
         if found[0]:

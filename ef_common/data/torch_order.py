@@ -20,7 +20,7 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
 
 
 def num_samples(loader: DataLoader[Any], batch_size: int | None = None) -> int:
-    """Samples of an epoch: as many as the sampler draws, less a last short batch with `drop_last`."""
+    """Samples of an epoch: as many as the sampler draws, without a short last batch under `drop_last`."""
     length = num_drawn(loader)
     if loader.batch_sampler.drop_last:  # type: ignore[union-attr]
         length -= length % (batch_size or batch_size_of(loader))
@@ -28,7 +28,7 @@ def num_samples(loader: DataLoader[Any], batch_size: int | None = None) -> int:
 
 
 def is_computed(loader: DataLoader[Any]) -> bool:
-    """Whether the order is a function of seed and epoch; else a sampler of the user's draws it."""
+    """Whether the order is a function of seed and epoch; otherwise the user's sampler draws it."""
     sampler = _sampler(loader)
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
@@ -57,7 +57,7 @@ def order_of(
 
 
 def computed_order(loader: DataLoader[Any], *, seed: int, epoch: int, stream: tuple[int, ...] = ()) -> np.ndarray:
-    """The same where the order is a function of seed and epoch; see `is_computed`."""
+    """Like `order_of`, where the order is a function of seed and epoch; see `is_computed`."""
     sampler = _sampler(loader)
     if type(sampler) is SequentialSampler:
         return compact(np.arange(len(sampler)))
@@ -74,7 +74,7 @@ def drawn_by_first(session: Session, draw: Callable[[], Any], *, what: str) -> A
 
 
 def compact(order: np.ndarray) -> np.ndarray:
-    """A newcomer receives it while the others wait."""
+    """Make the order small, because a newcomer receives it while the others wait."""
     fits = order.dtype.kind == "i" and order.size and order.max() <= np.iinfo(np.int32).max
     return order.astype(np.int32) if fits and order.min() >= 0 else order
 

@@ -1,4 +1,4 @@
-"""The state of a training on its way to a newcomer; see :class:`~ef_common.ports.State`."""
+"""The transfer of a training's state to a newcomer; see :class:`~ef_common.ports.State`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ef_common.errors import ElasticFlowError, UnsupportedError
 
 
 class StateTransfer:
-    """Hands on what the plugin has collected, and which run the checkpoints and the claims are of.
+    """Transfers the state that the plugin has collected, and the run of its checkpoints and claims.
 
     Args:
-        codec: Of the framework's arrays.
+        codec: Codec for the framework's arrays.
         claiming: The claims of this training.
-        checkpoints: Those of this training, once there are any.
+        checkpoints: Checkpoints of this training, once there are any.
 
     Attributes:
         prepared: In a newcomer: memory for the state, if it fits.
@@ -29,7 +29,7 @@ class StateTransfer:
         self.prepared: Sequence[Any] = ()
 
     def describe(self, collect: Callable[[], dict[str, Any]]) -> bytes:
-        """Header of what `collect` makes. What cannot be sent is the newcomer's error, not this worker's."""
+        """Header of the state from `collect`. If it cannot be sent, the error is the newcomer's, not this worker's."""
         checkpoints = self._checkpoints()
         try:
             run = {"checkpoints": checkpoints and checkpoints.state(), "claims": self._claiming.state()}
@@ -39,7 +39,7 @@ class StateTransfer:
         return header
 
     def leaves(self, header: bytes | None) -> list[Any]:
-        """The arrays of what was described; with a header, room for those that it describes."""
+        """The arrays of the described state; with a header, room for the arrays in it."""
         if header is not None:
             self._leaves = self._codec.room(header, self.prepared)
             return self._leaves
@@ -47,14 +47,14 @@ class StateTransfer:
         return leaves
 
     def adopt(self, header: bytes, adopt: Callable[[dict[str, Any]], None]) -> None:
-        """Go on from the state that has been received.
+        """Continue from the received state.
 
         Args:
-            header: Of it.
+            header: Header of the state.
             adopt: Takes in what the others have collected.
 
         Raises:
-            ElasticFlowError: They cannot send it.
+            ElasticFlowError: The others cannot send it.
         """
         state = self._codec.decode(header, self._leaves)
         self._leaves, self.prepared = [], ()

@@ -1,4 +1,4 @@
-"""What a user's code hears of workers that come and go."""
+"""Tells the user's code of workers that join or leave."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ef_common.session import Session
 
 
 def hook_of(owner: object) -> Callable[..., Any]:
-    """`on_workers_changed` of a callback or a module of the user's; if it has none, what does nothing."""
+    """The `on_workers_changed` of the user's callback or module; without one, a function that does nothing."""
     found: Callable[..., Any] = getattr(owner, "on_workers_changed", _ignore)
     return found
 
 
 def _ignore(*args: Any) -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersChange:
-    """Workers have come or gone since the last step. All workers are told of the same changes, at the same steps.
+    """Workers have joined or left since the last step. All workers hear of the same changes, at the same steps.
 
     Args:
-        rank: Of this worker, from now on.
+        rank: Rank of this worker from now on.
         world_size: Number of workers that train, from now on.
         previous_world_size: Number of them before.
         num_joined: Workers that have come. This one may be among them.
@@ -53,7 +53,7 @@ class WorkersWatch:
         self._ids: tuple[str, ...] | None = None
 
     def look(self) -> WorkersChange | None:
-        """At each step, when the view stands in which it begins. The first look of a training sees no change."""
+        """Compare the members at each step, once its view is known. The first look in a training sees no change."""
         before, ids = self._ids, self._session.completed_in.ids
         if before is ids:
             return None
@@ -69,9 +69,9 @@ class WorkersWatch:
         )
 
     def state(self) -> list[str] | None:
-        """For newcomers: who has trained until now."""
+        """For newcomers: the members so far."""
         return None if self._ids is None else list(self._ids)
 
     def load_state(self, state: Sequence[str] | None) -> None:
-        """Go on where the others are; None if this is a start, with whomever it is."""
+        """Continue from the others' state; None at a start, which is no change."""
         self._ids = None if state is None else tuple(state)

@@ -1,4 +1,4 @@
-"""The data of the demo, which need no download: digits of a dot-matrix display, moved, dimmed and with noise."""
+"""The demo's data, which need no download: digits of a dot-matrix display, moved, dimmed and noisy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def digits(num_samples: int, *, seed: int) -> tuple[npt.NDArray[np.float32], npt
 
     Args:
         num_samples: How many.
-        seed: Of the random numbers; the same seed gives the same digits.
+        seed: Seed of the random numbers; the same seed gives the same digits.
 
     Returns:
         Images of shape (num_samples, HEIGHT, WIDTH), and labels of shape (num_samples,), from 0 to 9.

@@ -1,4 +1,4 @@
-"""The command line of the programs that `elasticflow demo` trains with."""
+"""The command line of the programs that `elasticflow demo` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a run, from its event log: who trained when, at which loss, and what each change of workers cost.
+"""The picture of a run, from its event log: when each worker trained, the loss, the cost of each change.
 
 As SVG, and in characters for a terminal.
 """
@@ -22,7 +22,7 @@ from ef_common.terminal import can_print
 WIDTH, LEFT, RIGHT = 860, 86, 20
 TOP, LANE, GAP, LOSS = 58, 24, 12, 96
 AFTER_CHANGE_S = 3.0
-"""The picture ends so many seconds after the last change."""
+"""The picture ends this many seconds after the last change."""
 COLORS = ("#2563eb", "#0d9488", "#9333ea", "#d97706")
 _RED, _GREEN = "#dc2626", "#15803d"
 _TERMINAL_COLORS = ("blue", "cyan", "magenta", "yellow")
@@ -33,7 +33,7 @@ _ASCII = ("#", ".", "x", "_.-=+*%@")
 
 @dataclass(slots=True)
 class Worker:
-    """A worker, and when it trained.
+    """A worker, and the time in which it trained.
 
     Args:
         name: Its name; workers are numbered in the order of their start.
@@ -48,11 +48,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Workers were lost, or have joined.
+    """A loss or a join of workers.
 
     Args:
         time: When.
-        text: What, in words.
+        text: The change in words.
         lost: Some were lost.
     """
 
@@ -100,7 +100,7 @@ class Picture:
 
     @classmethod
     def of(cls, run_dir: Path) -> Picture:
-        """That of the run in this directory."""
+        """The picture of the run in this directory."""
         return cls(Follower(run_dir).news())
 
     def _take_view(self, record: dict[str, Any]) -> None:
@@ -193,13 +193,13 @@ class Picture:
 
     @staticmethod
     def _seconds(duration_s: float) -> range:
-        """Where the axis has labels: at most twelve of them."""
+        """The labels of the axis, at most twelve."""
         return range(0, int(duration_s) + 1, max(2, -(-int(duration_s) // 12)))
 
     # ------------------------------------------------------------ in characters
 
     def text(self, width: int) -> str:
-        """The picture in characters, in colors.
+        """The picture in colored characters.
 
         Args:
             width: Columns of the terminal.
@@ -240,7 +240,7 @@ def _names(workers: list[Worker]) -> str:
 
 
 def _bar(worker: Worker, ends: list[float], trains: str, starts: str) -> str:
-    """A character for each column: the worker trains, or it has started and does not train yet."""
+    """A character per column: the worker trains, or has started and does not train yet."""
     line = ""
     for begin, end in pairwise([2 * ends[0] - ends[1], *ends]):
         if worker.steps[0] < end and worker.steps[-1] >= begin:

@@ -1,4 +1,4 @@
-"""`elasticflow demo`: train with some workers, kill one, let another one join, and prove that nothing went wrong.
+"""`elasticflow demo`: trains, kills a worker, lets another one join, and proves that nothing went wrong.
 
 The job is that of `elasticflow run`, which starts a new worker in the place of the one that is killed. All that this
 process knows of the training comes from the event log.
@@ -106,7 +106,7 @@ def _command(framework: str, workers: int, place: Path) -> list[str]:
 
 
 def _environ(framework: str) -> dict[str, str]:
-    """Variables for the job; the user's own stay, but for the places of checkpoints."""
+    """Variables for the job: the user's own, except places of checkpoints."""
     found = _NONE_OF_THE_USERS | {name: value for name, value in _VARIABLES.items() if name not in os.environ}
     if framework == "keras" and "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
         found["KERAS_BACKEND"] = "torch"
@@ -114,7 +114,7 @@ def _environ(framework: str) -> dict[str, str]:
 
 
 def _play(child: Child, timeline: Timeline, display: Display, *, workers: int, limit_s: float) -> list[str]:
-    """Kill a worker when the event log tells that the training is far enough; return what went wrong."""
+    """Kill a worker when the event log shows that the training is far enough; return what went wrong."""
     deadline = time.monotonic() + limit_s
     victim = ""
     timeline.note(f"starting {workers} workers")
@@ -153,7 +153,7 @@ def _process(child: Child, pid: int) -> psutil.Process:
 
 
 def _stand_still(process: psutil.Process) -> None:
-    """Have a worker stand still for a moment. The others wait for it in their next step."""
+    """Stop a worker for a moment. The others wait for it in their next step."""
     process.suspend()
     try:
         time.sleep(_STAND_STILL_S)
@@ -162,7 +162,7 @@ def _stand_still(process: psutil.Process) -> None:
 
 
 def _judge(place: Path, timeline: Timeline, output: str) -> list[str]:
-    """Show how it went; return what is not as promised."""
+    """Show how it went; return broken promises."""
     problems = []
     accuracies = re.findall(r"^test accuracy: ([\d.]+)", output, re.MULTILINE)
     accuracy = float(accuracies[-1]) if accuracies else 0.0
@@ -192,7 +192,7 @@ def _tail(path: Path, num_lines: int = 30) -> str:
 
 
 def ending_at_once() -> contextlib.AbstractContextManager[None]:
-    """Within this, SIGTERM and SIGHUP leave by way of the context managers, which end the job, as Ctrl-C does."""
+    """Within this, SIGTERM and SIGHUP leave through the context managers, which end the job, as Ctrl-C does."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

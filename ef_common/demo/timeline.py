@@ -1,4 +1,4 @@
-"""The story of a run, told from its event log alone."""
+"""The story of a run, derived from its event log alone."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COLUMNS = ("time", "event", "world size", "step", "loss", "pause")
 
 @dataclass(slots=True)
 class Row:
-    """One line of the table; None where something does not apply.
+    """One line of the table; fields are None where they do not apply.
 
     Args:
         time: Seconds since the beginning.
-        event: What has happened.
+        event: The event in words.
         world_size: Number of workers that train.
         step: Number of the newest update.
         loss: Mean over the workers in that step.
@@ -82,25 +82,25 @@ class Timeline:
 
     @property
     def loss(self) -> float | None:
-        """Mean over the workers in the newest step."""
+        """Mean loss of the workers in the newest step."""
         return sum(self._losses) / len(self._losses) if self._losses else None
 
     @property
     def longest_pause(self) -> float:
-        """How long the training of a worker stood still for a change of the view, at most; in seconds."""
+        """The longest pause of a worker's training for a change of the view, in seconds."""
         return max((row.pause for row in self.rows if row.pause is not None), default=0.0)
 
     def note(self, event: str) -> None:
-        """Add a line about something that we do ourselves."""
+        """Add a line about an action of the demo itself."""
         self._add(event, time.time())
 
     def now(self) -> Row:
-        """The line that is still moving."""
+        """The line that is still changing."""
         event = "training" if self.members else "importing"
         return Row(time.time() - self._began, event, len(self.members), self.step, self.loss)
 
     def update(self) -> None:
-        """Take in what is new in the log."""
+        """Process new events of the log."""
         for record in self._follower.news():
             match record["kind"]:
                 case "start":
@@ -151,7 +151,7 @@ class Timeline:
 
 
 class Display:
-    """Shows a timeline: a live table on a terminal, else one line per event.
+    """Shows a timeline: as a live table on a terminal, otherwise as one line per event.
 
     Args:
         timeline: The timeline.
@@ -179,7 +179,7 @@ class Display:
             self.update()
 
     def update(self) -> None:
-        """Draw the table, or print the lines that nothing will be added to."""
+        """Draw the table, or print the lines that are complete."""
         rows = self._timeline.rows
         if self._on_terminal:
             self._live.update(self._table(self._timeline.now()), refresh=True)

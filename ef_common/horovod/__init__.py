@@ -1,1 +1,1 @@
-"""Horovod as an engine: a wheel of it that builds with today's torch and TensorFlow, and survives lost peers."""
+"""Horovod as an engine: a wheel that builds with today's torch and TensorFlow and survives lost peers."""

@@ -1,4 +1,4 @@
-"""`elasticflow horovod build`: a wheel of Horovod for the torch and TensorFlow that are installed.
+"""`elasticflow horovod build`: builds a wheel of Horovod for the installed torch and TensorFlow.
 
 The source comes from the package index that pip uses, is verified, changed (see `source`) and compiled. Wheels are
 kept by the versions that they were built for, so the next environment with the same ones installs in seconds.
@@ -55,7 +55,7 @@ def frameworks() -> dict[str, str]:
 
 
 def untested(versions: Mapping[str, str]) -> list[str]:
-    """Those of the installed versions with which nobody has tried the changes."""
+    """Installed versions with which the patches have not been tried."""
     return [
         f"{name} {version}"
         for name, version in versions.items()
@@ -81,7 +81,7 @@ def build(*, say: Say, force: bool = False) -> Path:
 
     Args:
         say: Told what goes on.
-        force: Build anew.
+        force: Build even if there is a wheel already.
 
     Returns:
         The wheel.
@@ -124,7 +124,7 @@ def install(wheel: Path, *, say: Say) -> None:
 
 
 def check_tools() -> None:
-    """Look for all that a build needs.
+    """Check that all tools for a build are there.
 
     Raises:
         BuildError: Something is missing; the message lists everything that is.
@@ -150,7 +150,7 @@ def check_tools() -> None:
 
 
 def num_jobs() -> int:
-    """How many compilers fit into the memory and onto the cores.
+    """How many compilers fit into the memory and on the cores.
 
     Raises:
         BuildError: Not even one.
@@ -166,7 +166,7 @@ def num_jobs() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping."""
+    """Memory that is available without swapping."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -192,7 +192,7 @@ def _cmake() -> str | None:
 
 
 def search_path() -> str:
-    """Programs of this environment first, though it may not be active."""
+    """The search path with this environment's programs first, even if it is not active."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -207,7 +207,7 @@ def download(directory: Path, *, say: Say) -> Path:
     """Fetch, verify and unpack the source. Returns its root.
 
     Raises:
-        BuildError: It could not be had, or is another one than expected.
+        BuildError: The source is unavailable, or differs from what was expected.
     """
     say(f"fetching the source of Horovod {source.VERSION}")
     command = [*_pip("download"), "--no-deps", "--no-binary=:all:", "--no-build-isolation"]
@@ -254,7 +254,7 @@ def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | Non
     """Run a command; its output is shown only if it fails.
 
     Raises:
-        BuildError: It failed; with the end of its output.
+        BuildError: The command failed; the message has the end of its output.
     """
     everything = {**os.environ, **(environment or {}), "PATH": search_path()}
     found = subprocess.run(

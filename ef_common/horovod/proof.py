@@ -1,4 +1,4 @@
-"""Two processes that sum something with Horovod: the proof that what was built works.
+"""Proves that a built Horovod works: two processes sum a tensor with it.
 
 `python -m ef_common.horovod.proof FRAMEWORK` is one of them.
 """
@@ -26,7 +26,7 @@ def prove(framework: str) -> None:
         framework: "torch" or "tensorflow".
 
     Raises:
-        BuildError: It does not work; with the output of a process.
+        BuildError: The build does not work; the message has the output of a process.
     """
     command = [sys.executable, "-m", "ef_common.horovod.proof", framework]
     with Rendezvous(SharedValues()) as rendezvous:

@@ -1,4 +1,4 @@
-"""What has to change in Horovod's source: so that it builds, and so that no lost peer takes a process with it.
+"""Patches of Horovod's source, so that it builds and no lost peer ends a process.
 
 A change is a piece of text that occurs once in a file, and what stands there afterwards. Anything else is an error:
 the source is not the one that the changes were made for.
@@ -27,8 +27,8 @@ class Change:
 
     Attributes:
         path: File, from the root of the source.
-        old: What occurs there exactly once.
-        new: What stands there instead.
+        old: Text that occurs there exactly once.
+        new: Text that replaces it.
     """
 
     path: str
@@ -444,7 +444,7 @@ def apply(root: Path) -> None:
     """Change the unpacked source under `root`, and add our files.
 
     Raises:
-        UsageError: It is not the source that the changes were made for.
+        UsageError: The source is not the one that the changes were made for.
     """
     for change in CHANGES:
         path = root / change.path

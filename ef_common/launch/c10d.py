@@ -1,7 +1,7 @@
-"""Under torchrun's own backends (c10d, static): the worker of rank 0 hosts the coordinator.
+"""Under torchrun's own backends (c10d, static), the worker of rank 0 hosts the coordinator.
 
-Losses are survived within the processes. Joins are not ours there: torchrun restarts all workers when a node
-joins, and the restarted ones come here again.
+The processes survive losses. Joins are torchrun's business: it restarts all workers when a node joins, and the
+restarted ones come here again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROBE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """What torchrun tells a worker of its own backend.
+    """What torchrun tells a worker under its own backend.
 
     Args:
         rank: Rank of the worker when torchrun started it.
@@ -64,7 +64,7 @@ class C10dJob:
     coordinator: Coordinator | None = None
 
     def close(self, linger_s: float = LINGER_S) -> None:
-        """End, once the worker's own line is closed; the hosting worker first waits for the others."""
+        """End the job after the worker's own connection is closed; the hosting worker first waits for the others."""
         if self.coordinator is None:
             return
         if not self.coordinator.wait_until_idle(0):

@@ -4,10 +4,10 @@
 
     FOLDER/call             the function and its arguments, pickled by the process that launches
     FOLDER/raised-PID       the traceback of an exception that has ended a worker
-    FOLDER/returned-RANK    what the function returned there, as JSON
+    FOLDER/returned-RANK    the value that the function returned there, as JSON
 
 Nothing is unpickled that comes over the network or that others have written: the folder belongs to the user alone, and
-a worker refuses a call whose digest is not that of its command line.
+a worker refuses a call whose digest differs from that on its command line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Serialize a function with its arguments, and the source of the cells in which it may be defined.
 
     Raises:
-        UsageError: They cannot be serialized.
+        UsageError: The function or an argument cannot be serialized.
     """
     if not callable(fn):
         raise UsageError(f"expected a function. Received: fn={fn!r}")
@@ -53,7 +53,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 class Exchange:
-    """The folder.
+    """The folder through which a function reaches the workers, and their results come back.
 
     Args:
         folder: Its path.
@@ -63,15 +63,15 @@ class Exchange:
         self._folder = folder
 
     def put(self, call: bytes) -> list[str]:
-        """Hand a call to the workers; returns how they find it, for their command line."""
+        """Pass a call to the workers; returns how they find it, for their command line."""
         self._write(_CALL, call)
         return [str(self._folder), hashlib.sha256(call).hexdigest()]
 
     def take(self, digest: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """In a worker, what is to be called.
+        """In a worker: the call to make.
 
         Raises:
-            UsageError: It is not what was handed over.
+            UsageError: The call is not the one that was passed on.
         """
         call = (self._folder / _CALL).read_bytes()
         if hashlib.sha256(call).hexdigest() != digest:
@@ -82,7 +82,7 @@ class Exchange:
         return found
 
     def raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An exception has ended this worker. Fits `sys.excepthook`."""
+        """Record the exception that has ended this worker. Fits `sys.excepthook`."""
         if isinstance(error, JobFailed):  # that of another worker
             return
         try:
@@ -91,7 +91,7 @@ class Exchange:
             sys.__excepthook__(kind, error, trace)
 
     def returned(self, rank: int, value: Any) -> None:
-        """The function has returned this in the worker of this rank: the first one, as ranks change."""
+        """Record the function's value in the worker of this rank; the first call counts, as ranks change."""
         name = f"{_RETURNED}-{rank}"
         if (self._folder / name).exists():
             return
@@ -102,23 +102,23 @@ class Exchange:
         self._write(name, text.encode())
 
     def exceptions(self) -> list[str]:
-        """Tracebacks of the workers that have raised an exception, the first one first."""
+        """Tracebacks of the workers that raised an exception, the first one first."""
         found = sorted(self._folder.glob(f"{_RAISED}-*"), key=lambda path: path.stat().st_mtime_ns)
         return [path.read_text(errors="replace") for path in found]
 
     def value(self) -> tuple[Any, str]:
-        """What was returned in the worker of the lowest rank; and if it cannot be passed on, its type, else ""."""
+        """The value from the worker of the lowest rank; and its type if it cannot be passed on, else ""."""
         found = sorted(self._folder.glob(f"{_RETURNED}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         record = json.loads(found[0].read_text()) if found else {}
         return record.get("value"), record.get("refused", "")
 
     def _write(self, name: str, data: bytes) -> None:
-        """For nobody else to read."""
+        """Write a file that nobody else can read."""
         write_whole(self._folder / name, data, mode=0o600)
 
 
 def main() -> None:
-    """Body of a worker."""
+    """The body of a worker process."""
     _, folder, digest = sys.argv[1:]
     exchange = Exchange(Path(folder))
     sys.excepthook = exchange.raised
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def _rank() -> int:
-    """Rank of this worker; 0 if the function has trained nothing, so that it has become none."""
+    """Rank of this worker; 0 if the function has trained nothing and the process never became a worker."""
     process = sys.modules.get("ef_common.launch.process")
     worker = None if process is None else process.worker_if_any()
     return 0 if worker is None else int(worker.session.rank)

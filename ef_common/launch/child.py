@@ -1,4 +1,4 @@
-"""`elasticflow run` as the child of a program, which starts it, may interrupt it, and outlives it.
+"""`elasticflow run` as the child of a program that starts it, may interrupt it, and outlives it.
 
 It has a session of its own, so Ctrl-C in a terminal reaches the program alone, which passes it on. When the program
 ends, by whatever cause, the job stops as after SIGTERM: its workers save a checkpoint and leave.
@@ -21,7 +21,7 @@ _AGAIN_S = 0.5
 
 
 class Child:
-    """`elasticflow run`. Leaving the context ends what is left of it.
+    """The `elasticflow run` process. Leaving the context ends whatever is left of it.
 
     Args:
         arguments: Its command line.
@@ -56,7 +56,7 @@ class Child:
 
 
 def _paths() -> list[str]:
-    """Where this program finds modules, but for those of its interpreter, which has them by itself.
+    """Where this program finds modules, except the paths of its interpreter, which the child has anyway.
 
     The processes that the workers start inherit them, and may be of another Python.
     """
@@ -78,7 +78,7 @@ def end_with_parent(number: signal.Signals, parent: int) -> None:
 
 
 def main() -> int:
-    """Body of the process: the id of its parent comes first, then the command line of `elasticflow run`."""
+    """The body of the process: the parent's process id, and then the command line of `elasticflow run`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # until the launcher listens
     end_with_parent(signal.SIGHUP, int(sys.argv[1]))

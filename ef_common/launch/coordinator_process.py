@@ -1,7 +1,7 @@
-"""A coordinator in a process of its own, for launchers under which no process is sure to live as long as the job.
+"""A coordinator in its own process, for launchers that guarantee no process as long-lived as the job.
 
-The process is nobody's child: a launcher that ends a worker with its children does not end it. It ends by itself
-when no worker has been connected for a while, so it does not outlive the job.
+The process has no parent among the workers, so a launcher that ends a worker with its children does not end it. It ends
+by itself when no worker has been connected for a while, so it does not outlive the job.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ef_common.errors import CoordinatorLost
 logger = logging.getLogger(__name__)
 
 START_S = 180.0
-"""So long it waits for the first worker."""
+"""How long it waits for the first worker."""
 LINGER_S = 5.0
-"""So long it waits for another one when none is connected."""
+"""How long it waits for another worker when none is connected."""
 RESTART_S = 60.0
-"""The same while the job has not ended: the last worker has died, and it may take its launcher so long to start it."""
+"""The same while the job has not ended: the last worker has died, and its launcher may need this long to restart it."""
 _LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the process is told, as JSON.
+    """The order to the process, as JSON.
 
     Args:
         host: Where to listen; "" for everywhere.
         token: The job token.
         settings: Fields of the settings of the membership.
         heartbeat_timeout_s: See :class:`~ef_common.control.coordinator.Coordinator`.
-        hang_timeout_s: Likewise.
+        hang_timeout_s: Its hang timeout.
     """
 
     host: str
@@ -71,7 +71,7 @@ def start_coordinator(
     hang_timeout_s: float | None,
     log: Path | None = None,
 ) -> tuple[Address, int]:
-    """Start one, and leave it to itself.
+    """Start a coordinator and leave it to itself.
 
     Args:
         host: Address of this machine at which the workers reach it.
@@ -85,7 +85,7 @@ def start_coordinator(
         Where it listens, and the id of its process.
 
     Raises:
-        CoordinatorLost: It did not start.
+        CoordinatorLost: The process did not start.
     """
     order = Order(
         host if is_loopback(host) else "", token.secret, asdict(settings), heartbeat_timeout_s, hang_timeout_s
@@ -107,7 +107,7 @@ def start_coordinator(
 
 
 def main() -> None:
-    """Body of the process: the order comes by standard input, port and process id go to standard output."""
+    """The body of the process: the order comes on standard input; port and process id go to standard output."""
     order = Order(**json.load(sys.stdin))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     told, tell = os.pipe()
@@ -127,20 +127,20 @@ def main() -> None:
 
 
 def _wait_for_child(told: int) -> None:
-    """In the parent: pass the answer on, and end, so that the child is nobody's."""
+    """In the parent: pass the answer on and end, so that the child has no parent."""
     answer = os.read(told, 64)
     os.write(1, answer)
     os._exit(0 if answer else 1)
 
 
 def serve(coordinator: Coordinator, *, start_s: float, linger_s: float, restart_s: float) -> None:
-    """Serve until nobody is connected for a while.
+    """Serve until no worker has been connected for a while.
 
     Args:
         coordinator: The coordinator, started.
         start_s: How long to wait for the first worker.
         linger_s: How long to wait for another one.
-        restart_s: The same if the job has not ended.
+        restart_s: The same time if the job has not ended.
     """
     last, patience_s = time.monotonic(), start_s
     while time.monotonic() < last + patience_s:

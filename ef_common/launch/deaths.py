@@ -1,7 +1,7 @@
-"""What a torchrun agent does when workers of its have died, besides what torchrun does.
+"""What a torchrun agent does, in addition to torchrun, when its workers have died.
 
-It counts, waits before they are started again, and ends instead when the job has failed: by an exception of the user's
-own code, as a worker has noted, or because they die at one step again and again.
+It counts deaths, waits before restarts, and ends when the job has failed: because of an exception of the user's code,
+which a worker has noted, or because workers die at one step repeatedly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Deaths:
-    """Of the workers of one agent.
+    """Handles deaths of the workers of one agent.
 
     Args:
         directory: Where they note down what they work on.
@@ -45,11 +45,11 @@ class Deaths:
         self._over = False
 
     def before_restart(self) -> None:
-        """Torchrun's agent is about to start its workers again: wait for as long as is good.
+        """Torchrun's agent will restart its workers: wait for as long as is useful.
 
         Raises:
-            ChildFailedError: They must not be: the agent ends as it does when no restarts are left.
-            JobFailed: The same, where it is not known how they have died.
+            ChildFailedError: They must not be restarted: the agent ends as it does when no restarts are left.
+            JobFailed: They must not be restarted, and it is unknown how they have died.
         """
         failures = _failures()
         death, why = self._mourn(failures)
@@ -67,14 +67,14 @@ class Deaths:
         time.sleep(count.pause_s)
 
     def at_the_end(self) -> None:
-        """The agent ends, maybe because its workers have died and no restarts were left."""
+        """The agent ends, perhaps because its workers have died and no restarts were left."""
         error = sys.exc_info()[1]
         if isinstance(error, ChildFailedError) and not self._over:
             self._over = True
             self._mourn(error.failures)
 
     def _mourn(self, failures: Mapping[int, ProcessFailure]) -> tuple[Death, str]:
-        """Take note of the death of workers; returns how, and why the job has failed, if it has."""
+        """Record the death of workers; returns how they died, and why the job has failed, if it has."""
         ordered = sorted(failures.values(), key=lambda failure: failure.timestamp)
         statuses: list[tuple[int, int | None]] = [(failure.local_rank, failure.exitcode) for failure in ordered]
         death = self._restarts.died(statuses or [(0, None)])
@@ -91,7 +91,7 @@ class Deaths:
 
 
 def directory_for_notes() -> Path:
-    """That of the launcher, who removes it; else a new one, for as long as this process lives."""
+    """The launcher's directory, which the launcher removes; otherwise a temporary one of this process."""
     if given := os.environ.get(environment.NOTES):
         return Path(given)
     directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
@@ -100,7 +100,7 @@ def directory_for_notes() -> Path:
 
 
 def _failures() -> Mapping[int, ProcessFailure]:
-    """Of the workers for which torchrun's agent asks for another rendezvous: it has them in a local variable."""
+    """The failures for which torchrun's agent asks for another rendezvous, which it has in a local variable."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_invoke_run":

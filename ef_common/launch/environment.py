@@ -87,9 +87,9 @@ class WorkerEnvironment:
         standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
         notes: Directory of the launcher's for what the worker notes down, or None.
-        grace_s: So long the worker may take to leave.
+        grace_s: How long the worker may take to leave.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
-        hang_timeout_s: So long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
+        hang_timeout_s: How long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
     """
 
     coordinator: Address | None
@@ -147,10 +147,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
 
 
 def check_log_format(env: Mapping[str, str]) -> None:
-    """Refuse one that there is not.
+    """Refuse an unknown log format.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The log format is unknown.
     """
     if env.get(LOG_FORMAT, "").strip() not in ("", *FORMATS):
         raise UsageError(f"{LOG_FORMAT} must be one of {', '.join(FORMATS)}. Received: {env[LOG_FORMAT]!r}")

@@ -1,12 +1,12 @@
-"""What a worker tells when an exception ends it.
+"""What a worker reports when an exception ends it.
 
-An exception of the user's own code would come again wherever it is tried again, so it ends the job: the others are
-told, by way of the coordinator. In a newcomer that has not begun its first step it ends that one alone. What has failed
-for good in a peer, the network, a store or this machine (its GPU, its disks) is no fault of the code: that costs this
-worker alone, and its launcher may start it again.
+An exception of the user's code would recur wherever it is tried again, so it ends the job: the coordinator tells the
+others. In a newcomer that has not begun its first step, it ends only this newcomer. A lasting failure of a peer, the
+network, a store or this machine (its GPU, its disks) is not the code's fault: it costs only this worker, which its
+launcher may start again.
 
-A KeyboardInterrupt that code raises ends the job, too, and is one in each worker. SIGINT from outside is a fault like
-any other: it costs this worker alone.
+A KeyboardInterrupt that code raises ends the job, too, and is raised in each worker. SIGINT from outside is a fault
+like any other, and costs only this worker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class Failing:
-    """Tells the others of the exception that ends this worker, once.
+    """Reports the exception that ends this worker to the others, once.
 
     Args:
         session: The worker's session.
@@ -79,7 +79,7 @@ class Failing:
         self._before: Hook = sys.__excepthook__
 
     def install(self) -> None:
-        """Also tell of what nobody catches, after it has been shown."""
+        """Also report uncaught exceptions, after they have been printed."""
         self._before, sys.excepthook = sys.excepthook, self._show_and_tell
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -99,7 +99,7 @@ class Failing:
         self.tell(error)
 
     def tell(self, error: BaseException) -> None:
-        """Tell of this exception, if the user's code has raised it. Waits for two seconds at most."""
+        """Report this exception if the user's code has raised it. Waits for at most two seconds."""
         self.has_failed = True
         if isinstance(error, KeyboardInterrupt) and isinstance(error.__cause__, JobFailed):
             error = error.__cause__
@@ -121,14 +121,14 @@ class Failing:
             note.excuse()
 
     def _leave(self) -> None:
-        """An exception before the first step, which the others wait for. It may be that of this machine."""
+        """Handle an exception before the first step, which the others wait for. This machine may have caused it."""
         self._told = True
-        logger.warning("this worker has joined, but fails before its first step: the others go on without it")
+        logger.warning("this worker has joined, but fails before its first step: the others continue without it")
         self._session.stop()
         self._session.note.excuse()
 
     def tell_if_heard(self, error: BaseException) -> None:
-        """Tell of an exception that leaves a training.
+        """Report an exception that leaves a training.
 
         Where there are no others, the program may catch it and train again, so newcomers are told at its end.
         """
@@ -139,18 +139,18 @@ class Failing:
             self.postpone(error)
 
     def postpone(self, error: BaseException) -> None:
-        """Tell of an exception of the user's code at the end of the program, unless it begins another training.
+        """Report an exception of the user's code at the end of the program, unless another training begins.
 
         The exception itself is let go of: it holds all that was on the stack.
         """
         self._postponed = self._why(error)
 
     def forget(self) -> None:
-        """The program goes on, so what was postponed is nothing to tell of."""
+        """The program continues, so a postponed exception is not reported."""
         self._postponed, self.has_failed = None, False
 
     def tell_postponed(self) -> None:
-        """Tell of what was postponed, if anything was: the program ends."""
+        """The program ends: report a postponed exception, if there is one."""
         if self._postponed is not None and not self._told:
             self._tell(self._postponed)
 
@@ -168,16 +168,16 @@ class Failing:
         if self._session.fail(why):
             self._session.note.fail(why)
         else:
-            logger.warning("not all other workers have heard that this one ends by an exception of its own")
+            logger.warning("not all other workers have heard that an exception of its own ends this worker")
 
 
 def is_interruption(failure: JobFailed) -> bool:
-    """Whether the code of another worker has raised a KeyboardInterrupt."""
+    """Whether another worker's code has raised a KeyboardInterrupt."""
     return _INTERRUPTED in str(failure)
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether this is an exception of the user's own code, and not the consequence of a fault.
+    """Whether this is an exception of the user's code, and not the consequence of a fault.
 
     >>> is_users(ValueError("x")), is_users(MembershipError("x"))
     (True, False)
@@ -195,7 +195,7 @@ def is_users(error: BaseException) -> bool:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback at once: line by line, it would mix with those of workers that share the output.
+    """Print the traceback in one piece, so that it does not mix with those of workers that share the output.
 
     Of a failure of another worker only the message, as where it has reached this one explains nothing.
     """
@@ -211,7 +211,7 @@ def _is_the_machines(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Type, message and last frame.
+    """The exception's type, message and last frame.
 
     >>> describe(ValueError("too large"))
     'ValueError: too large'

@@ -1,10 +1,10 @@
-"""The end of a worker whose whole process stands still, and without which the others have gone on.
+"""Ends a worker whose whole process is frozen after the others have continued without it.
 
-It is stopped by a signal, or something written in C keeps Python's lock. No thread of it runs, so it cannot end itself,
-as a worker does whose main thread hangs (:mod:`ef_common.launch.hung`): its agent does it. The worker notes down its
-heartbeats where its agent sees them (:mod:`ef_common.note`). If none come any more, the agent asks the coordinator
-whether the others go on without it. A worker that comes back meanwhile learns it by itself, and leaves. If no
-coordinator is reached, nothing is decided, as it may be this node that is cut off.
+The process is stopped by a signal, or C code keeps Python's lock. None of its threads runs, so it cannot end itself, as
+a worker does whose main thread hangs (:mod:`ef_common.launch.hung`); its agent does that. The worker records its
+heartbeats where its agent sees them (:mod:`ef_common.note`). When they stop, the agent asks the coordinator whether the
+others continue without it. A worker that comes back meanwhile learns that itself, and leaves. If no coordinator can be
+reached, nothing is decided, because this node may be the one that is cut off.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ef_common.note import Life, lives
 logger = logging.getLogger(__name__)
 
 STILL_S = 3.0
-"""Who notes down nothing for so long is asked about."""
+"""The agent asks about a worker that has recorded nothing for this long."""
 PATIENCE_S = 10.0
-"""So long it may take to come back, once it is known that the others go on without it."""
+"""How long a worker may take to come back once the others are known to continue without it."""
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """What is known of a worker.
+    """What is known about a worker without a sign of life.
 
     Args:
-        life: Its newest sign of life.
+        life: The newest sign of life.
         since: When that was first seen.
         out_since: When it was first heard that it is out; None if it is not, as far as is known.
         why: Why it is.
@@ -47,7 +47,7 @@ class Still:
     why: str = ""
 
     def answered(self, answer: str | None, now: float) -> Still:
-        """With what the coordinator says; None says nothing."""
+        """The same with the coordinator's answer; None says nothing."""
         if answer is None:
             return self
         if not answer:
@@ -56,7 +56,7 @@ class Still:
 
 
 class Watch:
-    """An agent's watch over the workers that note down their heartbeats in a directory.
+    """An agent's watch over the workers that record their heartbeats in a directory.
 
     Args:
         directory: The directory.
@@ -76,11 +76,11 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, name="elasticflow-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch, in a thread."""
+        """Watch in a thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; it may be in the midst of asking, and is not waited for."""
+        """End the thread without waiting for a question that it may be asking."""
         self._stopped.set()
 
     def _watch(self) -> None:
@@ -91,7 +91,7 @@ class Watch:
                 logger.exception("cannot see whether workers stand still")
 
     def look(self) -> None:
-        """Look at all workers once, and end those that are to be ended."""
+        """Look at all workers once, and end those that are due."""
         now = self._clock()
         if now - self._looked > 3 * _LOOK_S:
             self._known.clear()  # it was us who stood still, maybe together with them

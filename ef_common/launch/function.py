@@ -1,4 +1,4 @@
-"""`elasticflow.launch`: a function in all workers of an elastic job, from a script or a cell of a notebook.
+"""`elasticflow.launch` runs a function in all workers of an elastic job, from a script or a notebook.
 
 The job is that of `elasticflow run`, whose workers are new interpreters, so what this process has initialized (torch,
 TensorFlow, CUDA) does not matter to them. The function goes to them, and what it returns or raises comes back, in a
@@ -36,7 +36,7 @@ _WORDS = {"killed": "the workers were killed by `elasticflow stop --kill`", "fai
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What has become of a job.
+    """The outcome of a job.
 
     Args:
         run_dir: Directory of the run, for `elasticflow audit` and `elasticflow logs`.
@@ -124,7 +124,7 @@ def _check(workers: int, max_workers: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How the launcher has ended: its process id, its exit status, whether we interrupted it, its last words."""
+    """How the launcher ended: process id, exit status, whether we interrupted it, its last words."""
 
     pid: int
     status: int
@@ -141,7 +141,7 @@ def _run(command: list[str]) -> _End:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Meanwhile, note Ctrl-C down in place of raising KeyboardInterrupt, which comes to the main thread alone."""
+    """Record Ctrl-C meanwhile instead of raising KeyboardInterrupt, which only reaches the main thread."""
     numbers: list[int] = []
     cannot_be_put_back = signal.getsignal(signal.SIGINT) is None
     if threading.current_thread() is not threading.main_thread() or cannot_be_put_back:
@@ -152,7 +152,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def _hand_on(child: Child, interrupts: list[int]) -> str:
-    """Write to stdout what comes, and pass interrupts on, until the job has ended; returns the end of the output.
+    """Copy the output to stdout and pass interrupts on until the job has ended; returns the end of the output.
 
     A process that the user's code has left behind may keep the pipe open, so its end is not waited for.
     """

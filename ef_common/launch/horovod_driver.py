@@ -1,4 +1,4 @@
-"""A worker's line to Horovod's elastic driver: carries out what :mod:`ef_common.launch.horovod_rounds` decides."""
+"""A worker's connection to Horovod's elastic driver; it does what :mod:`ef_common.launch.horovod_rounds` decides."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 FINISHED_KEY = "finished"
 CALL_KEY = "call"
 PATIENCE_S = 60.0
-"""So long processes that the driver has started may be missing before it is asked what has become of them."""
+"""How long processes that the driver has started may be missing before it is asked about them."""
 SETTLE_S = 0.5
-"""So long further losses are waited for after one: those of one cause are seen one after the other."""
+"""How long to wait for further losses after one, because losses of one cause are seen one after the other."""
 _READY_SCOPE = "rank_and_size"
 _LOOK_S = 0.5
 _LOOKS_PER_S = 100  # of all workers together
 
 
 class Driver:
-    """The line: one thread, and another one while READY is said.
+    """The connection to the driver: one thread, and another one while READY is sent.
 
     Args:
         store: horovodrun's store, which is also the driver.
@@ -61,7 +61,7 @@ class Driver:
         self._notices: Any = None
 
     def start(self) -> None:
-        """Register with the driver, and begin.
+        """Register with the driver and start.
 
         Raises:
             StoreLost: horovodrun does not answer.
@@ -75,7 +75,7 @@ class Driver:
         self._thread = threads.start(self._run, name="elasticflow-driver", job="follows horovodrun's driver")
 
     def close(self) -> None:
-        """End, when the process is about to: a round that is open is waited for, unless the process has failed."""
+        """End when the process is about to end: wait for an open round, unless the process has failed."""
         if self._thread is None or self._process != os.getpid():
             return
         self._notices.stop()
@@ -90,17 +90,17 @@ class Driver:
     # ------------------------------------------------------------ what the channel tells
 
     def follow(self, leave: Callable[[], None]) -> None:
-        """Take note of how to leave the view at the next boundary."""
+        """Note how to leave the view at the next boundary."""
         self._leave = leave
 
     def view(self, view: View, worker: str) -> None:
-        """There is a new view; called in any thread."""
+        """Handle a new view; called in any thread."""
         members = tuple((member.id, member.node) for member in view.members)
         planned = view.admitted_at == view.generation
         self._events.put(rounds.Viewed(members, planned, view.rank_of(worker) is not None))
 
     def finished(self) -> None:
-        """The program ends, with its trainings complete; called in any thread."""
+        """The program ends with its trainings complete; called in any thread."""
         self._published[FINISHED_KEY] = b"1"
         self._events.put(rounds.Closed())
 
@@ -117,7 +117,7 @@ class Driver:
         return self._state.ending and not self._state.waiting and self._events.empty()
 
     def _next(self) -> rounds.Event:
-        """The next event; without one for a while, look for a call."""
+        """The next event; if there is none for a while, look for a call."""
         pause_s = max(_LOOK_S, self._state.num_assigned / _LOOKS_PER_S)
         try:
             return self._events.get(timeout=pause_s)
@@ -163,7 +163,7 @@ class Driver:
                     self._store.put(key, value)
 
     def _say_ready(self) -> None:
-        """Say READY, and wait for the answer, which comes when all have: ``rank,size,...``, or -1 for all."""
+        """Send READY and wait for the answer, which comes when all have: ``rank,size,...``, or -1 for all."""
         size = None
         try:
             answer = self._store.get(self._slot, scope=_READY_SCOPE, timeout_s=None)
@@ -177,7 +177,7 @@ class Driver:
 
 
 class WatchedChannel:
-    """A line to the coordinator, of whose events a driver is told.
+    """A connection to the coordinator that reports its events to a driver.
 
     Args:
         channel: The line.
@@ -201,7 +201,7 @@ class WatchedChannel:
         self._channel.change_pending = pending
 
     def start(self, on_view: Callable[[int], None]) -> bool:
-        """Connect; of each view the driver is told as soon as it is known."""
+        """Connect; the driver learns of each view as soon as it is known."""
 
         def pass_on(generation: int) -> None:
             on_view(generation)
@@ -228,7 +228,7 @@ class WatchedChannel:
         return self._channel.next_view(after)
 
     def fail(self, why: str) -> bool:
-        """Tell that an exception ends the job."""
+        """Report that an exception ends the job."""
         return self._channel.fail(why)
 
     def bootstrap(self, generation: int) -> Bootstrap:
@@ -236,7 +236,7 @@ class WatchedChannel:
         return self._channel.bootstrap(generation)
 
     def tell_place(self, place: Place) -> None:
-        """Have newcomers learn where this member is."""
+        """Report where this member is, for newcomers."""
         self._channel.tell_place(place)
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
@@ -252,5 +252,5 @@ class WatchedChannel:
         return self._channel.job_training()
 
     def stop(self) -> None:
-        """Close the line."""
+        """Close the connection."""
         self._channel.stop()

@@ -1,8 +1,8 @@
-"""What Horovod's elastic driver tells a worker: that hosts have come or gone.
+"""Notices from Horovod's elastic driver that hosts have been added or removed.
 
-The driver is told an address and a key, by its unauthenticated store, and then sends pickled requests there, with an
-HMAC under that key. Whoever reads the store knows the key. So the requests are not unpickled here: the name of the
-class in them is all that is needed.
+The driver learns an address and a key from its unauthenticated store, and then sends pickled requests to that address,
+with an HMAC under that key. Anybody who reads the store knows the key, so the requests are not unpickled here: the name
+of the class in them is all that is needed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class Notices:
-    """Listens for them, from `start` to `stop`.
+    """Listens for notices, from `start` to `stop`.
 
     Args:
         host: Address of this machine at which the driver reaches it.
@@ -68,7 +68,7 @@ class Notices:
         threads.start(serve, name="elasticflow-notices", job="hears horovodrun's driver", on_failure=self._close)
 
     def register(self, store: Store, slot: str, interface: str) -> None:
-        """Tell the driver where; `slot` is ``HOST:LOCAL_RANK``.
+        """Tell the driver where this worker listens; `slot` is ``HOST:LOCAL_RANK``.
 
         Raises:
             StoreLost: horovodrun does not answer.
@@ -79,7 +79,7 @@ class Notices:
         store.put(slot, codec.dumps_base64((addresses, self._key), to_ascii=False), scope=PUT_WORKER_ADDRESSES)
 
     def stop(self) -> None:
-        """Listen no more. May be repeated."""
+        """Stop listening. May be repeated."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -1,25 +1,25 @@
-"""When a worker speaks with Horovod's elastic driver, decided from events alone.
+"""Decides, from events alone, when a worker talks to Horovod's elastic driver.
 
 The driver counts. It starts processes for new hosts, and gives up hosts on which a process has failed, when *all*
-processes that it counts on have either ended or said READY: then a *round* is complete, and each READY is answered
-with the slot that the process has from then on. Horovod's own workers stop for that; ours say READY in a thread,
-and train on. Rules:
+processes that it counts on have either ended or said READY. Then a *round* is complete, and the answer to each READY is
+the slot that the process has from then on. Horovod's own workers stop for that; ours say READY in a thread and continue
+to train. Rules:
 
-1. A round is *called* by whoever learns of a reason: a host has come or gone (the driver tells its rank 0), or a
-   member is lost. A call is a key in the driver's store, which every worker looks at; the driver clears the store
-   when the round is complete. Whoever sees a call answers it with READY, once: the driver would count a second one.
-2. A loss makes the driver give up the whole host, and kill what is left on it, maybe by stopping it first, which
-   would make the others wait. So members on that host leave at a boundary, and say READY when they are out. Losses
-   often come together, so a moment passes before anything follows from one.
-3. If the hosts of all members have lost somebody, a round would be the end of the job. They train on to the end
-   instead; the driver then reports the failure.
-4. What is given up with its host is no news when it goes. A host is as good as new once a newcomer on it is admitted.
-5. Without a slot a worker leaves. That of a newcomer is asked for after its admission.
-6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came: so
-   there is a round.
-7. When the program ends, what is known of losses is told at once; after that nobody calls a round. A worker
-   that ends looks for a call once more, and waits for the answer: READY and an end with status 0 would be counted as
-   two.
+1. A worker that learns of a reason *calls* a round: a host has come or gone (the driver tells its rank 0), or a member
+   is lost. A call is a key in the driver's store, which every worker polls; the driver clears the store when the round
+   is complete. A worker that sees a call answers it with READY, once, because the driver would count a second one.
+2. After a loss the driver gives up the whole host and kills what is left on it, perhaps by stopping it first, which
+   would make the others wait. Members on that host therefore leave at a boundary, and say READY when they are out.
+   Losses often come together, so nothing follows from one before a moment has passed.
+3. If the hosts of all members have lost somebody, a round would end the job. The members then train on to the end, and
+   the driver reports the failure.
+4. The end of a worker that is given up with its host is no news. A host is as good as new once a newcomer on it is
+   admitted.
+5. A worker without a slot leaves. A newcomer's slot is asked for after its admission.
+6. If some processes are missing for long, and nobody is known to be lost, they may have died before they came, so there
+   is a round.
+7. When the program ends, known losses are reported at once; after that nobody calls a round. A worker that ends looks
+   for a call once more, and waits for the answer: READY and an end with status 0 would count twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What one worker knows.
+    """The state of one worker's rules.
 
     Args:
         host: Name that the driver has for its host.
@@ -41,7 +41,7 @@ class Rounds:
         due: When something follows from a loss.
         waiting: READY is said and not answered.
         leaving: This worker is to leave, or has.
-        homeless: It has no slot any more.
+        homeless: It no longer has a slot.
         closed: The program ends, with its trainings complete.
         ending: The process is about to end.
         short_since: Since when there are fewer members than processes.
@@ -62,7 +62,7 @@ class Rounds:
 
 
 class Action(Enum):
-    """What is to be done, in this order."""
+    """The actions to carry out, in this order."""
 
     CALL = "call"  # a round
     READY = "ready"  # say it, in a thread
@@ -72,7 +72,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """There is a new view; if it is planned, those that are not in it any more have left."""
+    """There is a new view; if it is planned, former members that it lacks have left."""
 
     members: tuple[tuple[str, str], ...]
     planned: bool
@@ -81,7 +81,7 @@ class Viewed:
 
 @dataclass(frozen=True, slots=True)
 class HostsChanged:
-    """The driver tells that hosts have come or gone."""
+    """The driver reports that hosts have been added or removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The round is complete; without a size there was no answer, with 0 there is no slot for this worker."""
+    """The round is complete. No size: there was no answer; size 0: this worker has no slot."""
 
     size: int | None
 
@@ -103,7 +103,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The process ends with status 0, as far as this is known."""
+    """The process ends with status 0, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def decide(state: Rounds, event: Event, now: float, *, patience_s: float, settle
 
     Args:
         state: The state before.
-        event: What happened.
+        event: The event.
         now: Time of a monotonic clock, in seconds.
         patience_s: How long processes may be missing.
         settle_s: How long to wait for further losses after one.

@@ -1,4 +1,4 @@
-"""The key-value store of horovodrun, which all processes of its job can reach."""
+"""horovodrun's key-value store, which all processes of its job can reach."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoreLost(OSError):
 
 
 class Store:
-    """A client of it. Each call is a request of its own; any thread may call.
+    """A client of the store. Each call is a separate request; any thread may call.
 
     Args:
         address: Host and port of horovodrun's server.

@@ -1,22 +1,22 @@
-"""Under horovodrun: the worker of rank 0 starts a coordinator in a process of its own, and all find it.
+"""Under horovodrun, the worker of rank 0 starts a coordinator in its own process, and the others find it.
 
 ::
 
     horovodrun -np 2 --min-np 1 --max-np 8 --host-discovery-script ./discover.sh python train.py
     horovodrun -np 2 python train.py
 
-Hosts and processes are the business of horovodrun: it starts workers, notices their end, gives up hosts, and keeps to
---max-np, --elastic-timeout, --reset-limit and --blacklist-cooldown-range. Views are the coordinator's, as
-everywhere, so those that live keep their process. What the workers tell horovodrun's elastic driver, and when, is in
-:mod:`ef_common.launch.horovod_rounds`. It does not tell the workers the number of --min-np: with fewer it waits for
-more, and ends the job if none come, and meanwhile those that are left train on.
+horovodrun manages hosts and processes: it starts workers, notices their end, gives up hosts, and observes --max-np,
+--elastic-timeout, --reset-limit and --blacklist-cooldown-range. As everywhere, the coordinator issues the views, so
+survivors keep their processes. :mod:`ef_common.launch.horovod_rounds` decides what the workers tell horovodrun's
+elastic driver, and when. It does not tell the workers the number of --min-np: with fewer, it waits for more, and ends
+the job if none come; meanwhile the remaining workers continue to train.
 
-The coordinator's address and the job token stand in horovodrun's key-value store. Whoever reaches that server may
-read and write there, and it even runs what is written to it (it unpickles the addresses of workers). So a token that
-is made here keeps out strangers who only reach the coordinator, and nobody else: use horovodrun on networks that
-you trust. A token in ELASTICFLOW_TOKEN is not written there, but horovodrun puts the whole environment on the
-command lines of the workers, where everybody on the machine can read it. The secret that horovodrun shares with the
-processes which look for network interfaces is not given to workers, so no token can be derived from it.
+The coordinator's address and the job token are in horovodrun's key-value store. Anybody who reaches that server may
+read and write there, and it even executes what is written to it (it unpickles the addresses of workers). A token that
+is made here therefore keeps out only strangers who reach nothing but the coordinator: use horovodrun on networks that
+you trust. A token in ELASTICFLOW_TOKEN is not written there, but horovodrun puts the whole environment on the command
+lines of the workers, where everybody on the machine can read it. Workers do not get the secret that horovodrun shares
+with the processes which look for network interfaces, so no token can be derived from it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 GATHER_S = 60.0
-"""So long rank 0 waits for the other workers of the start; then it starts without them."""
+"""How long rank 0 waits for the other workers of the start; then it starts without them."""
 LAST_CALL_S = 0.5
 """All have begun when they learn where the coordinator is, so the first view waits no longer for the next one."""
 COORDINATOR_KEY = "coordinator"
@@ -58,7 +58,7 @@ _LOOKS_PER_S = 200  # of all workers together
 
 @dataclass(frozen=True, slots=True)
 class HorovodrunEnvironment:
-    """What horovodrun tells a worker. It is read once: Horovod as a data plane sets the same variables later.
+    """What horovodrun tells a worker; read once, since Horovod as a data plane sets these variables later.
 
     Args:
         rank: Rank when horovodrun started it.
@@ -82,7 +82,7 @@ class HorovodrunEnvironment:
 
 
 def is_horovodrun(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether horovodrun started this worker, and nobody has told it of a coordinator.
+    """Whether horovodrun started this worker and no coordinator was named.
 
     Horovod as our data plane leaves variables behind, too: with HOROVOD_ELASTIC=0, which horovodrun never sets.
     """
@@ -133,11 +133,11 @@ class HorovodJob:
     driver: Driver | None = None
 
     def watch(self, channel: ControlChannel, worker: str) -> ControlChannel:
-        """The channel, with the driver told of what happens on it."""
+        """The channel, whose events are reported to the driver."""
         return channel if self.driver is None else WatchedChannel(channel, self.driver, worker)
 
     def close(self) -> None:
-        """End, once the worker's own line is closed."""
+        """End the job after the worker's own connection is closed."""
         if self.driver is not None:
             self.driver.close()
 
@@ -200,7 +200,7 @@ class Found:
     secret: bool
 
     def describe(self) -> bytes:
-        """What newcomers find in the store."""
+        """What newcomers read in the store."""
         what = {"address": format_address(self.address)}
         return json.dumps(what if self.secret else {**what, "token": self.token.secret}).encode()
 
@@ -226,7 +226,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """How a worker comes to its coordinator."""
+    """How a worker finds its coordinator."""
 
     store: Store
     given: HorovodrunEnvironment
@@ -234,7 +234,7 @@ class _Search:
     gather_s: float
 
     def run(self) -> Found:
-        """Announce this worker; begin, or find."""
+        """Announce this worker, and start the coordinator or find it."""
         self.store.put(_started(self.given.rank), b"1")
         found = self._published()
         if found is None and self.given.rank == 0:
@@ -245,7 +245,7 @@ class _Search:
         return found
 
     def _begin(self) -> Found:
-        """Start the coordinator; tell of it when all are there, so that they come to the first view together."""
+        """Start the coordinator, and publish it when all workers are there, so that they share the first view."""
         secret = self.environment.token is not None
         token = self.environment.token or Token(secrets.token_hex(16))
         address, _ = start_coordinator(

@@ -1,4 +1,4 @@
-"""The end of a worker whose main thread hangs, and without which the others have gone on."""
+"""Ends a worker whose main thread hangs after the others have continued without it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sys
 import threading
 
 GRACE_S = 2.0
-"""So long the main thread may take to come back, and to end as any evicted worker does."""
+"""How long the main thread may take to come back, and to end as any evicted worker does."""
 
 
 def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -> None:
-    """Write what all threads do to standard error; end the process unless the main thread comes back.
+    """Write the stacks of all threads to standard error; end the process unless the main thread comes back.
 
     It is killed: whatever holds the main thread could hold a clean-up as well, and `elasticflow run` starts those anew
     that a signal has ended.
 
     Args:
-        why: What the coordinator said.
+        why: The coordinator's reason.
         heard: Set as soon as the main thread has heard that it is out.
         grace_s: How long to wait for it.
     """

@@ -1,4 +1,4 @@
-"""How a worker that has nothing more to do in the job ends."""
+"""How a worker ends when it has nothing more to do in the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def leaving_cleanly() -> Iterator[None]:
-    """A worker that has nothing more to do here ends with status 0; one is interrupted if another one is."""
+    """End a worker that has nothing more to do with status 0; interrupt it if another one was interrupted."""
     try:
         yield
     except JobFinished:

@@ -1,4 +1,4 @@
-"""Where a notice may be found that this machine is to go: a file, or a URL such as a cloud's metadata server has.
+"""Sources of the notice that this machine will go away: a file, or a URL such as a cloud's metadata server.
 
 What cannot be asked gives no notice: a worker must not leave because a metadata server is slow.
 """
@@ -30,15 +30,15 @@ class NoticeSource(Protocol):
     """Something that can be asked for a notice."""
 
     def ask(self) -> str:
-        """What the notice is, in one line; empty if there is none. Waits for seconds at most, and never raises."""
+        """The notice in one line; empty if there is none. Waits for seconds at most, and never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file: the notice is that it is there.
+    """A file, whose existence is the notice.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
     """
 
     path: Path
@@ -81,14 +81,14 @@ class UrlSource:
 
 
 def source_for(url: str, *, what: str) -> NoticeSource:
-    """The source that a URL names.
+    """The source for a URL.
 
     Args:
         url: ``file:///path``, ``http://…`` or ``https://…``.
         what: Name of the setting, for the error.
 
     Raises:
-        UsageError: It names none.
+        UsageError: The URL names no source.
     """
     try:
         parts = urlsplit(url)

@@ -1,12 +1,12 @@
-"""Notices that this worker is to go: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source that is asked every second.
+"""Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source polled every second.
 
-A notice is a wish, and nothing is interrupted by it: the session leaves at the next boundary that all agree on, and
-the process ends with status 0. If it has not come so far within the grace time (a validation may be long), it ends
-itself, as if it had been killed.
+A notice is a wish and interrupts nothing: the session leaves at the next boundary that all agree on, and the process
+ends with status 0. If it has not reached one within the grace time (a validation may be long), it ends itself, as if it
+had been killed.
 
-Python calls a handler between any two steps of what the main thread does, which may hold any lock. So the handler
-only puts the notice into a queue that can be put into everywhere; a thread does the rest. Launchers that signal whole
-process groups, and then once more each worker, mean one notice by it: a SIGTERM counts as the second one only after
+Python calls a handler between any two instructions of the main thread, which may hold any lock. The handler therefore
+only puts the notice into a queue that is always safe to use, and a thread does the rest. Launchers that signal whole
+process groups, and then each worker again, mean one notice: a SIGTERM counts as a second one only after
 `SAME_NOTICE_S`.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 SAME_NOTICE_S = 1.0
 """Signals that come within this time are one notice."""
 ASK_S = 1.0
-"""So often a source is asked, and the coordinator is told again."""
+"""How often a source is polled, and the coordinator is told again."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _LAST_WORDS_S = 1.0
 OUT_OF_TIME = 128 + signal.SIGTERM
@@ -40,14 +40,14 @@ OUT_OF_TIME = 128 + signal.SIGTERM
 
 
 class Notices:
-    """Heeds the notices to one worker, between `start` and `stop`.
+    """Handles the notices to one worker, between `start` and `stop`.
 
     Args:
         session: The worker's session.
-        elastic: It has a coordinator. Without one, only who can save its state (`Session.on_last_leave`) heeds
-            anything.
+        elastic: Whether it has a coordinator. Without one, notices are handled only if the state can be saved
+            (`Session.on_last_leave`).
         source: Asked every second, if there is one.
-        grace_s: So long after a notice the process ends itself.
+        grace_s: Time after a notice at which the process ends itself.
         log: Event log.
 
     Attributes:
@@ -81,11 +81,11 @@ class Notices:
 
     @property
     def active(self) -> bool:
-        """Notices are heeded now."""
+        """Whether notices are handled now."""
         return self._heeding and (self._elastic or self._session.on_last_leave is not None)
 
     def save_on_last_leave(self, save: Callable[[], None]) -> None:
-        """Have `save` called if nobody is left when this worker leaves; so notices are heeded without others, too."""
+        """Call `save` if nobody is left when this worker leaves, so that notices work without others, too."""
         self._session.on_last_leave = save
         if self._heeding:
             self.start()
@@ -93,7 +93,7 @@ class Notices:
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Heed notices from now on. May be repeated. Whoever sets another handler after it may call ours, or not."""
+        """Handle notices from now on. May be repeated. A handler that is set later may call ours, or not."""
         self._heeding = True
         if not self.active or self._closed.is_set():
             return
@@ -106,7 +106,7 @@ class Notices:
                 threads.start(ask, name="elasticflow-notice-source", job="looks for a notice")
 
     def stop(self) -> None:
-        """Heed none any more, as nothing would come of it: a signal does what it did before."""
+        """Stop handling notices, which would have no effect: signals do what they did before."""
         self._heeding = False
         if threading.current_thread() is not threading.main_thread():
             return
@@ -116,13 +116,13 @@ class Notices:
                 self._installed.remove(number)
 
     def close(self) -> None:
-        """The process is about to end as it should: the grace time is no more."""
+        """The process is about to end normally, so the grace time no longer applies."""
         self.stop()
         self._closed.set()
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("signals are not heeded: only the main thread may ask for them")
+            logger.warning("signals are no notices here: Python sets handlers in the main thread only")
             return
         for number in SIGNALS:
             before = signal.getsignal(number)
@@ -151,7 +151,7 @@ class Notices:
             _end_by(number)
 
     def take(self, number: int) -> None:
-        """Take a signal for a notice; a handler may call this."""
+        """Treat a signal as a notice; a handler may call this."""
         self.heard.add(number)
         now = time.monotonic()
         if number == signal.SIGTERM:
@@ -203,6 +203,6 @@ class Notices:
 
 
 def _end_by(number: int) -> None:
-    """End this process by the signal, as if nobody had handled it."""
+    """End this process with the signal, as if no handler were set."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

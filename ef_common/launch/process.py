@@ -1,4 +1,4 @@
-"""This process as a worker: its session, its event log, made once from the environment.
+"""This process as a worker: its session and its event log, created once from the environment.
 
 A process has one membership, however many Trainers or models it creates; that is why it is kept here, in the only
 module-level variable of ElasticFlow.
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worker:
-    """What a plugin needs of this process.
+    """What a plugin needs from this process.
 
     Args:
         session: The worker's membership.
         log: Event log of this worker.
-        notices: What it heeds of notices that it is to go: until the training is complete.
+        notices: Handles notices that this worker must leave, until the training is complete.
         failing: Tells the others of the exception that ends it.
         elastic: There is a coordinator, so the world may change.
         audit: A hash of the weights is to be logged after each update.
@@ -72,7 +72,7 @@ class Worker:
     fits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin_training(self) -> bool:
-        """The program has come to its next training. Returns whether to skip it: the others have ended it already."""
+        """The program comes to its next training. Returns whether to skip it, as the others have ended it."""
         number = next(self.fits)
         self.failing.forget()
         self.log.write("training", number=number)
@@ -80,7 +80,7 @@ class Worker:
         return self.session.is_behind
 
     def places(self, settings: ElasticSettings) -> tuple[Claiming, Callable[[Source], Checkpointer] | None]:
-        """The claims of the program's next training, and what makes its checkpoints, if any. Asked once for each."""
+        """The claims of the program's next training, and the factory of its checkpoints, if any. Asked once each."""
         place = settings.checkpointing(self.checkpoint)
         place = None if place is None else place.of_training(next(self.trainings))
         claiming = Claiming(settings.place(self.claims, checkpoints=place, elastic=self.elastic), self.session)
@@ -89,7 +89,7 @@ class Worker:
         return claiming, partial(Checkpointer, place, self.session, log=self.log, excluded=claiming.excluded)
 
     def end(self) -> None:
-        """The program ends: newcomers need not wait for a further training, unless it has failed."""
+        """The program ends: newcomers need not wait for another training, unless it has failed."""
         if not self.failing.has_failed:
             self.session.close()
 
@@ -98,7 +98,7 @@ _this: Worker | None = None
 
 
 def this_worker(engine: str | None = None) -> Worker:
-    """The worker that this process is; the first call connects it to the job.
+    """The worker in this process; the first call connects it to the job.
 
     Args:
         engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one; None for that
@@ -106,7 +106,7 @@ def this_worker(engine: str | None = None) -> Worker:
 
     Raises:
         JobFailed, JobFinished: The job is over.
-        Left: It was told to go before it was admitted.
+        Left: It was asked to leave before it was admitted.
         UsageError: The engine is unknown, not installed, or another one than before; or the environment is wrong.
         CoordinatorLost, AuthenticationError: As their names say.
     """
@@ -122,12 +122,12 @@ def this_worker(engine: str | None = None) -> Worker:
 
 
 def worker_if_any() -> Worker | None:
-    """The worker that this process has become, if it has."""
+    """The worker in this process, if it has become one."""
     return _this
 
 
 def is_alone(environment: WorkerEnvironment | None = None) -> bool:
-    """Whether this process is no worker of a job, by its environment."""
+    """Whether the environment says that this process is not a worker of a job."""
     environment = environment or read_environment()
     return environment.coordinator is None and not is_plain_torchrun() and not is_horovodrun()
 

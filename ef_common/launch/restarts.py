@@ -1,7 +1,7 @@
-"""What a launcher does when a worker of its has died: count, wait longer each time, and know when to give up.
+"""What a launcher does when one of its workers has died: count, wait longer each time, and finally give up.
 
-The count lies in a directory, next to what the workers note down there (:mod:`ef_common.note`), so it outlives the
-launcher's own process.
+The count is in a directory, next to the workers' notes (:mod:`ef_common.note`), so it outlives the launcher's own
+process.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ef_common.launch.run_directory import write_json
 from ef_common.note import Noted
 
 MAX_AT_ONE_STEP = 3
-"""So many deaths at one step end the job."""
+"""Number of deaths at one step that ends the job."""
 TRAINED_WELL_S = 60.0
-"""A worker that has trained for so long has made the failures before it undone."""
+"""A worker that has trained for this long resets the count of failures."""
 LONGEST_PAUSE_S = 30.0
 _COUNT = "deaths"
 _MAX_SHOWN = 8
@@ -28,12 +28,12 @@ _MAX_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker has died.
+    """The death of a worker.
 
     Args:
-        local_rank: Of the worker.
+        local_rank: Local rank of the worker.
         status: Its exit status, minus the signal that ended it; None if it is not known.
-        noted: What it had noted; None if it has not become a worker.
+        noted: Its note; None if it never became a worker.
     """
 
     local_rank: int
@@ -54,7 +54,7 @@ class Death:
 
     @property
     def at(self) -> tuple[int, int, bool] | None:
-        """Epoch, step and whether it was in it; None before the first step, or if the fault was not its own."""
+        """Epoch, step, and whether it was in the step; None before the first step or if the fault was elsewhere."""
         if self.noted is None or self.noted.excused or self.noted.epoch < 0:
             return None
         return self.noted.epoch, self.noted.step, self.noted.in_step
@@ -70,7 +70,7 @@ class Death:
 
     @property
     def positions(self) -> str:
-        """The positions that it worked on, in words."""
+        """The positions that it was working on, in words."""
         if self.noted is None or not self.noted.in_step or not self.noted.ranges:
             return ""
         spans = [f"{start}-{stop - 1}" if stop - start > 1 else f"{start}" for start, stop in self.noted.ranges]
@@ -84,7 +84,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Deaths so far.
+    """The deaths so far.
 
     Args:
         in_a_row: Since a worker has trained well.
@@ -101,7 +101,7 @@ class Count:
     excused: bool = False
 
     def after(self, death: Death) -> Count:
-        """With one more."""
+        """The count with one more death."""
         trained_well = death.noted is not None and death.noted.trained_s >= TRAINED_WELL_S
         again = death.at is not None and death.at == self.at
         return Count(
@@ -119,7 +119,7 @@ class Count:
 
 
 class Restarts:
-    """Deaths of the workers whose notes lie in a directory.
+    """The deaths of the workers whose notes are in a directory.
 
     Args:
         directory: The directory.
@@ -130,7 +130,7 @@ class Restarts:
 
     @property
     def count(self) -> Count:
-        """What is counted so far."""
+        """The count so far."""
         try:
             fields = json.loads((self.directory / _COUNT).read_text())
             at = None if fields["at"] is None else tuple(fields["at"])
@@ -139,7 +139,7 @@ class Restarts:
             return Count()
 
     def died(self, statuses: Sequence[tuple[int, int | None]]) -> Death:
-        """Take note of a death, and clear away what the workers have noted.
+        """Record a death, and remove the workers' notes.
 
         Args:
             statuses: Local rank and exit status of those that have died by themselves, the first one first; the others
@@ -154,7 +154,7 @@ class Restarts:
         return death
 
     def too_often(self, death: Death, *, node: str) -> str:
-        """Why the job is to end; "" if it is not."""
+        """Why the job ends now; "" if it continues."""
         times = self.count.times
         if times < MAX_AT_ONE_STEP:
             return ""

@@ -1,14 +1,14 @@
-"""`elasticflow run`: torchrun, with what an elastic job needs filled in.
+"""`elasticflow run`: torchrun, completed with what an elastic job needs.
 
-With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rendezvous. Without, it is a whole elastic
-job on this machine. Then each worker has an agent of its own, because an agent restarts all of its workers when one
+With ``--rdzv-endpoint`` it is one node of a job: torchrun's agent with our rendezvous. Without it, it is a whole
+elastic job on this machine. Each worker then has its own agent, because an agent restarts all of its workers when one
 crashes; and the coordinator is a process of its own, so no worker is special.
 
-A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is started again: the first time at once, then
-after longer and longer pauses. One that has raised an exception is not: it would raise it again, so it ends the job;
-and so does one that dies at the same step again and again (:mod:`ef_common.launch.restarts`).
+A worker that a signal has ended (SIGKILL, a lack of memory, a crash) is restarted: the first time at once, then after
+growing pauses. A worker that has raised an exception would raise it again, so the job ends. So it does when a worker
+dies at the same step repeatedly (:mod:`ef_common.launch.restarts`).
 
-This process imports torch once and has one thread; agents are forked from it, also later, when the job is scaled.
+This process imports torch once and has one thread; agents are forked from it, even later, when the job is scaled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader,
 DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
 LAST_CALL_S = 10.0
-"""So long the start waits for a worker that was started with the others and does not come."""
+"""How long the start waits for a worker that was started with the others and does not arrive."""
 KILLED = 128
 """And the number of the signal: exit status of an agent whose worker a signal has ended."""
 EXCUSED = os.EX_TEMPFAIL
@@ -62,7 +62,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says.
+    """The options on the command line.
 
     Args:
         torchrun: Its own arguments, with our defaults.
@@ -84,7 +84,7 @@ class Options:
 
     @classmethod
     def parse(cls, argv: list[str]) -> Options:
-        """Read a command line as torchrun does, with the settings that are ours.
+        """Read a command line as torchrun does, with our own settings.
 
         Raises:
             SystemExit: It is wrong, or help was asked for.
@@ -169,7 +169,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _listening() -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM down, in place of ending by them. A second one kills the workers.
+    """Record SIGINT and SIGTERM instead of ending by them. A second one kills the workers.
 
     SIGHUP, the end of the terminal or of the process that has launched this one, is no second one: a job that is about
     to stop then has the time for its checkpoint. Whoever ignores it (nohup) goes on ignoring it.
@@ -210,7 +210,7 @@ class _Agent:
 
 
 class _Agents:
-    """Torchrun agents, which are children of this process. Leaving the context ends all that is left of them.
+    """Torchrun agents, which are children of this process. Leaving the context ends whatever is left of them.
 
     Args:
         options: The command line's.
@@ -269,7 +269,7 @@ class _Agents:
     # ------------------------------------------------------------ life and death
 
     def start(self, *, lives: int = 1, notes: Path | None = None) -> None:
-        """Start one more.
+        """Start one more agent.
 
         Args:
             lives: How many there have been in its place, with this one.
@@ -289,7 +289,7 @@ class _Agents:
         self._num_started += 1
 
     def replace_lost(self) -> None:
-        """Start others in the place of those whose worker is lost, as often as that is allowed."""
+        """Start replacements for agents whose worker is lost, as often as that is allowed."""
         for number in self.lost:
             agent = self._agents[number]
             if agent.due is None:
@@ -322,7 +322,7 @@ class _Agents:
 
     @property
     def lost(self) -> list[int]:
-        """Those whose worker was killed, or ended by the fault of something else, and that are to be replaced."""
+        """Agents to replace: their worker was killed, or ended because of a fault elsewhere."""
         return [
             number
             for number, agent in self._agents.items()
@@ -342,27 +342,27 @@ class _Agents:
 
     @property
     def alive(self) -> list[int]:
-        """Those that run, in the order in which they were started."""
+        """Agents that run, in the order in which they were started."""
         return [number for number, agent in self._agents.items() if agent.process.is_alive()]
 
     @property
     def training(self) -> list[int]:
-        """Those that run and were not asked to leave."""
+        """Agents that run and were not asked to leave."""
         return [number for number in self.alive if not self._agents[number].asked]
 
     @property
     def leaving(self) -> list[int]:
-        """Those that run, and were asked to leave."""
+        """Agents that run and were asked to leave."""
         return [number for number in self.alive if self._agents[number].asked]
 
     @property
     def finished(self) -> bool:
-        """One that was not asked to leave has come to the end of its script."""
+        """Whether an agent that was not asked to leave has reached the end of its script."""
         return 0 in self._statuses
 
     @property
     def failed(self) -> bool:
-        """One that was not asked to leave has ended in another way."""
+        """Whether an agent that was not asked to leave has ended in another way."""
         return any(self._statuses)
 
     @property
@@ -371,11 +371,11 @@ class _Agents:
 
     @property
     def failure(self) -> str:
-        """Why the job has failed, as far as they know; "" if they know of nothing."""
+        """Why the job has failed, as far as the agents know; "" if they know of nothing."""
         return self._failure or next(filter(None, (read_failure(agent.notes) for agent in self._agents.values())), "")
 
     def drain(self, number: int) -> None:
-        """Have its workers leave at the next boundary. To be repeated while it runs: they may be starting."""
+        """Let an agent's workers leave at the next boundary. Repeat this while it runs: they may be starting."""
         agent = self._agents[number]
         agent.asked = True
         for worker in _workers_of(agent.process.pid):
@@ -385,7 +385,7 @@ class _Agents:
                     worker.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all of them at once."""
+        """End all agents at once."""
         for process in [agent.process for agent in self._agents.values()]:
             victims = _workers_of(process.pid) if process.is_alive() else []
             process.kill()  # first: it would start its workers again
@@ -412,7 +412,7 @@ def _workers_of(pid: int | None) -> list[psutil.Process]:
 
 
 def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local: bool, launcher: int) -> None:
-    """Body of an agent's process."""
+    """The body of an agent's process."""
     if local:  # the launcher tells of what its agents have seen, once
         for name in ("torch.distributed.elastic.multiprocessing.api", "ef_common.launch.deaths"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -443,14 +443,14 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
 
 
 class _Supervisor:
-    """Starts and drains workers as it is told, until all have ended.
+    """Starts and drains workers as ordered, until all have ended.
 
     Args:
         options: The command line's.
         run_dir: Directory of the run.
-        agents: What it supervises.
-        launcher: What others read of it.
-        signals: Those that have come to this process.
+        agents: The agents that it supervises.
+        launcher: The state that others read.
+        signals: Signals that this process has received.
     """
 
     def __init__(
@@ -463,7 +463,7 @@ class _Supervisor:
         self._signals = signals
 
     def run(self) -> int:
-        """Returns the exit status."""
+        """Supervise the job; returns the exit status."""
         say(f"the event log is in {self._run_dir}", event="run_directory", run_dir=str(self._run_dir))
         for _ in range(self._options.num_workers if self._options.local else 1):
             if not self._signals:

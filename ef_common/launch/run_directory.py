@@ -1,12 +1,12 @@
-"""The directory of a run, by which `elasticflow run`, `status` and `scale` know of each other.
+"""The directory of a run, through which `elasticflow run`, `status` and `scale` communicate.
 
 ::
 
     events/…        the event log
-    launcher.json   what the launcher of this machine does: written by it alone, whole each time
-    wanted.json     how many workers it shall have: written by `elasticflow scale`
+    launcher.json   the state of the launcher of this machine; only the launcher writes it, completely each time
+    wanted.json     the number of workers that it shall have; written by `elasticflow scale`
 
-Files, and no connection: whoever may write there may scale, and nothing listens.
+They communicate through files and not through a connection: anybody who may write there may scale, and nothing listens.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What a launcher does.
+    """The state of a launcher.
 
     Args:
         pid: Its process.
         began: When that has begun, in seconds since the epoch: another one may get the same number.
         command: The script and its arguments.
         num_workers: Workers that are to train, as far as it has started them.
-        max_workers: It starts no more.
+        max_workers: Maximal number of workers that it starts.
         local: The whole job is its own, so it can be scaled.
         state: ``running``, ``stopping`` or ``ended``.
         order: Number of the newest order of `elasticflow scale` that it has followed.
-        outcome: What has become of the job, in words, once it has ended.
+        outcome: The outcome of the job in words, once it has ended.
         host: Name of its machine; "" for this one.
     """
 
@@ -64,12 +64,12 @@ class Launcher:
 
     @property
     def is_here(self) -> bool:
-        """It is of this machine, so its process can be looked at."""
+        """Whether the launcher is on this machine, so that its process can be examined."""
         return self.host in ("", socket.gethostname())
 
     @property
     def alive(self) -> bool:
-        """It runs, on this machine."""
+        """Whether the launcher runs on this machine."""
         if not self.is_here:
             return False
         try:
@@ -81,17 +81,17 @@ class Launcher:
 
     @property
     def over(self) -> bool:
-        """It has ended. Of one on another machine, that is known by its own word alone."""
+        """Whether the launcher has ended. On another machine only its own word counts."""
         return self.state == "ended" or (self.is_here and not self.alive)
 
     @property
     def seen(self) -> str:
-        """The state that can be seen from outside: also ``lost``, if it has ended without a word."""
+        """The state as seen from outside; ``lost`` if it has ended without a word."""
         return "lost" if self.over and self.state != "ended" else self.state
 
 
 def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launcher:
-    """This process as one; see :class:`Launcher`."""
+    """This process as a launcher; see :class:`Launcher`."""
     began = psutil.Process().create_time()
     host = socket.gethostname()
     return Launcher(os.getpid(), began, command, num_workers=0, max_workers=max_workers, local=local, host=host)
@@ -99,11 +99,11 @@ def this_launcher(command: list[str], *, max_workers: int, local: bool) -> Launc
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How many workers there shall be.
+    """An order for a number of workers.
 
     Args:
         number: Counts the orders.
-        num_workers: So many.
+        num_workers: The ordered number of workers.
     """
 
     number: int
@@ -129,7 +129,7 @@ def create(script: str, place: Path | None = None) -> Path:
         raise UsageError(f"the run directory cannot be made: {error.strerror}. Received: {place}") from None
     found = read_launcher(place)
     if found is not None and found.alive:
-        raise UsageError(f"a run is going on there (process {found.pid}). Name another --run-dir. Received: {place}")
+        raise UsageError(f"another run is active there (process {found.pid}). Use another --run-dir. Received: {place}")
     (place / _WANTED).unlink(missing_ok=True)
     return place.resolve()
 
@@ -138,7 +138,7 @@ def newest() -> Path:
     """The run that was started last from this working directory.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such run.
     """
     found = newest_first()
     if not found:
@@ -159,7 +159,7 @@ def launchers() -> list[tuple[Path, Launcher]]:
 
 
 def stop(run_dir: Path, *, kill: bool = False) -> None:
-    """Have the launcher of a run stop its workers, and wait until it has ended.
+    """Ask the launcher of a run to stop its workers, and wait until it has ended.
 
     Args:
         run_dir: Directory of the run.
@@ -191,7 +191,7 @@ def _at_work(run_dir: Path) -> Launcher:
 
 
 def read_launcher(run_dir: Path) -> Launcher | None:
-    """What its launcher does; None if it had none."""
+    """The state of the run's launcher; None if the run had none."""
     try:
         return Launcher(**json.loads((run_dir / _LAUNCHER).read_text()))
     except FileNotFoundError:
@@ -201,12 +201,12 @@ def read_launcher(run_dir: Path) -> Launcher | None:
 
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:
-    """For the launcher."""
+    """Write the launcher's state; only the launcher calls this."""
     write_json(run_dir / _LAUNCHER, asdict(launcher))
 
 
 def read_order(run_dir: Path) -> Order | None:
-    """What was ordered last, if anything."""
+    """The newest order, if there is one."""
     try:
         return Order(**json.loads((run_dir / _WANTED).read_text()))
     except FileNotFoundError:
@@ -217,7 +217,7 @@ def order(run_dir: Path, num_workers: int) -> Order:
     """Order a number of workers from the launcher of a run.
 
     Raises:
-        UsageError: There is no such launcher, or it cannot have so many.
+        UsageError: There is no such launcher, or it cannot start that many workers.
     """
     launcher = _at_work(run_dir)
     if not launcher.local:
@@ -249,5 +249,5 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write it so that readers find all of it, or what was there before."""
+    """Write JSON so that readers find either all of it or the previous content."""
     write_whole(path, json.dumps(value).encode())

@@ -1,15 +1,14 @@
-"""torchrun's rendezvous "elasticflow": agents supervise their own workers, membership is the coordinator's.
+"""torchrun's rendezvous "elasticflow": agents supervise their own workers, and the coordinator decides on membership.
 
 ::
 
     torchrun --nnodes=1:8 --rdzv-backend=elasticflow --rdzv-endpoint=HOST:PORT train.py
 
-Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy
-workers; it restarts those that crash, as ``--max-restarts`` says: the first time at once, then after longer and
-longer pauses. It restarts none when an exception of the user's own code has ended the job, and ends the job itself
-when its workers die at the same step again and again (:mod:`ef_common.launch.restarts`). The agent that can bind the
-endpoint hosts the coordinator; each other agent keeps a standby ready. The workers learn all they need from the
-environment.
+Each agent is told that the world is its own node and that nobody ever waits, so it never restarts healthy workers. It
+restarts those that crash, as ``--max-restarts`` says: the first time at once, then after growing pauses. It restarts
+none when an exception of the user's code has ended the job, and ends the job itself when its workers die at the same
+step repeatedly (:mod:`ef_common.launch.restarts`). The agent that can bind the endpoint hosts the coordinator; each
+other agent keeps a standby ready. The workers learn everything they need from the environment.
 
 Keys in ``--rdzv-conf``; others are ignored, as c10d does:
 
@@ -66,10 +65,10 @@ logger = logging.getLogger(__name__)
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
 LINGER_S = 30 * 24 * 3600.0
-"""So long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
+"""How long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
 survived there. A worker that hangs is evicted, so it is no reason to wait."""
 STANDBY_LINGER_S = 1.0
-"""So long one whose standby has taken over does: mostly they all are about to end."""
+"""The same time for an agent whose standby has taken over: usually all agents are about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Options:
 
     @classmethod
     def parse(cls, params: RendezvousParameters) -> Options:
-        """Read them from torchrun's parameters, and the token from the environment.
+        """Read the options from torchrun's parameters, and the token from the environment.
 
         Raises:
             UsageError: An option is malformed; the message names it.
@@ -165,7 +164,7 @@ def _flag(params: RendezvousParameters, key: str) -> bool | None:
 
 
 def _choice(params: RendezvousParameters, key: str, choices: tuple[str, ...]) -> str:
-    """One of these; the first by default."""
+    """The chosen one of these values; the first by default."""
     value = str(params.get(key, choices[0]))
     if value not in choices:
         raise UsageError(f"{key} in --rdzv-conf must be one of {', '.join(choices)}. Received: {key}={value}")
@@ -173,7 +172,7 @@ def _choice(params: RendezvousParameters, key: str, choices: tuple[str, ...]) ->
 
 
 class ElasticFlowRendezvous(RendezvousHandler):
-    """An agent's part: hosts the coordinator if it is the one to do so, and keeps torchrun out of membership.
+    """An agent's part: it may host the coordinator, and keeps torchrun out of membership.
 
     Args:
         options: Options of the rendezvous.
@@ -196,7 +195,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._has_begun = False
 
     def start(self) -> None:
-        """Host the coordinator if it is ours to host, and prepare the environment that workers inherit.
+        """Host the coordinator if this agent must, and prepare the environment that workers inherit.
 
         Raises:
             UsageError: This agent must host (`is_host`), but cannot bind the endpoint.
@@ -246,7 +245,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._keep(coordinator)
 
     def _stand_by(self) -> None:
-        """Keep a coordinator ready, for the case that the leading one is lost."""
+        """Keep a coordinator ready in case the leading one is lost."""
         host = LOOPBACK if is_loopback(self._coordinator_at[0]) else ""
         if self._options.stands_in:
             with contextlib.suppress(OSError):  # it lives
@@ -274,7 +273,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         atexit.register(self._serve_leavers)
 
     def _serve_leavers(self) -> None:
-        """Of an agent that a signal ends, no `shutdown` is asked; workers of other nodes may be leaving, too."""
+        """Serve on after a signal, which prevents `shutdown`, because workers of other nodes may be leaving."""
         if self._coordinator is not None:
             self._coordinator.wait_until_idle(self._grace_s)
             self._coordinator.stop()
@@ -318,11 +317,11 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers have no use for the agent's store."""
+        """False, because workers do not need the agent's store."""
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return a world of this node alone: at once, or, when workers have died again and again, after a pause.
+        """Return a world of this node alone, at once or, after repeated deaths of workers, after a pause.
 
         Raises:
             ChildFailedError, JobFailed: The job has failed, so they are not started again.
@@ -338,11 +337,11 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._closed
 
     def set_closed(self) -> None:
-        """Take note that torchrun closes the rendezvous; the job itself is closed by its workers."""
+        """Note that torchrun closes the rendezvous; the workers close the job itself."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: newcomers are the coordinator's business."""
+        """Return 0, because the coordinator handles newcomers."""
         return 0
 
     def get_run_id(self) -> str:
@@ -350,7 +349,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End; the agent that began to host the coordinator first waits for the workers of other nodes."""
+        """End; the agent that hosted the coordinator at the start first waits for the workers of other nodes."""
         if self._watch is not None:
             self._watch.stop()
         if self._deaths is not None:
@@ -370,7 +369,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a name or address is one of this machine: then, and only then, a socket can be bound to it."""
+    """Whether a name or address is one of this machine: only then can a socket be bound to it."""
     try:
         candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except OSError:

@@ -1,1 +1,1 @@
-"""Programs, that is a model and one `forward`: what the frameworks share of them, without importing any."""
+"""Programs that consist of a model and one `forward`: what the frameworks share, without importing any."""

@@ -1,4 +1,4 @@
-"""Which entry of a batch reaches which parameter of a `forward`.
+"""Binds the entries of a batch to the parameters of a `forward`.
 
 Entries of a tuple are bound in order, those of a dict by their names. A parameter with a default value may go without
 an entry. Two parameters are no entries: `params` (of this name, or the last one without a default), which is the
@@ -23,11 +23,11 @@ class Binding:
     """Binds batches to the parameters of one function; see :func:`binding_of`.
 
     Args:
-        function: What is called.
-        name: Of it, for messages.
+        function: The function to call.
+        name: Name of the function, for messages.
         params: Name of the parameter that is the model.
         entries: Names of the parameters that are entries of a batch.
-        required: Those of them that have no default.
+        required: Parameters without a default.
         takes_training: Whether it has a parameter `training`.
         takes_all: Whether it has a `**parameter`, for all other entries of a dict.
     """
@@ -99,7 +99,7 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
         role: What it is to a program, for messages ("forward", "evaluate", "predict").
 
     Raises:
-        UsageError: It is none that can be called so.
+        UsageError: The function cannot be called in this way.
     """
     name = f"{role}()"
     if not callable(function):
@@ -108,8 +108,8 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
     unnamed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
     if unnamed:
         raise UsageError(
-            f"{name} is called by the names of its parameters, so it can have neither `*parameters` nor such before "
-            f"a `/`. Received: {_listed(unnamed)}"
+            f"{name} is called with keyword arguments, so it can have neither `*args` nor positional-only parameters "
+            f"(before a `/`). Received: {_listed(unnamed)}"
         )
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != TRAINING]
     required = [p.name for p in named if p.default is p.empty]
@@ -128,7 +128,7 @@ def binding_of(function: Callable[..., Any], *, role: str = "forward") -> Bindin
 
 
 def no_predict(maker: str) -> UsageError:
-    """The error of a program that is asked for predictions and has no `predict`.
+    """The error for a program without `predict` that is asked for predictions.
 
     Args:
         maker: Name of the function that has made it.

@@ -1,4 +1,4 @@
-"""What a `forward` returns: a cost, or a dict of a cost and of metrics."""
+"""The values that a `forward` returns: a loss, or a dict of a loss and metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LOSS = "loss"
 
 
 def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str, Any]:
-    """The loss and the metrics that a function has returned, by name; the loss is the first.
+    """The loss and the metrics that a function has returned, by name; the loss comes first.
 
     Args:
         returned: A scalar, or a mapping of scalars.
-        name: Of the function, for messages.
+        name: Name of the function, for messages.
         needs_loss: Whether there must be a loss in a mapping.
 
     Raises:
@@ -43,7 +43,7 @@ def outcome_of(returned: Any, *, name: str, needs_loss: bool = True) -> dict[str
 
 
 def check_tensor(value: Any, is_tensor: Callable[[Any], bool], *, name: str, framework: str) -> None:
-    """Refuse a loss that is no tensor of the framework that trains.
+    """Refuse a loss that is not a tensor of the training framework.
 
     Raises:
         UsageError: Naming the type.

@@ -1,4 +1,4 @@
-"""What a `model()` has returned: the model's parts, its optimizer, and the framework that they are of."""
+"""The result of a `model()`: the model's parts, its optimizer, and the framework that they belong to."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Parts:
 
     Args:
         params: All but what follows: a dict, with dicts, lists and tuples in it.
-        optimizer: Of whatever kind the framework takes; None if there is none.
-        scheduler: Of its learning rate; None if there is none.
+        optimizer: Optimizer of any kind that the framework accepts; None if there is none.
+        scheduler: Scheduler of its learning rate; None if there is none.
     """
 
     params: dict[str, Any]
@@ -30,7 +30,7 @@ class Parts:
     scheduler: Any = None
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Each part that is no container, with where it is ("encoder.layers.0")."""
+        """Each part that is not a container, with its path ("encoder.layers.0")."""
         return _leaves("", self.params)
 
 
@@ -39,10 +39,10 @@ Model = Callable[[], Mapping[str, Any]] | Mapping[str, Any] | Parts
 
 
 def parts_of(model: Model) -> Parts:
-    """Make the model, if that has not been done.
+    """Make the model, unless it has been made.
 
     Raises:
-        UsageError: It is no dict with names as keys.
+        UsageError: The model is not a dict with names as keys.
     """
     if isinstance(model, Parts):
         return model
@@ -61,7 +61,7 @@ def framework_of(parts: Parts) -> str:
     """The framework of a model: "torch" or "keras".
 
     Raises:
-        UsageError: It has parts of two, or of none.
+        UsageError: The model has parts of two frameworks, or of none.
     """
     found: dict[str, str] = {}
     for name, part in [*parts.leaves(), (OPTIMIZER, parts.optimizer)]:
@@ -85,7 +85,7 @@ def framework_of(parts: Parts) -> str:
 
 
 def check_framework(parts: Parts, expected: str) -> None:
-    """Refuse a model that is not of this framework.
+    """Refuse a model of another framework.
 
     Raises:
         UsageError: Naming the other one.

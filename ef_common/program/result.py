@@ -1,4 +1,4 @@
-"""What a training by `elasticflow.train` leaves."""
+"""The result of a training by `elasticflow.train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `elasticflow.train` is asked for, as it is handed to the framework."""
+"""The arguments of `elasticflow.train`, as they are passed to the framework."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ef_common.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A training. See :func:`elasticflow.train` for what each means.
+    """A training; :func:`elasticflow.train` describes each field.
 
     Args:
         forward: The cost of a batch.
@@ -23,7 +23,7 @@ class Run:
         batch_size: Samples of one worker in a step, where the data do not say it.
         allow_unused: A parameter may be without influence on the cost.
         elastic: Settings of `ElasticFlowStrategy` and `ef_keras.callbacks`, by name.
-        others: Those of the framework.
+        others: Options of the framework.
     """
 
     forward: Callable[..., Any]
@@ -38,7 +38,7 @@ class Run:
     others: dict[str, Any] = field(default_factory=dict)
 
     def check_others(self, ours: Mapping[str, str], *, callee: str) -> None:
-        """Refuse those of the framework that `train` sets itself.
+        """Refuse framework options that `train` sets itself.
 
         Args:
             ours: What to use instead, by name.

@@ -1,1 +1,1 @@
-"""A run over time: as one HTML file (`elasticflow report`), as a live page and as metrics (`status --serve`)."""
+"""A run over time: as an HTML file (`elasticflow report`), or as a live page with metrics (`status --serve`)."""

@@ -21,7 +21,7 @@ DEFINITION = (
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What had been done when an update had been made.
+    """The work that had been done at the time of an update.
 
     Args:
         update: Number of the training in its program, and of the update.
@@ -36,7 +36,7 @@ class Mark:
 
 @dataclass
 class Ledger:
-    """What of a run's work was kept.
+    """The part of a run's work that was kept.
 
     Training that goes back to an earlier update makes void what came after it. At most `MAX_MARKS` updates are
     remembered for that; between two of them the work is taken to be even.
@@ -58,7 +58,7 @@ class Ledger:
     _stride: int = 1
 
     def take(self, record: dict[str, Any]) -> None:
-        """An event of a worker."""
+        """Process an event of a worker."""
         worker, moment = record["worker"], record["time"]
         since = self._since.get(worker)
         match record["kind"]:
@@ -77,12 +77,12 @@ class Ledger:
                 self._since[worker] = moment
 
     def forget(self, workers: set[str]) -> None:
-        """These are gone."""
+        """Forget workers that are gone."""
         for worker in workers:
             self._since.pop(worker, None)
 
     def update(self, update: tuple[int, int], samples: float) -> None:
-        """The job has made an update, of so many samples; comes before `take` of the first event that tells of it."""
+        """Record an update of this many samples; call this before `take` of the first event that mentions it."""
         if update <= self._newest.update:
             self._go_back((update[0], update[1] - 1))
         self._settle()
@@ -93,7 +93,7 @@ class Ledger:
         self._newest = Mark(update, self.samples, self.useful_s)
 
     def _settle(self) -> None:
-        """What all workers have done for the newest update is known."""
+        """The work of all workers for the newest update is known."""
         self._newest = replace(self._newest, useful_s=self.useful_s)
         if self._newest.update[1] - self._marks[-1].update[1] >= self._stride:
             self._keep(self._newest)

@@ -1,4 +1,4 @@
-"""Who may look at a live page: whoever has its key or, where there is none, is on this machine.
+"""Decides who may see a live page: holders of its key or, if there is no key, clients on this machine.
 
 The key follows from the job's token, which itself is never sent. It comes as ``Authorization: Bearer KEY``, or once as
 ``?key=KEY``: then the browser gets a cookie, and is sent to the address without the key. Cookies do not tell the ports
@@ -29,10 +29,10 @@ _HEADERS = {
 
 
 class Guard:
-    """Lets through what may pass, and says in each answer that nobody else is to use it.
+    """Lets permitted requests pass, and forbids other sites to use the answers.
 
     Args:
-        app: What it guards.
+        app: The application that it guards.
         key: To be shown by all who ask; None if none is asked for.
         hosts: Names by which this server may be called, without the port; None for any.
     """
@@ -55,7 +55,7 @@ class Guard:
         await (self._app if answer is None else answer)(scope, receive, send_guarded)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """What to answer instead of the application; None if it may answer."""
+        """The answer in place of the application's; None if the application may answer."""
         headers = Headers(scope=scope)
         if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
             return PlainTextResponse("This server is for its own machine.\n", status_code=421)
@@ -101,5 +101,5 @@ def _cookie(header: str, name: str) -> str:
 
 
 def _name(host: str) -> str:
-    """Without the port."""
+    """The host name without the port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()

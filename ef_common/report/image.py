@@ -1,4 +1,4 @@
-"""A picture of a run, for papers and messages; drawn with matplotlib."""
+"""A picture of a run for papers and messages, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _title(snapshot: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Dollars would be taken for formulas."""
+    """Escape dollars, which would be taken for formulas."""
     return text.replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""What each process of a run did over time: a lane each, as spans of states.
+"""What each process of a run did over time: one lane per process, made of spans of states.
 
 ::
 
@@ -21,17 +21,17 @@ from ef_common.story import how_gone, why_gone
 
 MAX_LANES = 1024
 MAX_SPANS = 128
-"""Of a lane; of more, the oldest ones become one."""
+"""Maximal number of spans in a lane; beyond it, the oldest ones are merged."""
 
 
 @dataclass(slots=True)
 class Span:
-    """A state of a process.
+    """A span of time in which a process was in one state.
 
     Args:
         state: ``warming``, ``training``, ``slow`` or ``leaving``.
         begin: In seconds since the epoch.
-        end: Likewise; None while it lasts.
+        end: Its end in the same units; None while it lasts.
     """
 
     state: str
@@ -41,13 +41,13 @@ class Span:
 
 @dataclass(slots=True)
 class Lane:
-    """A worker's process.
+    """The lane of a worker's process.
 
     Args:
         worker: Its id.
         host: Its machine.
         pid: Its process.
-        spans: Of its states, in order.
+        spans: Spans of its states, in order.
         last: Time of its newest event, in seconds since the epoch.
         how: How it has ended; "" while it has not.
         why: In words, if there is more to say.
@@ -64,7 +64,7 @@ class Lane:
     left_at: int = -1
 
     def turn(self, state: str, moment: float) -> None:
-        """It is in this state from now on, if it was in another one."""
+        """Enter this state, unless the process is in it already."""
         if self.spans and self.spans[-1].end is None:
             if self.spans[-1].state == state:
                 return
@@ -77,17 +77,17 @@ class Lane:
 
     @property
     def state(self) -> str:
-        """The one that it is in; "" before the first and after the end."""
+        """The current state; "" before the first and after the end."""
         return self.spans[-1].state if self.spans and self.spans[-1].end is None else ""
 
     def close(self, moment: float, how: str, why: str = "") -> None:
-        """It has ended, or is no longer of the job."""
+        """The process has ended or left the job."""
         if self.state:
             self.spans[-1].end = max(moment, self.spans[-1].begin)
             self.how, self.why = how, why
 
     def seconds(self, since: float, now: float) -> float:
-        """For how long it was there after a moment; until now if it still is."""
+        """How long the process was there after a moment; until now if it still is."""
         return sum(max((now if span.end is None else span.end) - max(span.begin, since), 0.0) for span in self.spans)
 
 
@@ -108,7 +108,7 @@ class Lanes:
     forgotten_s: float = 0.0
 
     def of(self, worker: str, *, training_since: float | None = None) -> Lane:
-        """That of a worker, which may be new."""
+        """The lane of a worker, which may be new."""
         lane = self.lanes.get(worker)
         if lane is None:
             lane = self.lanes[worker] = Lane(worker)
@@ -126,7 +126,7 @@ class Lanes:
                 self.forgotten_s += lane.seconds(since, lane.last)
 
     def take(self, record: dict[str, Any], *, training_since: float | None = None) -> None:
-        """An event of a worker."""
+        """Process an event of a worker."""
         lane, moment = self.of(record["worker"], training_since=training_since), record["time"]
         lane.last = max(lane.last, moment)
         match record["kind"]:
@@ -143,7 +143,7 @@ class Lanes:
                 lane.turn("leaving", moment)
 
     def leave(self, workers: set[str], moment: float, reason: str, *, generation: int) -> None:
-        """The view of this generation has been made without these, for this reason."""
+        """The view of this generation was issued without these workers, for this reason."""
         how = how_gone(reason)
         why = why_gone(reason) if how == "lost" else ""
         for worker in workers & self.lanes.keys():
@@ -151,12 +151,12 @@ class Lanes:
             self.lanes[worker].left_at = generation
 
     def begin_anew(self, members: set[str], moment: float) -> None:
-        """Another job has begun, with these: the processes of the one before are gone."""
+        """Another job has begun with these workers: the processes of the previous one are gone."""
         for worker, lane in self.lanes.items():
             if worker not in members and lane.state not in ("", "warming"):
                 lane.close(min(lane.last, moment), "silent")
 
     def shown(self) -> list[Lane]:
-        """As they are to be shown: those that started first come first."""
+        """The lanes in display order: those that started first come first."""
         alive = itertools.filterfalse(lambda lane: not lane.spans, self.lanes.values())
         return sorted(alive, key=lambda lane: lane.spans[0].begin)

@@ -1,4 +1,4 @@
-"""A run that goes on, read by one thread at a time and shown to many."""
+"""The state of a running job, read by one thread at a time and shown to many clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Live:
         self._state: tuple[int, str] = (-1, "")
 
     def update(self) -> None:
-        """Read what is new, and audit the run when it has ended.
+        """Read new events, and audit the run when it has ended.
 
         Raises:
             EventLogError: The log is malformed.
@@ -60,7 +60,7 @@ class Live:
                 self.version += 1
 
     def state(self) -> str:
-        """As JSON. It is made once for all that ask for it."""
+        """The state as JSON, which is made once for all clients."""
         with self._lock:
             if self._state[0] != self.version:
                 self._state = (self.version, embedded(self._timeline.snapshot(self._now(), self._audit)))
@@ -72,7 +72,7 @@ class Live:
             return page(self._timeline.snapshot(self._now(), self._audit), live=True)
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """For Prometheus.
+        """The metrics for Prometheus.
 
         Args:
             accept: What formats the client takes, as HTTP says it.

@@ -20,11 +20,11 @@ TONES = ("lost", "left", "joined", "rebuilt")
 
 
 class RunCollector(Collector):
-    """Tells Prometheus's client of a run.
+    """Reports a run to Prometheus's client.
 
     Args:
-        timeline: Of the run.
-        launcher: What its launcher does; None if it had none.
+        timeline: Timeline of the run.
+        launcher: State of its launcher; None if it had none.
         now: In seconds since the epoch.
     """
 
@@ -96,7 +96,7 @@ class RunCollector(Collector):
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:
-    """Without a value, if that is not known."""
+    """A gauge, without a value if that is unknown."""
     family = GaugeMetricFamily(PREFIX + name, text)
     if value is not None:
         family.add_metric([], float(value))

@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds all it needs, and asks no network for anything."""
+"""The report page: one HTML file that contains everything it needs and loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page(snapshot: dict[str, Any], *, live: bool = False) -> str:
     the page allows these scripts and styles alone.
 
     Args:
-        snapshot: What it shows: `Timeline.snapshot`.
+        snapshot: The data that it shows, from `Timeline.snapshot`.
         live: Whether it asks the server that it comes from for news.
     """
     script = f"/*\n{_text('vendor/LICENSE')}*/\n{_text(*_SCRIPTS)}"  # which each copy of uPlot is to hold
@@ -45,7 +45,7 @@ def page(snapshot: dict[str, Any], *, live: bool = False) -> str:
 
 
 def embedded(snapshot: dict[str, Any]) -> str:
-    """JSON that no parser of HTML takes for anything else."""
+    """JSON that no HTML parser takes for anything else."""
     return json.dumps(finite(snapshot), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""Values over time in a bounded size: however long a run is, it has at most so many buckets and points."""
+"""Values over time in bounded memory: the number of buckets and points is limited, however long the run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FARTHEST_S = 1e9  # 30 years: what is later comes from a broken clock
 
 @dataclass(slots=True)
 class Bucket:
-    """What happened in one span of time.
+    """The events of one span of time.
 
     Args:
-        samples: That were trained in it; a step's are spread evenly over the time that it took.
-        num_losses: Of all workers' steps in it.
-        loss_sum: Of these.
+        samples: Samples trained in it; those of a step are spread evenly over its duration.
+        num_losses: Number of losses of all workers' steps in it.
+        loss_sum: Sum of these losses.
         loss_min: The smallest.
         loss_max: The largest.
     """
@@ -31,7 +31,7 @@ class Bucket:
     loss_max: float = -math.inf
 
     def merge(self, other: Bucket) -> None:
-        """Add what happened in the next span."""
+        """Add the events of the next span."""
         self.samples += other.samples
         self.num_losses += other.num_losses
         self.loss_sum += other.loss_sum
@@ -47,7 +47,7 @@ class Buckets:
     A value costs O(1), and a step O(buckets that it spans).
 
     Attributes:
-        width_s: Of a bucket.
+        width_s: Width of a bucket.
         buckets: Number i begins `i * width_s` after the beginning.
     """
 
@@ -55,7 +55,7 @@ class Buckets:
     buckets: list[Bucket] = field(default_factory=list)
 
     def add_loss(self, moment_s: float, loss: float) -> None:
-        """A worker's loss; the moment is counted from the beginning of the run."""
+        """Add a worker's loss; the moment counts from the beginning of the run."""
         if not math.isfinite(loss):
             return
         bucket = self._at(moment_s)
@@ -65,7 +65,7 @@ class Buckets:
         bucket.loss_max = max(bucket.loss_max, loss)
 
     def add_samples(self, begin_s: float, end_s: float, samples: float) -> None:
-        """Samples of a step that was made between two moments."""
+        """Add the samples of a step that was made between two moments."""
         self._at(end_s)  # first: it may widen them
         begin_s, end_s = max(begin_s, 0.0), min(max(end_s, 0.0), _FARTHEST_S)
         first, last = int(begin_s / self.width_s), int(end_s / self.width_s)
@@ -94,7 +94,7 @@ class Buckets:
 
 @dataclass
 class Levels:
-    """A value that holds until the next one: the number of workers, say.
+    """A value that holds until the next one, such as the number of workers.
 
     Of more than `MAX_POINTS` changes, every second one is left out, but never the first or the newest.
 
@@ -105,7 +105,7 @@ class Levels:
     points: list[tuple[float, float]] = field(default_factory=list)
 
     def note(self, moment_s: float, value: float) -> None:
-        """It has this value from now on."""
+        """Note that this value holds from now on."""
         if self.points and self.points[-1][1] == value:
             return
         self.points.append((max(moment_s, 0.0), value))
@@ -114,6 +114,6 @@ class Levels:
             self.points = [*self.points[::2], newest]
 
     def columns(self) -> Iterator[list[float]]:
-        """The moments, and the values."""
+        """The moments and the values."""
         yield [round(moment, 3) for moment, _ in self.points]
         yield [value for _, value in self.points]

@@ -1,9 +1,9 @@
-"""`elasticflow status --serve`: the page of a run that goes on, and its metrics.
+"""`elasticflow status --serve`: the live page of a run, and its metrics.
 
 ::
 
     /         the page
-    /events   its news, as server-sent events: the whole state, which has a bounded size, about once a second
+    /events   news as server-sent events: the whole state, which has a bounded size, about once per second
     /metrics  for Prometheus
 """
 
@@ -31,7 +31,7 @@ from ef_common.report.live import Live
 
 _EVERY_S = 1.0
 _SHARE = 5.0
-"""A state that takes long to read or to make comes so many times more seldom."""
+"""After making a state, the server waits for this many times the duration that it took."""
 _KEEP_ALIVE_S = 15.0
 _ALL = ("0.0.0.0", "::")
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -140,7 +140,7 @@ class Server:
         return StreamingResponse(self._news(), media_type="text/event-stream")
 
     async def _news(self) -> AsyncIterator[str]:
-        """The state each time when there is a new one, for one client; it skips those for which it was too slow."""
+        """Yield each new state for one client; it skips those for which the client was too slow."""
         told, told_at = -1, time.monotonic()
         while not self._server.should_exit:
             begin = time.monotonic()

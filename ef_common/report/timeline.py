@@ -1,4 +1,4 @@
-"""A run over time, in a size that does not grow with its length: what the report, the live page and metrics show.
+"""A run over time in bounded memory: the data behind the report, the live page and the metrics.
 
 One pass over the events feeds `Status`, which knows what a run does now, and what keeps its past: series in buckets,
 lanes of processes, and the changes, checkpoints and other news.
@@ -24,9 +24,9 @@ from ef_common.story import how_gone
 
 VERSION = 1
 MAX_ROWS = 1000
-"""Of each table; of more, the newest."""
+"""Maximal number of rows of each table; the newest are kept."""
 _LEAST_COVERED = 0.2
-"""Of the newest bucket, so much must be over before it tells a speed."""
+"""The part of the newest bucket that must be over before it shows a speed."""
 
 
 @dataclass
@@ -39,19 +39,19 @@ class Timeline:
         run_dir: Directory of the run.
 
     Attributes:
-        status: What the run does now.
+        status: The current state of the run.
         began: Time of the first event, in seconds since the epoch; None before there is one.
-        trained: Time of the first view, likewise.
+        trained: Time of the first view, in the same units.
         newest: Time of the newest event.
-        ledger: What of its work was kept.
+        ledger: The part of its work that was kept.
         buckets: Its samples and losses.
-        lanes: What each of its processes did.
+        lanes: The lanes of its processes.
         world_sizes: Numbers of workers.
         batches: Global batch sizes, in samples.
         scales: Factors of the learning rate.
         tones: How many views there have been of each kind: ``started``, ``joined``, ``lost``, ``left``, ``rebuilt``
             (the same workers) or ``ended`` (with the program). The newest are kept.
-        num_news: How many warnings and notices there have been, likewise.
+        num_news: How many warnings and notices there have been, of which the newest are kept.
     """
 
     run_dir: Path
@@ -77,7 +77,7 @@ class Timeline:
         self._follower = Follower(self.run_dir, checked=True)
 
     def update(self) -> bool:
-        """Read what is new.
+        """Read new events.
 
         Returns:
             Whether there was anything.
@@ -91,7 +91,7 @@ class Timeline:
         return record is not None
 
     def take(self, record: Record) -> None:
-        """Take in one event; they come in the order of time."""
+        """Process an event; events come in the order of time."""
         moment, kind = record["time"], record["kind"]
         if not math.isfinite(moment):
             return
@@ -150,7 +150,7 @@ class Timeline:
     # ------------------------------------------------------------ what is shown
 
     def not_before_newest(self, now: float) -> float:
-        """Now, or the time of the newest event: this machine's clock may be behind those of the workers."""
+        """Now, or the time of the newest event if this machine's clock is behind those of the workers."""
         return max(now, self.newest)
 
     def goodput(self, now: float) -> float | None:
@@ -165,7 +165,7 @@ class Timeline:
         return min(self.ledger.useful_s / alive_s, 1.0) if alive_s > 0 else None
 
     def snapshot(self, now: float, report: Report | str | None = None) -> dict[str, Any]:
-        """All that is shown, as plain values; moments are seconds since the first event.
+        """All data to show, as plain values; moments are seconds since the first event.
 
         Args:
             now: In seconds since the epoch.
@@ -292,7 +292,7 @@ class Timeline:
 
 
 def snapshot_of(run_dir: Path, *, audited: bool = True) -> dict[str, Any]:
-    """What there is to show of a run now.
+    """The current data to show about a run.
 
     Args:
         run_dir: Directory of the run.
@@ -312,7 +312,7 @@ def snapshot_of(run_dir: Path, *, audited: bool = True) -> dict[str, Any]:
 
 
 def _tone(change: Change) -> str:
-    """What kind of change it is."""
+    """The kind of a change."""
     if not change.before:
         return "started"
     if change.ends:
@@ -323,7 +323,7 @@ def _tone(change: Change) -> str:
 
 
 def _short(value: float) -> float:
-    """Five digits: a plot shows no more, and a file stays small."""
+    """Round to five digits: a plot shows no more, and the file stays small."""
     return float(f"{value:.5g}")
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints in any store that fsspec reaches: written in the background, valid or not there."""
+"""Checkpoints in any store that fsspec reaches: written in the background, and either valid or absent."""

@@ -2,16 +2,16 @@
 
 ::
 
-    runs/000002.json                                            who started for the second time, and from where
-    claims/… markers/…                                          which of the workers go on; see `claims`
+    runs/000002.json                                            the second start, and where it started from
+    claims/… markers/…                                          which workers continue; see `claims`
     checkpoints/run-000002-generation-000005-step-000000123/    one checkpoint
         lightning.ckpt …                                        data, written once
         manifest.json                                           last, created exclusively
         complete.json                                           after it, if the training had ended
 
-What has no manifest is no checkpoint. What has one is used only if every file is there, with its size and checksum.
-The rules of what may be taken, and who may publish, are in `ef_common.core.lineage`; what is removed, in
-`ef_common.core.retention`. Names in the store that are not of this form are left alone.
+A folder without a manifest is not a checkpoint. One with a manifest is used only if every file is there, with its size
+and checksum. `ef_common.core.lineage` has the rules of which checkpoints may be taken and who may publish, and
+`ef_common.core.retention` those of which are removed. Other names in the store are left alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Checkpoint:
 
     Args:
         id: Which one.
-        manifest: What it says of itself.
+        manifest: Its manifest.
         kept: Its files, verified, if they were to be kept.
         complete: The training had ended with it: what was said of the end; else None.
     """
@@ -60,7 +60,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a checkpoint is to hold.
+    """The content of a new checkpoint.
 
     Args:
         files: By name, functions that write them. They may be called again after a failure. Or files that several
@@ -76,7 +76,7 @@ class Content:
 
 
 class Checkpoints:
-    """Claims, publishes, finds and removes checkpoints. Its operations block; each can be called again if it failed.
+    """Claims, publishes, finds and removes checkpoints. Operations block and can be called again after a failure.
 
     Args:
         store: Where they are.
@@ -121,7 +121,7 @@ class Checkpoints:
     # ------------------------------------------------------------ runs
 
     def claim(self, parent: CheckpointId | None) -> int:
-        """Begin the next run, as the only one to do so.
+        """Begin the next run, as the only worker to do so.
 
         Args:
             parent: The checkpoint that this start resumes from; None if it starts from nothing, which makes all
@@ -143,7 +143,7 @@ class Checkpoints:
             return run
 
     def _warn_of_shared(self, run: int, claim: Mapping[str, Any]) -> None:
-        """Some stores take the condition of an exclusive creation, and ignore it: find out by a second one."""
+        """Detect a store that ignores the condition of an exclusive creation, by a second creation."""
         with contextlib.suppress(AlreadyExists):
             self.store.create(_claim_name(run), manifests.sealed({**claim, "again": True}, "run"))
             _logger.warning(
@@ -153,7 +153,7 @@ class Checkpoints:
             )
 
     def join(self, run: int, parent: CheckpointId | None = None) -> None:
-        """Be part of a run that another worker has claimed."""
+        """Join a run that another worker has claimed."""
         self.run, self._parent = run, parent
 
     # ------------------------------------------------------------ write
@@ -163,7 +163,7 @@ class Checkpoints:
 
         Args:
             id: Which one.
-            content: What it holds.
+            content: The content of the checkpoint.
             pause: How to wait for others that write shares of it; what it raises ends that.
 
         Raises:
@@ -198,7 +198,7 @@ class Checkpoints:
         return manifest
 
     def mark_complete(self, id: CheckpointId, end: Mapping[str, Any]) -> None:
-        """Note that the training has ended with this checkpoint, which was published.
+        """Record that the training has ended with this published checkpoint.
 
         Args:
             id: Which one.
@@ -210,7 +210,7 @@ class Checkpoints:
             _logger.warning("%s: checkpoint %s is marked as the end of another training", self.store, id.name)
 
     def contribute(self, id: CheckpointId, content: Content) -> int:
-        """Write this worker's shares of a checkpoint that another one publishes.
+        """Write this worker's shares of a checkpoint that another worker publishes.
 
         Returns:
             How many bytes they have.
@@ -226,7 +226,7 @@ class Checkpoints:
         return sum(p.size for file in shared.values() for p in file.pieces if p.worker == file.worker)
 
     def _published(self, id: CheckpointId) -> bool:
-        """Whether an attempt that was reported as failed has published it after all."""
+        """Whether an attempt that was reported as failed has published the checkpoint after all."""
         if id not in self._check_fence(id):
             return False
         try:
@@ -247,7 +247,7 @@ class Checkpoints:
         if found is not None:
             raise Fenced(f"{id.name} must not be published: {found.reason}", final=found.final)
         if self._excluded(id.generation):
-            raise Fenced(f"{id.name} must not be published: the others have the claim to go on", final=False)
+            raise Fenced(f"{id.name} must not be published: others have the claim to continue", final=False)
         return published
 
     def _write(self, name: str, write: WriteFile | SharedFile, pause: Callable[[float], object]) -> StoredFile:
@@ -261,7 +261,7 @@ class Checkpoints:
     # ------------------------------------------------------------ read
 
     def newest_valid(self, *, verify: bool = True, keep: bool = False) -> Checkpoint | None:
-        """The checkpoint to start from. One line is logged for each that is passed over, and says why.
+        """The checkpoint to start from. Each one that is passed over gets one log line that says why.
 
         Args:
             verify: Read all data and compare the checksums; otherwise only that the files are there, with their sizes.
@@ -278,7 +278,7 @@ class Checkpoints:
         return None
 
     def open(self, checkpoint: Checkpoint, name: str) -> BinaryIO:
-        """One of its files, to read, and to close; out of memory, if it was kept.
+        """Open one of its files for reading, from memory if it was kept. Close it.
 
         Raises:
             KeyError: It has no such file.
@@ -328,7 +328,7 @@ class Checkpoints:
     # ------------------------------------------------------------ remove
 
     def clean(self, retention: Retention) -> list[CheckpointId]:
-        """Remove what is no longer to be kept, and what broken writes of this run and older ones have left.
+        """Remove checkpoints that are no longer kept, and leftovers of broken writes of this run and older ones.
 
         Returns:
             What was removed.
@@ -351,7 +351,7 @@ class Checkpoints:
         return list(reasons)
 
     def _remove_leftovers(self, id: CheckpointId, entries: Sequence[Entry]) -> None:
-        """What the sharing of a checkpoint has left; it is published, so nobody needs that."""
+        """Remove leftovers of the sharing of a published checkpoint, which nobody needs."""
         for name in leftovers([entry.name for entry in entries], self._manifest(id).files):
             self.store.delete(f"{_folder(id)}/{name}")
 
@@ -369,7 +369,7 @@ class Checkpoints:
     # ------------------------------------------------------------ what lies there
 
     def _folders(self) -> list[CheckpointId]:
-        """Identities of the folders that have the name of a checkpoint."""
+        """Identities of the folders whose names are those of checkpoints."""
         found = (CheckpointId.parse(entry.name) for entry in self.store.entries(FOLDER) if entry.size is None)
         return [id for id in found if id is not None]
 
@@ -377,7 +377,7 @@ class Checkpoints:
         return any(entry.name == manifests.NAME for entry in self.store.entries(_folder(id)))
 
     def _manifest(self, id: CheckpointId) -> Manifest:
-        """Manifests never change, so each is read once."""
+        """The manifest of a checkpoint, which never changes and is read once."""
         if id not in self._manifests:
             try:
                 found = Manifest.decode(self.store.read(f"{_folder(id)}/{manifests.NAME}"))
@@ -417,7 +417,7 @@ def _claim_name(run: int) -> str:
 
 
 def _memory(size: int) -> memoryview:
-    """Memory that is not filled beforehand."""
+    """Memory that is not initialized."""
     memory = mmap.mmap(-1, max(1, size))
     with contextlib.suppress(AttributeError, OSError):  # only Linux has large pages; they are faster to fill
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -425,7 +425,7 @@ def _memory(size: int) -> memoryview:
 
 
 def _incomplete(manifest: Manifest, entries: Sequence[Entry]) -> str | None:
-    """What is missing of a checkpoint, to judge by the listing of its folder."""
+    """The missing parts of a checkpoint, according to the listing of its folder."""
     sizes = {entry.name: entry.size for entry in entries}
     for name, file in manifest.files.items():
         if name not in sizes:

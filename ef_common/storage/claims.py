@@ -1,11 +1,11 @@
-"""Claims: files that can be created but once, by which some of a view's members go on without the others.
+"""Claims: files created only once, through which some members of a view continue without the others.
 
 ::
 
-    markers/3c….json                       of a run: by what it holds, a place is known from all others
-    claims/run-3c…-000000003-9f….json      of view 3 in that run: who has it
+    markers/3c….json                       the marker of a run, whose content distinguishes a place from all others
+    claims/run-3c…-000000003-9f….json      the claim of view 3 in that run: its members
 
-They are small, and rare, and stay. Runs have random names, so that any number of jobs can use one place.
+The files are small and rare, and stay. Runs have random names, so any number of jobs can use one place.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _KIND = "claim"
 
 
 class Place(Protocol):
-    """Where claims are kept: a `Store`, or `Etcd`. Its text is its URL, without secrets.
+    """A place for claims: a `Store` or `Etcd`. Its text is its URL without secrets.
 
     Raises:
         StorageFailed: By all operations. It has not said; what was to be created may be there, or not.
     """
 
     def create(self, name: str, data: bytes, *, keep: bool = False) -> None:
-        """Write a small file, unless one of this name exists. One that holds the same bytes counts as ours.
+        """Write a small file, unless one of this name exists; a file with the same bytes counts as ours.
 
         Args:
             name: Relative, with slashes.
-            data: What it is to hold.
+            data: The content of the file.
             keep: If that fails, leave what may be there.
 
         Raises:
@@ -48,23 +48,23 @@ class Place(Protocol):
         """All bytes of a file.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such file.
         """
         ...
 
     def entries(self, folder: str) -> list[Entry]:
-        """What lies in a folder; nothing if there is no such folder."""
+        """The entries of a folder; empty if there is no such folder."""
         ...
 
 
 def place_for(url: Any) -> Place:
-    """A place for claims.
+    """The place for claims at this URL.
 
     Args:
         url: ``etcd://host:2379,host:2379/prefix`` (see `Etcd`), or a URL or path as a `Store` takes it.
 
     Raises:
-        UsageError: It is none, or the package for it is missing.
+        UsageError: The URL is invalid, or the package for it is missing.
     """
     if not isinstance(url, str | Path) or not str(url).strip():
         raise UsageError(f"expected a URL for claims. Received: claims={redact(repr(url))}")
@@ -96,7 +96,7 @@ class Claims:
         self._marker = f"{MARKERS}/{run}.json"
 
     def begin(self) -> bool:
-        """Leave the marker, as the only worker to do so.
+        """Leave the marker; only one worker does so.
 
         Returns:
             Whether the place creates exclusively. Some take that condition, and ignore it.
@@ -110,14 +110,14 @@ class Claims:
         return False
 
     def digest(self) -> str | None:
-        """Of the marker, as it is read here: the same for all workers that have one place; None without it."""
+        """Digest of the marker as read here, the same for all workers with this place; None without a marker."""
         try:
             return hashlib.blake2b(self._place.read(self._marker), digest_size=16).hexdigest()
         except NotFound:
             return None
 
     def get(self, claim: str, members: tuple[str, ...]) -> tuple[str, ...]:
-        """Ids of those whom a claim names: these members, if nobody had it."""
+        """Ids of the members that a claim names: these members, if nobody had it."""
         name = f"{self._prefix}{claim}.json"
         data = manifests.sealed({"winner": list(members)}, _KIND)
         try:
@@ -128,7 +128,7 @@ class Claims:
         return members
 
     def excludes(self, worker: str, *, generation: int) -> bool:
-        """Whether a claim of a view with this generation, or a newer one, is of others than this worker."""
+        """Whether workers other than this one have a claim of a view with this generation or a newer one."""
         names = (entry.name for entry in self._place.entries(FOLDER) if entry.name.startswith(self._prefix))
         newer = (name for name in names if _generation(name.removeprefix(self._prefix)) >= generation)
         return any(worker not in self._winner(name) for name in newer)

@@ -1,8 +1,8 @@
-"""Small files in etcd, which creates a key but once; see `ef_common.storage.claims.Place`.
+"""Small files in etcd, which creates a key only once; see `ef_common.storage.claims.Place`.
 
-It is asked through its JSON gateway (``/v3``: etcd 3.4 and newer). A request that creates goes to one endpoint only: if
-its answer is lost, and the endpoints are no cluster, then the next one would be asked to create the same anew, and the
-workers would take two places for one. Whoever tries again gets to the next endpoint.
+Requests use its JSON gateway (``/v3``: etcd 3.4 and newer). A creating request goes to one endpoint only: if its answer
+is lost and the endpoints are not one cluster, the next endpoint would create the same key again, and the workers would
+take two places for one. A retry goes to the next endpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class Etcd:
-    """A folder in etcd. Nothing is contacted before the first operation; all can be called from any thread.
+    """A folder in etcd. Nothing is contacted before the first operation; any thread may call them.
 
     Args:
         url: ``etcd://host:2379,host:2379/prefix``: members of a cluster, any of which is asked, and how all keys begin
@@ -107,7 +107,7 @@ class Etcd:
     def _ask(
         self, what: str, path: str, request: Any, parse: Callable[[Any], _T], endpoints: list[tuple[str, int]]
     ) -> _T:
-        """Send a request to these endpoints, until one answers; those that do not are asked last from then on."""
+        """Send a request to these endpoints until one answers; later requests ask the failing ones last."""
         errors: list[str] = []
         for host, port in endpoints:
             try:
@@ -120,7 +120,7 @@ class Etcd:
 
     @contextmanager
     def _connected(self, host: str, port: int) -> Iterator[Any]:
-        """A client for one request: requests are rare, and tokens expire."""
+        """A client for a single request: requests are rare, and tokens expire."""
         client = self._client(host=host, port=port, **self._settings)
         with client.session:
             client.session.trust_env = False  # neither proxies, nor certificates and passwords for something else

@@ -1,4 +1,4 @@
-"""What a store's error means, in words that help, and without what must not be logged."""
+"""Explains a store's errors in helpful words, without anything that must not be logged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _UNREACHABLE = frozenset(
 
 
 def redact(text: str) -> str:
-    """A text without passwords and query strings of the URLs in it.
+    """The text without passwords and query strings of the URLs in it.
 
     >>> redact("s3://me:secret@bucket/run?token=1")
     's3://***@bucket/run?***'
@@ -63,7 +63,7 @@ def redact(text: str) -> str:
 
 
 def secrets_of(options: Mapping[str, Any]) -> list[str]:
-    """Values among storage options that must not be logged: those of names that sound like it, at any depth."""
+    """Values of storage options that must not be logged, recognized by their names at any depth."""
     return sorted({value for value in _secrets(options, named=False) if len(value) > 3}, key=len, reverse=True)
 
 
@@ -85,7 +85,7 @@ def failure(error: BaseException, what: str, *, secrets: Sequence[str] = (), exc
 
 
 def describe(error: BaseException, *, secrets: Sequence[str] = ()) -> str:
-    """Why it failed, in one line: what it means if we know, then what the store said."""
+    """Why the operation failed, in one line: the meaning if we know it, and then the store's words."""
     meaning = _meaning(error)
     said = next(
         (text for one in _chain(error) if (text := " ".join(str(one).split())) not in ("", "None")), "no message"
@@ -122,7 +122,7 @@ def _meaning(error: BaseException) -> str | None:
 
 
 def _codes(error: BaseException) -> set[str]:
-    """Names of the classes of an error and its causes, and the codes of an HTTP interface if they carry any."""
+    """The class names of an error and its causes, and their HTTP status codes if they carry any."""
     found: set[str] = set()
     for one in _chain(error):
         found.update(base.__name__ for base in type(one).__mro__)

@@ -1,4 +1,4 @@
-"""What a file will hold, before anything of its large arrays has been copied.
+"""The layout of a file, known before any of its large arrays has been copied.
 
 Frameworks hand each array's memory to the file in one piece. So a state in which large arrays are replaced by memory
 that nobody has touched is saved into a :class:`Recorder`, which keeps all bytes but those: it notes where they belong.
@@ -25,7 +25,7 @@ Path = tuple[Any, ...]
 
 
 class Slice(NamedTuple):
-    """Some bytes of an array."""
+    """A range of an array's bytes."""
 
     path: Path
     start: int
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
 
     Args:
         size: How many.
-        path: Of the array that they are; empty if they are literal.
+        path: Path of the array that they belong to; empty if they are literal.
         kind: Type and shape of that array.
     """
 
@@ -51,7 +51,7 @@ class Layout:
 
     Args:
         segments: In order.
-        literal: What is no array, one after the other.
+        literal: All bytes that belong to no array, one after the other.
     """
 
     def __init__(self, segments: Sequence[Segment], literal: bytes) -> None:
@@ -62,11 +62,11 @@ class Layout:
 
     @property
     def num_arrays(self) -> int:
-        """Segments that are arrays."""
+        """Number of segments that are arrays."""
         return sum(bool(segment.path) for segment in self.segments)
 
     def parts(self, start: int, stop: int) -> Iterator[memoryview | Slice]:
-        """What a range of the file consists of, in order."""
+        """The parts of a range of the file, in order."""
         literal, at, used = memoryview(self.literal), 0, 0
         for size, path, _ in self.segments:
             first, last = max(start - at, 0), min(stop - at, size)
@@ -76,7 +76,7 @@ class Layout:
             used += 0 if path else size
 
     def slices(self, ranges: Sequence[tuple[int, int]]) -> list[Slice]:
-        """What some ranges of the file hold of arrays."""
+        """The parts of arrays in some ranges of the file."""
         parts = [part for start, stop in ranges for part in self.parts(start, stop)]
         return [part for part in parts if isinstance(part, Slice)]
 
@@ -93,7 +93,7 @@ class Layout:
             file.write(bytes_of(part) if isinstance(part, Slice) else part)
 
     def plain(self) -> dict[str, Any]:
-        """As plain values."""
+        """The layout as plain values."""
         segments = [[size, list(path), kind] for size, path, kind in self.segments]
         return {"segments": segments, "literal": np.frombuffer(self.literal, dtype=np.uint8)}
 
@@ -105,7 +105,7 @@ class Layout:
 
 
 class Recorder(io.FileIO):
-    """A file in memory that a state is saved to; what stands for arrays takes no room in it.
+    """A file in memory that a state is saved to; stand-ins for arrays take no room in it.
 
     Args:
         arrays: Segments of the file, by the address of the memory that stands for them. May grow while it is written.
@@ -117,7 +117,7 @@ class Recorder(io.FileIO):
         self._found: dict[int, Segment] = {}
 
     def write(self, data: Any) -> int:
-        """Keep it, or note what it stands for."""
+        """Keep the bytes, or note the array that they stand in for."""
         view = memoryview(data).cast("B")
         if not len(view):
             return 0
@@ -129,7 +129,7 @@ class Recorder(io.FileIO):
         return len(view)
 
     def layout(self) -> Layout:
-        """Of what has been written; the arrays that it lacks have been written in another way."""
+        """The layout of what has been written; missing arrays have been written in another way."""
         segments: list[Segment] = []
         literal = bytearray()
         end = os.fstat(self.fileno()).st_size
@@ -147,7 +147,7 @@ class Recorder(io.FileIO):
 
 
 class StandIns:
-    """Memory that stands for arrays. It takes none of the machine's, as long as nobody touches it.
+    """Memory that stands in for arrays, and takes no physical memory as long as nobody touches it.
 
     Args:
         sizes: Bytes of each array that it may have to stand for.
@@ -160,19 +160,19 @@ class StandIns:
         self._segments: dict[int, Segment] = {}
 
     def take(self, segment: Segment) -> memoryview:
-        """What stands for the array of a segment."""
+        """The stand-in for the array of a segment."""
         memory = memoryview(self._memory)[self._used : self._used + segment.size]
         self._used += _aligned(segment.size)
         self._segments[address_of(memory)] = segment
         return memory
 
     def layout(self, save: Callable[[Recorder], object], *, writer: str, array: str) -> Layout:
-        """The layout of the file that `save` writes of a state in which these stand for arrays.
+        """The layout of the file that `save` writes for a state with these stand-ins.
 
         Args:
-            save: Writes it.
+            save: Writes the file.
             writer: The package whose code does.
-            array: What it calls an array.
+            array: The framework's word for an array, for messages.
 
         Raises:
             UnsupportedError: It does not write its files as expected.
@@ -190,5 +190,5 @@ def _aligned(num_bytes: int) -> int:
 
 
 def address_of(view: memoryview) -> int:
-    """Where some bytes lie in memory."""
+    """The address of some bytes in memory."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)

@@ -1,4 +1,4 @@
-"""The manifest: what makes files a checkpoint. It is written last, and says how to recognize damage, its own included.
+"""The manifest, written last, which makes files a checkpoint and reveals damage, including its own.
 
 JSON: ``{"format": 1, "checksum": …, "manifest": {…}}``, where the checksum is that of the inner object in its canonical
 form (sorted names, no spaces). Format 2 has checksums of pieces. A higher one is a newer version's, whatever else it
@@ -39,7 +39,7 @@ class StoredFile:
     pieces: tuple[tuple[int, str], ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
+        """The file's record as JSON."""
         if self.pieces:
             return {"size": self.size, "pieces": [list(piece) for piece in self.pieces]}
         return {"size": self.size, "checksum": self.checksum}
@@ -49,7 +49,7 @@ class StoredFile:
         """Inverse of `plain`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is none.
+            KeyError, TypeError, ValueError: The value is not such a record.
         """
         if "pieces" not in plain:
             return cls(int(plain["size"]), str(plain["checksum"]))
@@ -61,7 +61,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of a checkpoint without reading its data.
+    """What is known about a checkpoint without reading its data.
 
     Args:
         id: Which one it is.
@@ -72,7 +72,7 @@ class Manifest:
         progress: How far training was: whatever JSON the caller needs to go on from there.
         metrics: By name; those that are not finite numbers are None.
         model: Fingerprint by which another model is recognized.
-        versions: Of the packages that wrote it.
+        versions: Versions of the packages that wrote it.
     """
 
     id: CheckpointId
@@ -87,11 +87,11 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all data files."""
+        """Total size of the data files in bytes."""
         return sum(file.size for file in self.files.values())
 
     def encode(self) -> bytes:
-        """As bytes; the same ones each time.
+        """The manifest as bytes, which are the same each time.
 
         Raises:
             TypeError, ValueError: If the progress is not JSON.
@@ -107,7 +107,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """From bytes.
+        """The manifest from its bytes.
 
         Raises:
             InvalidCheckpoint: They are torn or changed.
@@ -135,7 +135,7 @@ class Manifest:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a data file may be called this: a name within the folder that nothing else has.
+    """Whether a data file may have this name: one within the folder that nothing else uses.
 
     >>> [is_file_name(name) for name in ("model.weights.h5", "a/b", "..", "manifest.json")]
     [True, False, False, False]
@@ -145,7 +145,7 @@ def is_file_name(name: str) -> bool:
 
 
 def finite(value: float | None) -> float | None:
-    """A number as JSON knows it."""
+    """A number as JSON can represent it."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 

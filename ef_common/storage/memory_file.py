@@ -1,4 +1,4 @@
-"""Bytes in memory as a file to read, without a copy of them."""
+"""A readable file over bytes in memory, without a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class MemoryFile(io.RawIOBase):
-    """Reads from memory, as often as it is made.
+    """A file that reads from memory.
 
     Args:
         data: The bytes.
@@ -28,7 +28,7 @@ class MemoryFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place; one before the beginning raises."""
+        """Go to a position; one before the beginning raises."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._data)}[whence]
         if start + offset < 0:
             raise ValueError(f"expected a place within the file. Received: offset={offset}, whence={whence}")

@@ -1,4 +1,4 @@
-"""Memory for copies of a state, which is used again from one copy to the next."""
+"""Reusable memory for copies of a state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _A = TypeVar("_A", bound=_Array)
 
 
 class Pool(Generic[_A]):
-    """Arrays, or tensors, by type and shape.
+    """Reusable arrays or tensors, by type and shape.
 
     To touch a page of memory for the first time may cost more than what is then copied to it.
 
@@ -40,13 +40,13 @@ class Pool(Generic[_A]):
         self._free: defaultdict[Any, list[_A]] = defaultdict(list)
 
     def copy(self, array: _A) -> _A:
-        """A copy, in memory of one that is not read any more if there is some."""
+        """A copy, in memory that is no longer read if there is some."""
         free = self._free[array.dtype, array.shape]
         copied = free.pop() if free else self._make(array)
         self._fill(copied, array)
         return copied
 
     def give_back(self, arrays: Iterable[_A]) -> None:
-        """They are not read any more. From any thread."""
+        """Return copies that are no longer read. From any thread."""
         for array in arrays:
             self._free[array.dtype, array.shape].append(array)

@@ -19,7 +19,7 @@ class Retries:
     Args:
         first: Wait after the first failure; it doubles after each, with jitter.
         longest: No single wait is longer.
-        total: It is given up after so long. One attempt may last longer: it is never cut short.
+        total: Time after which it gives up. One attempt may last longer, because it is never cut short.
     """
 
     first: timedelta = timedelta(seconds=1)
@@ -27,12 +27,12 @@ class Retries:
     total: timedelta = timedelta(minutes=15)
 
     def attempts(self, **settings: Any) -> tenacity.Retrying:
-        """Calls a function until the store does it; other settings are those of `tenacity.Retrying`."""
+        """Calls a function until the store succeeds; other settings are those of `tenacity.Retrying`."""
         wait = tenacity.wait_random_exponential(self.first.total_seconds(), self.longest.total_seconds())
         stop = tenacity.stop_after_delay(self.total.total_seconds())
         retry = tenacity.retry_if_exception_type(StorageFailed)
         return tenacity.Retrying(retry=retry, wait=wait, stop=stop, reraise=True, **settings)
 
     def warning(self, logger: logging.Logger) -> tenacity.Retrying:
-        """The same, with a warning for each failure that is not the last."""
+        """The same retries, with a warning for each failure except the last."""
         return self.attempts(before_sleep=tenacity.before_sleep_log(logger, logging.WARNING))

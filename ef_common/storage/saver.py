@@ -1,4 +1,4 @@
-"""Saving in the background: training hands over a snapshot and goes on, whatever the store does.
+"""Saving in the background: training hands over a snapshot and continues, whatever the store does.
 
 One thread writes one snapshot at a time, and one more may wait. A newer one takes the place of the one that waits, and
 ends the trying again of the one being written; so never more than two are held, however long a store fails or hangs.
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What to save, held still.
+    """A state to save, which no longer changes.
 
     Args:
         id: Under which name.
@@ -52,11 +52,11 @@ class _Superseded(StorageFailed):
 
 
 class Saver:
-    """Publishes snapshots in a thread of its own.
+    """Publishes snapshots in its own thread.
 
     Args:
         checkpoints: Where to; `Checkpoints.run` is set.
-        retention: What to keep, after each that was published.
+        retention: Which checkpoints to keep after each publication.
         retries: How to try again.
         log: Event log of the worker; ``checkpoint``, ``checkpoint_failed`` and ``checkpoint_dropped`` go there.
         on_saved: Called in the saver's thread with the seconds that a writing took, for the cadence.
@@ -106,7 +106,7 @@ class Saver:
         self._thread = threads.start(self._work, name="ef-saver", job="saves checkpoints", on_failure=self._break)
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Save this as soon as the one before is done; drops one that waits."""
+        """Save this snapshot as soon as the current one is done; it replaces one that waits."""
         with self._changed:
             refused = self._closing or self._fenced is not None or self._broken is not None
             dropped = snapshot if refused else self._pending
@@ -124,19 +124,19 @@ class Saver:
 
     @property
     def failing(self) -> bool:
-        """The store has refused what is being written."""
+        """Whether the store has refused the snapshot that is being written."""
         return self._reason is not None
 
     @property
     def saved(self) -> CheckpointId | None:
-        """The newest one that was published."""
+        """The newest snapshot that was published."""
         with self._changed:
             return self._saved
 
     # ------------------------------------------------------------ at the end
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was submitted is saved, dropped or given up.
+        """Wait until all submitted snapshots are saved, dropped or given up.
 
         Returns:
             False if that was not so in time.
@@ -145,7 +145,7 @@ class Saver:
             return self._changed.wait_for(self._is_idle, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Save what waits, and stop.
+        """Save the waiting snapshot, and stop.
 
         Args:
             timeout_s: Wait no longer; then the thread is left behind.
@@ -173,7 +173,7 @@ class Saver:
             raise StorageFailed(f"The newest checkpoint could not be saved, and {before}: {failure}") from None
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """As `close`, but raises nothing: for a worker that ends with another error.
+        """Like `close`, but raises nothing: for a worker that ends with another error.
 
         Returns:
             False if the time was over before all was done.
@@ -324,7 +324,7 @@ class Saver:
         self._log.write("checkpoint_failed", id=snapshot.id.name, reason=describe(error), **fields)
 
     def _warn_once(self, error: BaseException) -> None:
-        """The first failure in a row, and each one that has another reason."""
+        """Warn of the first failure in a row, and of each one with a new reason."""
         reason = describe(error)
         if reason != self._reason:
             self._reason = reason

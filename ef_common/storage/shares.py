@@ -1,13 +1,13 @@
-"""Shares: several workers write one file of a checkpoint, each some pieces of it.
+"""Shares: several workers write one file of a checkpoint, some pieces each.
 
-What lies beside the file until it is published::
+Until the file is published, these lie beside it::
 
     lightning.ckpt.shared           where files can be written in ranges: all write into it; it is renamed at last
     lightning.ckpt.part-001         elsewhere: the first piece, an object of its own; the store joins them at last
     lightning.ckpt.part-001.json    the first piece is written, or cannot be; created exclusively
 
-The file has another name while it is written, so that a worker that was cut off, and goes on later, writes into nothing
-that anybody reads. Only one worker publishes: the one that waits for the others.
+The file has another name while it is written, so a worker that was cut off and continues later writes into nothing that
+anybody reads. Only one worker publishes: the one that waits for the others.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ef_common.storage.manifest import StoredFile
 from ef_common.storage.store import Store, Way, Writer
 
 MOST_WORKERS = 32
-"""How many share a file; some stores join no more parts at once."""
+"""Maximal number of workers that share a file; some stores join no more parts at once."""
 
 PAGE_BYTES = 4096
 """Pieces end at multiples of it: caches of file systems are written back in pages."""
 
 LEAST_BYTES: dict[Way, int] = {"ranges": PAGE_BYTES, "parts": (5 << 20) + PAGE_BYTES}
-"""Of a worker's share. Object stores join no smaller parts than 5 MiB."""
+"""Minimal size of a worker's share. Object stores join no parts smaller than 5 MiB."""
 
 MOST_BYTES = 4 << 30
-"""Of a piece. Object stores copy no larger ones than 5 GiB."""
+"""Maximal size of a piece. Object stores copy no parts larger than 5 GiB."""
 
 _SHARED = ".shared"
 _LEFTOVER = re.compile(r"(.+)\.(?:shared|part-[0-9]{3,}(?:\.json)?)")
@@ -52,12 +52,12 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.stop - self.start
 
 
 def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) -> tuple[Piece, ...]:
-    """Deal a file to workers: the same for each, as far as pages and the smallest share allow.
+    """Divide a file among workers, equally as far as pages and the smallest share allow.
 
     >>> cut(10_000, ["a", "b"], "ranges")
     (Piece(start=0, stop=4096, worker='a'), Piece(start=4096, stop=10000, worker='b'))
@@ -72,10 +72,10 @@ def cut(size: int, workers: Sequence[str], way: Way, *, most: int = MOST_BYTES) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedFile:
-    """A file that several workers write, as one of them has it.
+    """A file that several workers write, as one of them sees it.
 
     Args:
-        pieces: Who writes what, in order.
+        pieces: The pieces and their writers, in order.
         worker: This worker.
         write: Writes the bytes from an offset to another one. It may be called again after a failure.
         is_here: Whether a worker still is a member.
@@ -92,12 +92,12 @@ class SharedFile:
 
     @property
     def size(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file."""
         return self.pieces[-1].stop
 
 
 def write_share(store: Store, name: str, file: SharedFile) -> None:
-    """Write this worker's pieces, and tell that they are there."""
+    """Write this worker's pieces, and record that they are there."""
     way = store.shares
     for number, piece in enumerate(file.pieces, 1):
         told = f"{_part(name, number)}.json"
@@ -116,17 +116,17 @@ def write_share(store: Store, name: str, file: SharedFile) -> None:
 
 
 def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[float], object]) -> StoredFile:
-    """Wait until all pieces are there, and make the file of them.
+    """Wait until all pieces are there, and make the file from them.
 
     Args:
         store: Where it is.
         name: The file's.
         file: What is expected; this worker has written its pieces.
-        pause: Waits so many seconds, or raises if that is in vain.
+        pause: Waits for this many seconds, or raises if waiting is useless.
 
     Raises:
         ShareMissing: A worker has not written what it was to.
-        StorageFailed: Of the store.
+        StorageFailed: The store has failed.
     """
     checksums = _wait(store, name, file, pause)
     if store.shares == "parts":
@@ -140,7 +140,7 @@ def join_shares(store: Store, name: str, file: SharedFile, *, pause: Callable[[f
 
 
 def leftovers(names: Iterable[str], files: Iterable[str]) -> list[str]:
-    """What the writing of these files has left in their folder.
+    """Leftovers of writing these files in their folder.
 
     >>> leftovers(["a", "a.part-001", "a.part-001.json", "a.shared", "b.shared"], ["a"])
     ['a.part-001', 'a.part-001.json', 'a.shared']
@@ -163,7 +163,7 @@ class PieceChecksums:
         self._digest, self._done, self._equal = xxhash.xxh3_128(), 0, True
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take in what comes next."""
+        """Process the next bytes."""
         view = memoryview(data)
         while self._left and len(view):
             size, checksum = self._left[-1]
@@ -178,7 +178,7 @@ class PieceChecksums:
 
     @property
     def hold(self) -> bool:
-        """All pieces were there, and as they were written."""
+        """Whether all pieces were there, and as they were written."""
         return self._equal and not self._left
 
 

@@ -1,13 +1,13 @@
 """A store: the few operations that checkpoints need, on anything that fsspec can reach.
 
-There is no code for one kind of store here. What differs between them is bridged in these places:
+There is no code for a particular kind of store here. These places bridge the differences:
 
-* directories: object stores have none, others want them made first (`_make_parents`);
-* listings: stores keep the ones they have seen, so each is asked for anew;
-* giving up on a write: an object that is not completed never existed, a file is there as soon as it is opened;
-* errors: each has its own, and all become ours.
+* directories: object stores have none, others need them to be made first (`_make_parents`);
+* listings: stores cache the ones that they have seen, so each listing is requested again;
+* giving up on a write: an incomplete object never existed, but a file is there as soon as it is opened;
+* errors: each store has its own, and all become ours.
 
-Every error of a store is a `StorageFailed` with a reason, `NotFound` or `AlreadyExists` among them.
+Every error of a store is a `StorageFailed` with a reason (`NotFound` is one of them) or `AlreadyExists`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PART_BYTES = 16 << 20
 """Object stores get files in parts of this size. They allow 10,000 of them, and keep a few copies of one in memory."""
 
 NUM_READERS = 8
-"""How many parts of an object are read at once: one connection to an object store does not bring much."""
+"""How many parts of an object are read at once: one connection to an object store is slow."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -49,7 +49,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What lies in a folder.
+    """An entry of a folder.
 
     Args:
         name: Within the folder.
@@ -96,7 +96,7 @@ class Store:
     # ------------------------------------------------------------ operations
 
     def create(self, name: str, data: bytes, *, keep: bool = False) -> None:
-        """Write a small file, unless one of this name exists. If that fails, what is there is removed, or kept.
+        """Write a small file, unless one of this name exists. After a failure its content is removed or kept.
 
         In a file system nobody ever finds a part of it, also if this process is killed, where there are hard links.
 
@@ -118,7 +118,7 @@ class Store:
                 raise
 
     def _create_by_link(self, name: str, data: bytes) -> bool:
-        """Write it under another name first; False if the file system has no hard links."""
+        """Write the file under another name first; False if the file system has no hard links."""
         folder, _, last = name.rpartition("/")
         draft = f"{folder}/.{last}.{secrets.token_hex(8)}".lstrip("/")
         what = f"create {name}"
@@ -146,7 +146,7 @@ class Store:
 
     @contextlib.contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
-        """Write a file as a stream. If the block raises, nothing is left under this name, as far as that can be."""
+        """Write a file as a stream. If the block raises, nothing is left under this name, as far as possible."""
         what = f"write {name}"
         with self._opened(name, "wb", what) as file, self._translated(file, what) as writer:
             yield writer
@@ -160,7 +160,7 @@ class Store:
 
     @contextlib.contextmanager
     def range_writer(self, name: str, start: int) -> Iterator[Writer]:
-        """Write a part of a file as a stream, from an offset on; what else is in it stays. It is made if need be."""
+        """Write a part of a file as a stream from an offset; other content stays. The file is created if needed."""
         what = f"write {name}"
         file = self._run(what, lambda fs: _open_at(fs, self._path(name), start))
         try:
@@ -173,15 +173,15 @@ class Store:
             raise
 
     def join(self, parts: Sequence[str], name: str) -> None:
-        """Make one file of several, within the store; they stay."""
+        """Make one file of several, within the store; the parts stay."""
         self._run(f"join parts to {name}", lambda fs: fs.merge(self._path(name), [self._path(part) for part in parts]))
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name; one that has it is replaced."""
+        """Rename a file; an existing file with the new name is replaced."""
         self._run(f"rename {name}", lambda fs: fs.mv(self._path(name), self._path(new_name)))
 
     def open(self, name: str) -> BinaryIO:
-        """A file to read from, and to close. What reading raises is the store's own: `copy` translates it."""
+        """Open a file for reading. Close it. Reading raises the store's own errors: `copy` translates them."""
         return cast(BinaryIO, self._run(f"read {name}", lambda fs: fs.open(self._path(name), "rb")))
 
     def copy(self, name: str, target: Callable[[bytes], object]) -> tuple[int, str]:
@@ -199,7 +199,7 @@ class Store:
         return size, digest.hexdigest()
 
     def read_into(self, name: str, target: memoryview) -> tuple[int, str]:
-        """Read a file once, into memory; what is there beyond that is not read.
+        """Read a file once, into memory; content beyond that memory is not read.
 
         Returns:
             How many bytes there are (at least: one more, if there are more), and the checksum of those that were read.
@@ -226,7 +226,7 @@ class Store:
             return size + len(self._run(f"read {name}", lambda _: file.read(1)))
 
     def _read_ranges(self, name: str, target: memoryview, took: Callable[[memoryview], object]) -> int:
-        """For filesystems that serve several requests at once: those of object stores."""
+        """Read several ranges at once, on filesystems that allow it: those of object stores."""
         path = self._path(name)
         size = int(self._run(f"read {name}", lambda fs: fs.size(path)))
         wanted = target[:size]
@@ -249,7 +249,7 @@ class Store:
         return size
 
     def entries(self, folder: str) -> list[Entry]:
-        """What lies in a folder, by name; nothing if there is no such folder."""
+        """The entries of a folder by name; empty if there is no such folder."""
 
         def listing(fs: Any) -> Any:
             fs.invalidate_cache()
@@ -268,12 +268,12 @@ class Store:
         return sorted(entries, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        """Remove a file; that it is gone already is no error."""
+        """Remove a file; it is no error if it is gone already."""
         with contextlib.suppress(NotFound):
             self._run(f"delete {name}", lambda fs: fs.rm_file(self._path(name)))
 
     def delete_folder(self, name: str) -> None:
-        """Remove a folder and all that is in it; that it is gone already is no error."""
+        """Remove a folder and its contents; it is no error if it is gone already."""
 
         def remove(fs: Any) -> None:
             fs.invalidate_cache()
@@ -306,7 +306,7 @@ class Store:
 
     @contextlib.contextmanager
     def _opened(self, name: str, mode: str, what: str, *, keep: bool = False) -> Iterator[Any]:
-        """A file to write, which is completed at the end of the block, or given up."""
+        """A file to write, which is completed at the end of the block or given up."""
         exclusive = "x" in mode
         file = self._run(what, lambda fs: self._open(fs, name, mode), exclusive=exclusive)
         try:
@@ -356,7 +356,7 @@ class Writer(io.RawIOBase):
 
     Attributes:
         size: Bytes so far.
-        failure: Of the store, while writing.
+        failure: The store's error while writing.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class Writer(io.RawIOBase):
 
     @property
     def checksum(self) -> str:
-        """Of the bytes so far."""
+        """Checksum of the bytes so far."""
         return self._digest.hexdigest()
 
     def writable(self) -> bool:
@@ -381,7 +381,7 @@ class Writer(io.RawIOBase):
         return self.size
 
     def write(self, data: Any) -> int:
-        """Write all of it, in pieces: stores keep a copy of what they are handed."""
+        """Write all of it, in pieces, because stores keep a copy of what they get."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
             piece = view[start : start + CHUNK_BYTES]
@@ -414,7 +414,7 @@ def _connect(url: str, options: Mapping[str, Any], *, shown: str) -> tuple[Any, 
 
 
 def _make_parents(fs: Any, folder: str) -> None:
-    """Make a directory, and those above it. In object stores the first part is a bucket, which is not ours to make."""
+    """Make a directory and its parents. In object stores the first part is a bucket, which is not ours to make."""
     if not fs.root_marker and "/" not in folder.strip("/"):
         raise FileNotFoundError(f"There is no bucket {folder}")
     try:
@@ -437,7 +437,7 @@ def _descriptor(file: Any) -> int | None:
 
 
 def _open_at(fs: Any, path: str, start: int) -> Any:
-    """A file that others may write to at the same time, at an offset."""
+    """Open a file that others may write to at the same time, at an offset."""
     try:
         fs.touch(path, truncate=False)
     except FileNotFoundError:
@@ -449,7 +449,7 @@ def _open_at(fs: Any, path: str, start: int) -> Any:
 
 
 def _complete(file: Any) -> None:
-    """Close a file; where it has a descriptor, after its bytes have reached the disk: a manifest vouches for them."""
+    """Close a file; with a descriptor, after its bytes are on the disk, since a manifest vouches for them."""
     number = _descriptor(file)
     if number is not None:
         file.flush()
@@ -458,7 +458,7 @@ def _complete(file: Any) -> None:
 
 
 def _sync_folders(path: str, *, upto: str) -> None:
-    """Have the name of a file on the disk, and those of its folders: a power cut may otherwise lose what is in it."""
+    """Sync the names of a file and its folders to the disk; a power cut may otherwise lose the file."""
     last = os.path.dirname(upto or "/")  # the root of a file system is "" here
     while path != last:
         path = os.path.dirname(path)
@@ -473,7 +473,7 @@ def _sync_folders(path: str, *, upto: str) -> None:
 
 
 def _give_up(file: Any) -> None:
-    """Close a file so that what was not completed does not become one."""
+    """Close a file so that incomplete content does not become a file."""
     with contextlib.suppress(Exception):
         if hasattr(file, "_upload_chunk"):  # fsspec's base class of uploads: closing, even by the collector, completes
             try:

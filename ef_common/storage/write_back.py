@@ -1,4 +1,4 @@
-"""Has a disk written while its file is still growing, so that the wait for it at the end is short."""
+"""Starts writing a growing file to the disk early, so that the wait at its end is short."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import threading
 
 STEP_BYTES = 64 << 20
-"""So much is written before the disk is asked for the first time, and again."""
+"""How much is written before each request to the disk."""
 
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def sync(descriptor: int) -> None:
-    """Have all that was written to a file on the disk, where the file system knows how.
+    """Make sure that everything written to a file is on the disk, where the file system knows how.
 
     Raises:
         OSError: The disk has failed.
@@ -26,10 +26,10 @@ def sync(descriptor: int) -> None:
 
 
 class WriteBack:
-    """Asks the system, in a thread, to bring to the disk what a file has so far. Whoever closes it waits first.
+    """Asks the system, in a thread, to write the current content to disk. A closing caller waits first.
 
     Args:
-        descriptor: Of the file; None if it has none, and nothing is done.
+        descriptor: Descriptor of the file; None if it has none, and nothing is done.
     """
 
     def __init__(self, descriptor: int | None) -> None:
@@ -39,7 +39,7 @@ class WriteBack:
         self._error: BaseException | None = None
 
     def wrote(self, size: int) -> None:
-        """The file has so many bytes now."""
+        """The file now has this many bytes."""
         if self._descriptor is None or size - self._asked < STEP_BYTES:
             return
         if self._thread is not None and self._thread.is_alive():
@@ -50,12 +50,12 @@ class WriteBack:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is under way any more."""
+        """Wait until no write-back is under way."""
         if self._thread is not None:
             self._thread.join()
 
     def check(self) -> None:
-        """After `wait`.
+        """Raise an error of the write-back; call this after `wait`.
 
         Raises:
             OSError: The disk has failed. The system tells this once, so the next one to ask would hear of no error.

@@ -1,1 +1,1 @@
-"""Tools to test elastic training with, shipped so that you can test your own."""
+"""Tools for testing elastic training, shipped so that you can test your own."""

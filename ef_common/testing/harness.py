@@ -1,4 +1,4 @@
-"""Real worker processes for tests, started in a moment.
+"""Real worker processes for tests, which start in a moment.
 
 A *forkserver* imports the frameworks once; each worker is a fork of it, so it starts in milliseconds and not
 in the seconds that importing torch takes. The coordinator is a real one, hosted by the test process::

@@ -1,4 +1,4 @@
-"""A run directory seen from a test: its events as they come, the output of its processes, its audit."""
+"""A run directory as a test sees it: the events as they arrive, the output of its processes, its audit."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ set -euo pipefail
 run=${1:-build/by-hand}
 digits=examples/01-lightning-digits/train.py
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-view() { elasticflow status --once "$run" 2>/dev/null | sed -n 's/^ *view *\([0-9]*\) workers, generation /\1 /p'; }
+view() { elasticflow status --once "$run" 2>/dev/null | sed -n 's/^ *workers *\([0-9][0-9]*\)[, ].*view \([0-9]*\) *$/\1 \2/p'; }
 generation=0
 # A view of so many workers that is newer than the last one that was waited for: those in between may be short.
 until_there_are() {

@@ -363,6 +363,53 @@ def steps_per_execution(run: Run) -> Any:
     return model, run.fit(model, *data())
 
 
+class OwnTrainFunction(keras.Model):
+    """Takes the batches of an execution by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.inner(x)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        if self.train_function is not None and not force:
+            return self.train_function
+        import tensorflow as tf
+
+        step = self.train_step if self.run_eagerly else tf.function(self.train_step)
+
+        def function(iterator: Any) -> Any:
+            for _ in range(self.steps_per_execution):
+                logs = step(next(iterator))
+            return logs
+
+        self.train_function = function
+        return function
+
+
+def own_train_function(run: Run, **kwargs: Any) -> Any:
+    if not IS_TENSORFLOW:
+        return net(), {}
+    model = OwnTrainFunction()
+    model.build((None, 12))
+    x, y = data(192)
+    return compiled(model, jit_compile=run.elastic, **kwargs), (x, y)
+
+
+@feature
+def own_train_function_and_xla(run: Run) -> Any:
+    model, given = own_train_function(run)
+    return model, run.fit(model, *given) if given else {}
+
+
+@feature
+def own_train_function_of_several_steps_and_xla(run: Run) -> Any:
+    model, given = own_train_function(run, steps_per_execution=2)
+    return model, run.fit(model, *given) if given else {}
+
+
 @feature
 def run_eagerly(run: Run) -> Any:
     model = compiled(net(), run_eagerly=True)

@@ -77,7 +77,7 @@ def test_call_partly_leaves_out_what_is_not_named() -> None:
 
 
 FUNCTIONS = [
-    (lambda *x: x, "neither `\\*parameters`"),
+    (lambda *x: x, "neither `\\*args`"),
     (lambda x, /, params: x, "before a `/`"),
     (lambda: 0, "needs a parameter for the model"),
     (3, "evaluate must be a function. Received: int"),

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 GUARDS: dict[str, tuple[str, ...]] = {
-    "docs": ("tests/test_docs.py",),
+    "docs": ("tests/test_docs.py", "tests/pages"),
     "ef_common/audit": ("tests/test_audit.py", "tests/fuzz"),
     "ef_common/collectives": ("tests/collectives", "tests/faults/test_kill.py", "tests/faults/test_join.py"),
     "ef_common/control": ("tests/control", "tests/faults/test_failover.py", "tests/faults/test_partition.py"),
@@ -36,7 +36,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_keras/demo.py": ("tests/demo",),
     "ef_lightning/demo.py": ("tests/demo",),
     "elasticflow": ("tests/test_elasticflow.py", "tests/program"),
-    "examples": ("tests/examples",),
+    "examples": ("tests/examples", "tests/pages"),
     "pyproject.toml": ("tests/test_doctor.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
 }
 """Of two entries that fit a file the longer one counts. A file of the tests guards itself."""

@@ -1,13 +1,13 @@
 """Gradient reduction on NumPy arrays, for a framework whose gradients come out of a compiled graph.
 
-The graph hands over the gradients of one bucket after the other, as it computes them, and waits for the sums at the
-end. The local gradients are kept until the reduction has completed, so after a loss they are summed again with the
-members that are left, and the graph never learns of it.
+The graph delivers the gradients bucket by bucket, as it computes them, and waits for the sums at the end. The local
+gradients are kept until the reduction has completed, so after a loss they are summed again over the survivors, and the
+graph does not notice.
 
-Weights are shares of what was dealt. Where batches are dealt, of whatever size, the members' sum lacks a part: each
-tells in a flag by how much its batch is smaller than a full one, and all divide by what is there.
+Weights are shares of what was dealt. Where batches are dealt, of whatever size, the sum of the weights falls short of
+one: each member reports in a flag how much smaller its batch is than a full one, and all divide by what is there.
 
-Two sets of buffers alternate: whoever fills a set has completed the reduction after the one that it held, which
+Two sets of buffers alternate: a worker that fills a set has completed the reduction after the one that it held, which
 every member has begun, so nobody needs that result any more.
 """
 
@@ -84,14 +84,14 @@ class ArrayBuckets:
 
 
 def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Zeros whose memory begins as frameworks want that of their tensors to."""
+    """Zeros whose memory is aligned as frameworks require of their tensors."""
     memory = np.zeros(size * dtype.itemsize + ALIGNMENT_BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % ALIGNMENT_BYTES
     return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
 def _divided(array: np.ndarray, by: float) -> np.ndarray:
-    """A copy, in memory that begins as frameworks want it to."""
+    """A copy in memory that is aligned as frameworks require."""
     copy = _aligned(array.size, array.dtype).reshape(array.shape)
     np.divide(array, by, out=copy)
     return copy
@@ -149,7 +149,7 @@ class ArrayReduction:
             self._group = None  # `run` starts over, after recovery
 
     def take(self, arrays: Sequence[np.ndarray]) -> None:
-        """The local arrays of the next bucket, in its order, are there: begin to reduce them. Never raises."""
+        """Start to reduce the next bucket, whose local arrays are given in its order. Never raises."""
         for index, array in zip(self._layout.buckets[self._num_taken], arrays, strict=True):
             self._arrays[index] = array
         self._num_taken += 1
@@ -181,13 +181,13 @@ class ArrayReduction:
         return b""
 
     def result(self, header: bytes | None) -> Sequence[np.ndarray]:
-        """The buffers."""
+        """The buffers of the reduction."""
         if header is not None:
             self._alone = False
         return self._buffers
 
     def read_flags(self) -> None:
-        """Take in the members' flags, once the reduction is complete or its result has come from another member."""
+        """Read the members' flags, once the reduction is complete or its result has come from another member."""
         if not self._alone:
             self.num_changes, self.num_stops, self.num_wishes, self._lacking = self._buffers[-1][-_NUM_FLAGS:].tolist()
 

@@ -1,4 +1,4 @@
-"""Flat buffers for the gradients and buffers of a module, and which tensor lies where."""
+"""Flat buffers for a module's gradients and buffers, and the place of each tensor in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bucket:
 
     Args:
         sources: Parameters or buffers, in the order in which they lie in the buffer.
-        num_flags: Room for so many flags at the end.
+        num_flags: Number of flags at the end.
         num_buffers: Two if they alternate, else one.
     """
 
@@ -55,12 +55,12 @@ class Bucket:
 
     @property
     def views(self) -> list[Tensor]:
-        """Its parts, in the shapes of the sources."""
+        """The parts of the buffer, in the shapes of the sources."""
         return self._views[self._turn]
 
     @property
     def flags(self) -> Tensor:
-        """The flags at its end."""
+        """The flags at the end of the buffer."""
         return self._flags[self._turn]
 
     def fill_gradients(self, weight: float, ready: AbstractSet[int] = frozenset()) -> None:
@@ -91,12 +91,12 @@ class Bucket:
 
 
 def _touched(numel: int, like: Tensor) -> Tensor:
-    """Zeros whose memory is there already, not only from the first time on that it is written to."""
+    """Zeros whose memory is allocated at once, and not on the first write."""
     return torch.empty(numel, dtype=like.dtype, device=like.device).zero_()
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory without gaps and without overlaps, in whatever order of its dimensions."""
+    """Whether a tensor fills its memory without gaps and overlaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -110,8 +110,8 @@ class Layout:
     """Which tensor lies in which bucket: buffers of the module first, then gradients in backward order.
 
     Args:
-        parameters: Those whose gradients are reduced.
-        module_buffers: What takes rank 0's values.
+        parameters: Parameters whose gradients are reduced.
+        module_buffers: Buffers that take rank 0's values.
         sparse: Identities of the parameters whose gradients are sparse.
 
     Attributes:
@@ -156,7 +156,7 @@ class Layout:
         }
 
     def hooked(self) -> list[Parameter]:
-        """Parameters of which it must be known when their gradient is ready.
+        """Parameters whose gradients must be reported when they are ready.
 
         The last bucket is filled after the backward pass, but for what is large.
         """
@@ -164,7 +164,7 @@ class Layout:
         return [p for p in self.parameters if self.place_of[id(p)][0] < last or is_copied_early(p)]
 
     def check_first_gradients(self) -> None:
-        """Refuse what cannot be reduced, in a world of one: once, as it costs time.
+        """Refuse, in a world of one, gradients that cannot be reduced; once, because it takes time.
 
         Raises:
             UnsupportedError: A sparse gradient of a parameter that is to have none.
@@ -174,7 +174,7 @@ class Layout:
             check_dense(parameter for parameter in self.parameters if id(parameter) not in sparse)
 
     def own_gradients(self) -> None:
-        """Before new gradients are added: let no `param.grad` lie in a bucket any more."""
+        """Before new gradients are added, move every `param.grad` out of the buckets."""
         self.retired.clear()
         for bucket in self.buckets[self.num_value_buckets :]:
             for parameter, view in zip(bucket.sources, bucket.views, strict=True):
@@ -184,7 +184,7 @@ class Layout:
 
 
 def is_copied_early(parameter: Tensor) -> bool:
-    """Whether its gradient is copied by the hook; small ones are copied with their bucket, in fewer calls."""
+    """Whether the hook copies the gradient; small ones are copied with their bucket, in fewer calls."""
     return parameter.nbytes >= LARGE_GRADIENT_BYTES
 
 

@@ -21,7 +21,7 @@ from ef_common.session import LoneGroup
 
 
 class CanonicalReduction(BatchReduction):
-    """See :class:`BatchReduction`; sums have the same bits whoever held which pieces."""
+    """A :class:`BatchReduction` whose sums have the same bits whoever held which pieces."""
 
     def insert(self, piece: int, array: Array) -> None:
         """See the base class."""
@@ -46,7 +46,7 @@ class CanonicalReduction(BatchReduction):
 
 
 class _Exchange:
-    """Adds up what the members hold: each one its part of the arrays, for all."""
+    """Adds up what the members hold: each member sums one part of the arrays for all."""
 
     def __init__(self, room: Room, group: Group, rank: int, world_size: int) -> None:
         self._room = room
@@ -56,7 +56,7 @@ class _Exchange:
         self._sources = [(rank - step) % world_size for step in range(1, world_size)]
 
     def run(self, held: dict[Block, Array], leaves: Sequence[Sequence[int]], total: Array, *, num_leaves: int) -> None:
-        """Fill `total`. `held` stays as it is, and `leaves` are those of each rank."""
+        """Fill `total`. `held` does not change, and `leaves` are those of each rank."""
         world_size = len(leaves)
         parts = [slice(*sharding.share(len(total), world_size, rank)) for rank in range(world_size)]
         mine = parts[self._rank]
@@ -81,7 +81,7 @@ class _Exchange:
         )
 
     def _swap(self, sent: dict[int, list[Array]], received: dict[int, list[Array]]) -> None:
-        """Send and receive at the same time. No array is touched any more when this returns."""
+        """Send and receive at the same time. No array is in use any more when this returns."""
         failed: list[BaseException] = []
 
         def send() -> None:

@@ -35,7 +35,7 @@ class DeterministicReducer:
 
     Attributes:
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
-        num_stops: What all members said at the newest one, added up.
+        num_stops: Sum of the members' `wants_stop` in the newest reduction.
     """
 
     def __init__(self, session: Session, module: Module) -> None:
@@ -65,7 +65,7 @@ class DeterministicReducer:
         self._reduction.start()
 
     def before_pass(self) -> None:
-        """Before the forward pass of a piece: buffers are as they were when the step began."""
+        """Before the forward pass of a piece, reset the buffers to the start of the step."""
         with torch.no_grad():
             for buffer, start in zip(self._buffers, self._starts, strict=True):
                 buffer.copy_(start)
@@ -81,7 +81,7 @@ class DeterministicReducer:
                 source.grad = view if _fits(source, view) else None
 
     def after_pass(self, piece: int, share: float) -> None:
-        """After it: the gradients are those of this piece, which is so much of the batch."""
+        """After the backward pass, take the gradients of this piece, which is this part of the batch."""
         array, self._array = self._array, None
         if array is None or self._reduction is None:
             return
@@ -95,7 +95,7 @@ class DeterministicReducer:
         self._reduction.insert(piece, array)
 
     def drop(self) -> None:
-        """Whatever the gradients are, they are not to be used."""
+        """Discard the gradients, whatever they are."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -138,7 +138,7 @@ class DeterministicReducer:
         self._used.add(id(parameter))
 
     def _prepare(self) -> Room:
-        """Take stock of the module, if it has changed."""
+        """Examine the module, if it has changed."""
         parameters = [p for p in self._module.parameters() if p.requires_grad]
         if self._room is None or [id(p) for p in parameters] != [id(p) for p in self._parameters]:
             self.detach()
@@ -156,7 +156,7 @@ class DeterministicReducer:
         return self._room
 
     def _split(self, flat: Tensor | Array) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter and buffer, and its part of a flat array. The arrays are few, and used again and again."""
+        """Assign each parameter and buffer its part of a few flat arrays, which are reused."""
         found = self._parts.get(id(flat))
         if found is None:
             sources = (*self._parameters, *self._buffers)
@@ -167,5 +167,5 @@ class DeterministicReducer:
 
 
 def _fits(tensor: Tensor, view: Tensor) -> bool:
-    """Whether a part of the memory can stand for it, or for its gradient."""
+    """Whether a part of the memory can hold the tensor, or its gradient."""
     return tensor.dtype == view.dtype and tensor.device == view.device

@@ -1,4 +1,4 @@
-"""The pieces of one global batch: who has computed which, and who makes up for those that were lost."""
+"""The pieces of a global batch: who has computed which, and who replaces those that were lost."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Pieces:
         self._batch_size = batch_size
 
     def passes(self, pieces: Sequence[int] | None = None) -> list[list[int]]:
-        """Pieces of each forward pass for these (this worker's, if not given): balanced, none of them too large."""
+        """Split these pieces (by default, this worker's) into balanced forward passes, none too large."""
         pieces = self.mine if pieces is None else list(pieces)
         num = len(pieces) if self.window.piece > 1 else -(-len(pieces) // self._batch_size)
         return [pieces[slice(*sharding.share(len(pieces), num, number))] for number in range(num)]
 
     def places(self, pieces: Sequence[int]) -> list[int]:
-        """Places of these pieces, in the sequence of the epoch."""
+        """Places of these pieces in the sequence of the epoch."""
         return [place for piece in pieces for place in range(*self.window.places_of(piece))]
 
     def share(self, pieces: Sequence[int]) -> float:
-        """Part of the batch that these pieces are: the weight of the mean gradient over them."""
+        """The part of the batch in these pieces: the weight of the mean gradient over them."""
         return len(self.places(pieces)) / (self.window.stop - self.window.start)
 
     def settle(self, group: Group, view: View) -> dict[str, list[int]]:
-        """Make up for what those held that are gone. All members of the view call this, before they reduce.
+        """Replace the pieces that lost members held. All members of the view call this before they reduce.
 
         Returns:
             Pieces that each member holds; together, all of the batch.

@@ -1,4 +1,4 @@
-"""When to reduce: hooks into the backward pass of a module, and what a step does around it."""
+"""Hooks that start the reduction of a module's gradients during its backward pass, and the calls around a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ef_common.session import Barrier, Session
 
 
 def hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
-    """Have `act` called when the gradient of a parameter is complete. Returns a handle to remove the hook.
+    """Call `act` when the gradient of a parameter is complete. Returns a handle to remove the hook.
 
     The parameter may be frozen now, and have a gradient again later; torch takes a hook only while it is not.
     """
@@ -31,7 +31,7 @@ def hook(parameter: Parameter, act: Callable[[Tensor], None]) -> Any:
 
 
 class Inventory:
-    """Notices that a module has got another parameter, or one that begins to require a gradient.
+    """Notices when a module gets another parameter, or when one begins to require a gradient.
 
     It is asked before each backward pass, and `module.parameters()` would take longer than all else there.
     """
@@ -43,7 +43,7 @@ class Inventory:
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
 
     def changed(self) -> bool:
-        """Whether it is so. A change of anything else may count as one too."""
+        """Whether the parameters have changed. A change of anything else may count as one too."""
         for entries, size in self._sizes:
             if len(entries) != size:
                 return True
@@ -66,7 +66,7 @@ class GradientReducer:
         fraction: Size of this worker's batch, as a part of a full one; its gradients weigh so much less.
         pieces: The global batch that the next gradients are of, if they are of one.
         wants_stop: Above 0 if this worker wants all to interrupt the training after the next reduction.
-        num_stops: What all members said at the newest one, added up.
+        num_stops: Sum of the members' `wants_stop` in the newest reduction.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GradientReducer:
         self._inventory: Inventory | None = None
 
     def attach(self, names: Sequence[str] | None = None) -> None:
-        """Hook into the parameters that require a gradient, or into those named; the same in every member."""
+        """Hook into the named parameters (by default, all that require a gradient), the same in every member."""
         if names is None:
             self._rebuild(p for p in self._module.parameters() if p.requires_grad)
         elif list(names) != self.names():
@@ -139,7 +139,7 @@ class GradientReducer:
             self._reduction.start()
 
     def after_backward(self) -> View | None:
-        """Call after it. Gradients are then the weighted mean over the members.
+        """Call after the backward pass. Gradients are then the weighted mean over the members.
 
         Returns:
             The view whose members contributed; None if there was nothing to reduce.
@@ -172,11 +172,11 @@ class GradientReducer:
         return contributors
 
     def cancel(self) -> None:
-        """Forget a backward pass that came to no end. It must not have been overlapped."""
+        """Forget a backward pass that did not finish. It must not have been overlapped."""
         self._reduction = None
 
     def skip(self) -> View | None:
-        """Take part in the reduction of a step without a backward pass, instead of the two calls around it."""
+        """Join the reduction of a step without a backward pass, in place of the two calls around it."""
         self.before_backward()
         if self._reduction is not None:
             self._reduction.skipped = True

@@ -25,7 +25,7 @@ CALL = "reduction of the gradients"
 
 
 class Reduction:
-    """One gradient reduction: an operation of the session. See the package for what it keeps and when."""
+    """One gradient reduction, an operation of the session. The package says what it keeps and when."""
 
     def __init__(
         self, layout: Layout, session: Session, weights: Weights, *, fraction: float = 1.0, pieces: Pieces | None = None
@@ -57,7 +57,7 @@ class Reduction:
     # ------------------------------------------------------------ during the backward pass
 
     def start(self) -> None:
-        """Meet the others, and begin to reduce on the session's group what is ready: the module's buffers."""
+        """Meet the others, and begin to reduce what is ready on the session's group: the module's buffers."""
         if self._pieces is not None and self._session.view.ids != self._pieces.window.members:
             return  # somebody is lost: what it had is to be made up for first
         try:
@@ -117,7 +117,7 @@ class Reduction:
             self._finish()
 
     def describe(self) -> bytes:
-        """The layout is the same everywhere, so the buffers say it all."""
+        """The layout is the same in all members, so no header is needed."""
         return b""
 
     def result(self, header: bytes | None) -> Sequence[Tensor]:
@@ -172,7 +172,7 @@ class Reduction:
     # ------------------------------------------------------------ result
 
     def read_flags(self) -> float:
-        """Take in the members' flags. Returns how many know of a pending change."""
+        """Read the members' flags. Returns how many know of a pending change."""
         if not self._alone:
             self._flags = self.layout.buckets[-1].flags.tolist()
         self.num_skipped, self.num_stops, self.num_wishes, self._lacking = self._flags[2:NUM_FIXED_FLAGS]
@@ -214,7 +214,7 @@ def _lend_gradients(bucket: Bucket, used: dict[int, float]) -> None:
 
 
 class Confirmation(Barrier):
-    """A barrier that may be on its way before the session runs it."""
+    """A barrier that may start before the session runs it."""
 
     def __init__(self) -> None:
         super().__init__("barrier after the reduction of the gradients")
@@ -222,7 +222,7 @@ class Confirmation(Barrier):
         self._pending: Pending | None = None
 
     def start(self, group: Group) -> None:
-        """Begin."""
+        """Start the barrier."""
         with suppress(GroupBroken):  # `run` starts over, after recovery
             self._begin(group)
 

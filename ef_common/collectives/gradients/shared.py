@@ -1,4 +1,4 @@
-"""Gradient reduction of a global batch that workers share: of arrays, outside of the backward pass.
+"""Gradient reduction of a global batch that workers share, on arrays and outside of the backward pass.
 
 The sums with the same bits for every number of workers are in :mod:`ef_common.collectives.gradients.canonical`; both
 are used alike.
@@ -25,7 +25,7 @@ CALL = "reduction of the gradients of a global batch"
 
 
 class Room:
-    """Memory for reductions of the same size, one after the other.
+    """Memory for consecutive reductions of the same size.
 
     Results take turns in two buffers: whoever writes to one has completed the reduction after the one whose result it
     held, which everybody has begun.
@@ -45,20 +45,20 @@ class Room:
         self._scratch: dict[int, list[Array]] = {}
 
     def next_result(self) -> tuple[Array, Array]:
-        """Where the next result and its flags are to stand."""
+        """Where the next result and its flags will be."""
         self._turn = 1 - self._turn
         return self._results[self._turn]
 
     def take(self) -> Array:
-        """An array for a piece, or for the sum of some; its content is undefined."""
+        """An array for a piece, or for a sum of pieces; its content is undefined."""
         return self._free.pop() if self._free else np.zeros(self.size, self.dtype)
 
     def give_back(self, array: Array) -> None:
-        """It is not needed any more."""
+        """Return an array that is no longer needed."""
         self._free.append(array)
 
     def scratch(self, size: int, num: int) -> list[Array]:
-        """So many short arrays, until this is called again for another size."""
+        """This many short arrays, until this is called again for another size."""
         if size not in self._scratch:
             self._scratch = {size: []}
         arrays = self._scratch[size]
@@ -67,7 +67,7 @@ class Room:
 
 
 class BatchReduction(ABC):
-    """One reduction: an operation of the session.
+    """One reduction of a global batch, an operation of the session.
 
     Args:
         room: Its memory; used for one reduction at a time.
@@ -93,7 +93,7 @@ class BatchReduction(ABC):
         self._meeting: Meeting | None = None
 
     def start(self) -> None:
-        """Begin to meet the others, while gradients are computed. May be left out."""
+        """Begin to meet the others while gradients are computed. This call is optional."""
         session = self._session
         if session.world_size > 1 and session.view.ids == self._pieces.window.members:
             with suppress(GroupBroken):  # `run` starts over, after recovery
@@ -105,11 +105,11 @@ class BatchReduction(ABC):
 
     @abstractmethod
     def _meet(self, group: Group) -> Meeting:
-        """Begin to make sure that all are in this reduction."""
+        """Begin to ensure that all members are in this reduction."""
 
     @abstractmethod
     def insert(self, piece: int, array: Array) -> None:
-        """Take the gradient of a pass, times its share of the batch, in an array of the room's.
+        """Add the gradient of a pass, times its share of the batch, in an array of the room's.
 
         Args:
             piece: The first one of the pass.
@@ -117,14 +117,14 @@ class BatchReduction(ABC):
         """
 
     def finish(self) -> None:
-        """It is complete, and nobody runs it again."""
+        """The reduction is complete, and nobody runs it again."""
         for array in self._held.values():
             self._room.give_back(array)
         self._held = {}
 
     @abstractmethod
     def _sum(self, group: Group, view: View, pieces: Mapping[str, Sequence[int]]) -> None:
-        """Fill `total`, when all have met; `pieces` are those that each member holds."""
+        """Fill `total` once all have met; `pieces` are those that each member holds."""
 
     def run(self, group: Group, view: View) -> None:
         """Reduce with the members of `view`; see :class:`~ef_common.ports.Operation`."""
@@ -137,7 +137,7 @@ class BatchReduction(ABC):
         flags.wait()
 
     def describe(self) -> bytes:
-        """Sizes are the same everywhere."""
+        """Sizes are the same in all members, so no header is needed."""
         return b""
 
     def result(self, header: bytes | None) -> Sequence[Array]:
@@ -146,7 +146,7 @@ class BatchReduction(ABC):
 
 
 class SharedReduction(BatchReduction):
-    """See :class:`BatchReduction`; parts are added up in any order, into one array."""
+    """A :class:`BatchReduction` that adds parts up in any order, into one array."""
 
     def insert(self, piece: int, array: Array) -> None:
         """See the base class."""

@@ -1,4 +1,4 @@
-"""Sparse gradients: reduced as dense ones, and sparse again for the optimizer.
+"""Sparse gradients are reduced as dense ones, and made sparse again for the optimizer.
 
 Which rows a batch touches differs from worker to worker, and their number too. A dense sum needs no second message, and
 can be run again after a loss like that of any other gradient. It moves as many bytes as the parameter has.
@@ -16,19 +16,19 @@ from ef_common.errors import UnsupportedError
 
 
 def sparse_parameters(module: Module) -> set[int]:
-    """Identities of the parameters whose gradients are sparse, also where a batch has none of them."""
+    """Identities of the parameters with sparse gradients, even where a batch has none of them."""
     kinds = (Embedding, EmbeddingBag)
     return {id(part.weight) for part in module.modules() if isinstance(part, kinds) and part.sparse}
 
 
 def densify(parameter: Tensor) -> None:
-    """Make its gradient dense, if it is sparse."""
+    """Make the parameter's gradient dense if it is sparse."""
     if parameter.grad is not None and parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()
 
 
 def sparsify(parameters: Iterable[Tensor]) -> None:
-    """Make their gradients sparse again: with the rows that are not zero."""
+    """Make these parameters' gradients sparse again, with the rows that are not zero."""
     for parameter in parameters:
         if parameter.grad is not None and not parameter.grad.is_sparse:
             with torch.no_grad():
@@ -36,10 +36,10 @@ def sparsify(parameters: Iterable[Tensor]) -> None:
 
 
 def check_dense(parameters: Iterable[Tensor], error: Exception | None = None) -> None:
-    """There may be a sparse gradient where none is expected, and an error may come from it.
+    """Refuse a sparse gradient where none is expected, since it may be the cause of an error.
 
     Raises:
-        UnsupportedError: So it is.
+        UnsupportedError: There is a sparse gradient.
     """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:

@@ -1,4 +1,4 @@
-"""Rule 13: members of a view go on without the others if they have its claim, which some of them are asked to get."""
+"""Rule 13: members of a view continue without the others if they have its claim, which some of them acquire."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ef_common.errors import ProtocolError
 _Value = TypeVar("_Value")
 
 _ASKED = 3
-"""So many members try to get a claim: one of them may not reach the store, or die."""
+"""Number of members that try to acquire a claim: one of them may not reach the store, or may die."""
 
 
 def forget(before: Membership, state: Membership) -> Membership:
-    """Forget what no rule asks for any more, so that nothing grows with the number of workers that ever were.
+    """Forget what no rule needs any more, so that nothing grows with the number of workers that there have been.
 
-    * A store is asked of members of the chain, and of those that are here or have told a standby that gathers. Who is
-      none of them is out: should it come back, it tells its store again, and is dismissed.
-    * Who is dead is asked of members of the chain alone. A standby that gathers has none yet.
-    * A claim is that of a view of the chain, or of what a claim has left of one; its name begins with the generation.
-      Who is asked for it again, if its view came back with another coordinator, finds the same answer in the store.
+    * *Stores* matter for members of the chain, for connected workers, and for workers that have reported to a standby
+      that gathers. Any other worker is out: if it comes back, it reports its store again, and is dismissed.
+    * *Deaths* matter for members of the chain only. A standby has no chain while it gathers, so it keeps them.
+    * *Claims* matter for views of the chain; the name of a claim begins with the generation. If the claim of a
+      forgotten view is ever asked for again (by another coordinator), the store gives the same answer.
     """
     same_views = state.chain is before.chain and state.workers is before.workers
     if same_views and state.stores is before.stores and state.dead is before.dead:
@@ -48,7 +48,7 @@ def forget(before: Membership, state: Membership) -> Membership:
 
 
 def stored(state: Membership, event: Stored) -> Membership:
-    """A member has told its store; it cannot tell another one."""
+    """Note the store that a member reports; it cannot report another one later."""
     if event.worker not in state.workers:
         return state
     told = _once(state.stores.told, event.worker, event.store, f"worker {event.worker} has told another store before")
@@ -56,7 +56,7 @@ def stored(state: Membership, event: Stored) -> Membership:
 
 
 def claimed(state: Membership, event: Claimed) -> Membership:
-    """Whom a claim names, as the store says to one that was asked. That never changes, whoever asks."""
+    """Note the members that a claim names, as a store says. That never changes, whoever asks."""
     if not any(bid.claim == event.claim and event.worker in workers for bid, workers in state.asked.items()):
         return state
     problem = f"worker {event.worker} tells of others whom claim {event.claim} names"
@@ -65,7 +65,7 @@ def claimed(state: Membership, event: Claimed) -> Membership:
 
 
 def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) -> Mapping[str, _Value]:
-    """With what has been told now, which cannot be told in another way."""
+    """Add a report, which cannot be made differently later."""
     before = known.get(key, value)
     if before != value:
         raise ProtocolError(f"{problem}: {before!r}, now {value!r}")
@@ -73,7 +73,7 @@ def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) ->
 
 
 def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Action, ...]]:
-    """Note of which views all members have told one store, and tell it the members of the newest one."""
+    """Note the views whose members have all reported one store, and tell the members of the newest one."""
     if state.chain is before.chain and state.stores.told is before.stores.told:
         return state, ()
     chain = tuple(
@@ -88,7 +88,7 @@ def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Acti
 
 
 def wanted(state: Membership, settings: Settings) -> tuple[tuple[Bid, ...], bool]:
-    """The claims for which a view is held back, and whether the others should go first."""
+    """The claims for which a view is held back, and whether the other members should go first."""
     if not state.held or state.view is None or not state.based or settings.on_minority == "continue":
         return (), False
     members = [member.id for member in roster.present(state, state.view)]
@@ -96,7 +96,7 @@ def wanted(state: Membership, settings: Settings) -> tuple[tuple[Bid, ...], bool
 
 
 def ask(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
-    """Have members get the claims that are lacking; others, if they have been away and may not have heard of it."""
+    """Ask members to acquire missing claims; ask others if they were away and may not have heard of it."""
     lacking, few = wanted(state, settings)
     if few and not state.last_resort:
         lacking = ()

@@ -1,4 +1,4 @@
-"""Rule 12: an exception of the user's own code ends the job."""
+"""Rule 12: an exception of the user's code ends the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ef_common.core.membership.model import (
 
 
 def react(state: Membership, event: Event) -> Decision | None:
-    """What follows if the job has failed, or fails by this event; None if neither."""
+    """Decide what follows if the job has failed or fails by this event; None if neither is true."""
     if state.failed:
         return _afterwards(state, event)
     match event:
@@ -43,7 +43,7 @@ def react(state: Membership, event: Event) -> Decision | None:
 
 
 def _dismiss(state: Membership, worker: str, why: str) -> Decision:
-    """Nobody needs a newcomer, whose machine may lack something. Whoever tells waits for an answer."""
+    """Dismiss a newcomer, whose machine may lack something. The one that reported waits for an answer."""
     workers = MappingProxyType({other: v for other, v in state.workers.items() if other != worker})
     state = replace(state, workers=workers)
     action = Dismiss(worker, "it was no member when it failed")

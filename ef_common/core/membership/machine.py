@@ -1,4 +1,4 @@
-"""Which rule an event concerns."""
+"""The entry point of the machine: it finds the rule for each event."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
 
     Args:
         state: The state before.
-        event: What happened.
+        event: The event.
         now: Time of a monotonic clock, in seconds.
         settings: Settings of the job.
 

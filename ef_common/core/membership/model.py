@@ -1,4 +1,4 @@
-"""What membership is made of: the coordinator's state, what can happen, and what can follow from it."""
+"""The data types of the membership: the coordinator's state, the events, and the actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ef_common.core.view import Member, View
 
 
 class Phase(Enum):
-    """Where a connected worker stands."""
+    """The phase of a connected worker."""
 
     EARLY = "early"  # waits in its set-up for the first view
     WARMING = "warming"  # arrived after the first view, does its slow work
@@ -29,7 +29,7 @@ class Settings:
         min_nodes: Fewer nodes than this do not train.
         max_nodes: More nodes than this wait as spares.
         last_call_s: How long the first view waits for more nodes after the last arrival.
-        start_nodes: So many are expected at the start; the first view waits for no more.
+        start_nodes: Number of nodes expected at the start; the first view waits for no more.
         loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout, and slack).
         on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
     """
@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def patience_s(self) -> float:
-        """So long a coordinator waits for a quorum before it steps down."""
+        """How long a coordinator waits for a quorum before it steps down."""
         return 2.0 * self.loss_notice_s
 
 
@@ -97,7 +97,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker has done its slow work and stands at its first boundary, in this training of its program."""
+    """A worker has finished its slow work and waits at its first boundary, in this training of its program."""
 
     worker: str
     training: int = 1
@@ -113,7 +113,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class AtBoundary:
-    """A member stands at the boundary that all members agreed on in the view of `generation`."""
+    """A member waits at the boundary that all members agreed on in the view of `generation`."""
 
     worker: str
     generation: int
@@ -121,7 +121,7 @@ class AtBoundary:
 
 @dataclass(frozen=True, slots=True)
 class Challenged:
-    """Another coordinator gathers members, too, and this one is to be preferred."""
+    """Another coordinator gathers members, too, but this one takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,21 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Outpaced:
-    """A member is slower than the others, and shall be replaced by a spare; "" if there is none any more."""
+    """A member is slower than the others and shall be replaced by a spare; "" if no member is slower."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The program of a member ends, and all its trainings have ended before; nobody can join any more."""
+    """A member's program ends, after all its trainings have ended; nobody can join any more."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker's process ended its connection, or (`goodbye`) has ended as it should.
+    """A worker's process ended its connection, or (`goodbye`) ended normally.
 
     `silent`: all that is known is that its line broke, or that it has gone to another coordinator.
     """
@@ -176,7 +176,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Nothing comes from these workers. It may be this coordinator that is cut off: they are lost together."""
+    """These workers are silent. They are lost together, since this coordinator may be the one that is cut off."""
 
     workers: tuple[str, ...]
     why: str
@@ -184,7 +184,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A worker that another coordinator had taken has come, or one of ours that had lost its connection.
+    """A worker of another coordinator has come, or one of ours has come back after losing its connection.
 
     Args:
         member: The worker.
@@ -192,7 +192,7 @@ class Returned:
         promised: The highest generation that it knows of.
         settled: The newest generation in which it has settled; 0 for none.
         received: The view of that generation and those that it has received since.
-        at_boundary: It waits at the boundary of the newest of them.
+        at_boundary: Whether it waits at the boundary of the newest of them.
         suspects: The group of the newest of them broke.
         closed: Its program ends.
         failed: Its own code has raised this.
@@ -215,7 +215,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A member tells the store that all members have agreed on: "" for none, else a digest of a marker in it."""
+    """A member reports the store that all members have agreed on: a digest of its marker, or "" for none."""
 
     worker: str
     store: str
@@ -223,7 +223,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A member has tried to get a claim, and knows whom it names."""
+    """A member has tried to acquire a claim and knows whom it names."""
 
     worker: str
     claim: str
@@ -232,14 +232,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """Nobody listens where this worker's process would: it is dead."""
+    """Nobody listens at the address of this worker's process, so the process is dead."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outranked:
-    """Another coordinator gathers members, too, and is to be preferred; or it `leads`."""
+    """Another coordinator also gathers members and takes precedence, or it `leads`."""
 
     leads: bool = False
 
@@ -251,12 +251,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The code of the user has raised an exception in a worker; or its agent, which is none itself, tells of it.
+    """The user's code has raised an exception in a worker; an agent, which is not a worker, may report it.
 
     Args:
-        worker: Who tells.
+        worker: The reporting worker.
         why: Worker, node and exception, in one line.
-        fatal: It ends the job, whoever it was.
+        fatal: Whether it ends the job, whoever raised it.
     """
 
     worker: str
@@ -300,7 +300,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Tell a worker how to start: `warm_up` first (the job runs already), or wait for the first view.
+    """Tell a worker how to start: to warm up (the job already runs), or to wait for the first view.
 
     `training`: the one that the members are in, so that a newcomer's program passes over those before it.
     """
@@ -312,7 +312,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Send the view to its members, and to those that it drops (they leave, or are evicted)."""
+    """Send the view to its members and to the workers that it drops (they leave or are evicted)."""
 
     view: View
     dropped: tuple[str, ...] = ()
@@ -342,7 +342,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Tell a worker that the others go on without it."""
+    """Tell a worker that the others continue without it."""
 
     worker: str
     why: str
@@ -357,14 +357,14 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Tell the members of this view that it goes on under this coordinator."""
+    """Tell the members of this view that it continues under this coordinator."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """End all connections: nothing more is decided here, until members come anew."""
+    """End all connections: nothing more is decided here until members come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Have a worker try to get a claim for these members."""
+    """Let a worker try to acquire a claim for these members."""
 
     worker: str
     bid: Bid
@@ -385,14 +385,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """Tell the members of this view that all of them have one store."""
+    """Tell the members of this view that all of them have the same store."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Ask a member to leave, as it is replaced."""
+    """Ask a member to leave, because it is replaced."""
 
     worker: str
 

@@ -1,4 +1,4 @@
-"""Rule 9, of a member that is outpaced: a spare comes in first, then it goes."""
+"""Rule 9 for an outpaced member: a spare joins first, and then the member leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ef_common.core.view import Member, View
 
 
 def spares(state: Membership, view: View, settings: Settings) -> list[Member]:
-    """Who can come in the place of the outpaced member, which then goes: the workers of one node."""
+    """The spares of one node that can take the place of the outpaced member."""
     staying = roster.remaining(state, view)
     others = [member for member in staying if member.id != state.outpaced]
     if not state.outpaced or state.replacement or len(others) == len(staying) or not others:
@@ -21,7 +21,7 @@ def spares(state: Membership, view: View, settings: Settings) -> list[Member]:
 
 
 def settle(state: Membership, view: View) -> Membership:
-    """Whoever was to be replaced stays, if it or its replacement was lost meanwhile."""
+    """Keep the outpaced member if it or its replacement was lost meanwhile."""
     if state.outpaced not in state.workers:
         return replace(state, outpaced="", replacement="")
     lost = bool(state.replacement) and view.rank_of(state.replacement) is None
@@ -29,6 +29,6 @@ def settle(state: Membership, view: View) -> Membership:
 
 
 def dismissal(state: Membership, view: View) -> tuple[Action, ...]:
-    """The replacement is in the view, which has come about: the outpaced member may go."""
+    """Ask the outpaced member to leave, once the replacement is in a settled view."""
     came = bool(state.replacement) and view.rank_of(state.replacement) is not None
     return (Resign(state.outpaced),) if came and state.settled.issuperset(view.ids) else ()

@@ -1,4 +1,4 @@
-"""Who of the workers is in the view, stays in it, and could come into it."""
+"""Which workers are in the view, stay in it, and could join it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ef_common.core.view import Member, View
 
 
 def with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, tuple[Member, Phase]]:
-    """The workers, some of them in other phases."""
+    """The workers, some of them in another phase."""
     workers = dict(state.workers)
     for worker, phase in phases.items():
         workers[worker] = (workers[worker][0], phase)
@@ -28,13 +28,13 @@ def remaining(state: Membership, view: View) -> list[Member]:
 
 
 def gone(state: Membership) -> frozenset[str]:
-    """Who does not count in the quorum."""
+    """Members that do not count in the quorum."""
     leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
     return state.gone | leaving
 
 
 def ready(state: Membership, training: int) -> list[Member]:
-    """Who is ready for this training, in the order of arrival."""
+    """Workers that are ready for this training, in the order of arrival."""
     return [m for m, phase in state.workers.values() if phase is Phase.READY and readiness(state, m.id) == training]
 
 
@@ -44,7 +44,7 @@ def readiness(state: Membership, worker: str) -> int:
 
 
 def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
-    """Who is ready for the members' training, as far as `max_nodes` allows, in the order in which they arrived."""
+    """Workers that are ready for the members' training, as far as `max_nodes` allows, in order of arrival."""
     if state.closed:
         return []
     nodes = {m.node for m in staying}

@@ -28,7 +28,7 @@ from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
 _MAX_HASTY = 10
-"""After so many views of which none has come about, nobody gets the next one at once: all are told to successors."""
+"""After this number of views that have not come about, the next one is not issued at once: successors get them all."""
 
 
 def phase_of(state: Membership, worker: str) -> Phase:
@@ -40,7 +40,7 @@ def phase_of(state: Membership, worker: str) -> Phase:
 
 
 def arrived(state: Membership, member: Member, now: float) -> Decision:
-    """A worker is new."""
+    """A new worker has arrived."""
     if member.id in state.workers:
         raise ProtocolError(f"worker {member.id} has arrived twice")
     if state.closed:
@@ -56,7 +56,7 @@ def arrived(state: Membership, member: Member, now: float) -> Decision:
 
 
 def training_of(state: Membership) -> int:
-    """The training that the members are in. If there are none, whoever comes begins with the first one."""
+    """The training that the members are in; without members, workers begin with the first one."""
     return 1 if state.view is None else state.training
 
 
@@ -99,7 +99,7 @@ def _take_ready(state: Membership, event: Ready, now: float, settings: Settings)
 
 
 def leaving(state: Membership, worker: str) -> Decision:
-    """Rule 9: a worker wants to go."""
+    """Rule 9: a worker wants to leave."""
     if worker not in state.workers:
         return state, (), ""  # asked twice, and is out already
     phase = phase_of(state, worker)
@@ -115,7 +115,7 @@ def leaving(state: Membership, worker: str) -> Decision:
 
 
 def outpaced(state: Membership, worker: str, settings: Settings) -> Decision:
-    """Rule 9: a member is slower than the others, or ("") none is."""
+    """Rule 9: a member is slower than the others; "" if none is."""
     if state.view is not None:
         state = replacement.settle(state, state.view)
     if state.replacement or state.gathering_since is not None:  # the one before has to go yet
@@ -151,7 +151,7 @@ def begun(state: Membership, worker: str, training: int, settings: Settings) -> 
 
 
 def advance(state: Membership, reason: str, settings: Settings) -> Decision:
-    """The members have come to another training: who waits for it may join now, the other newcomers go there."""
+    """The members have come to another training: workers that wait for it may join, other newcomers go there."""
     state, skips = pass_over(state)
     actions: tuple[Action, ...] = ()
     if state.view is not None and admissible(state, remaining(state, state.view), settings):
@@ -160,7 +160,7 @@ def advance(state: Membership, reason: str, settings: Settings) -> Decision:
 
 
 def pass_over(state: Membership) -> tuple[Membership, tuple[Action, ...]]:
-    """Tell newcomers that have not come to the members' training to go there; who was ready has to warm up again."""
+    """Send newcomers that are behind to the members' training; ready ones must warm up again."""
     if state.training == 1:
         return state, ()
     behind = [
@@ -199,13 +199,13 @@ def at_boundary(state: Membership, worker: str, generation: int, settings: Setti
 
 
 def plan_or(state: Membership, actions: tuple[Action, ...], reason: str, settings: Settings) -> Decision:
-    """Issue a planned view if all wait for one already; else what was decided stands."""
+    """Issue a planned view if all members wait for one; otherwise keep the decision so far."""
     planned, install, why = plan(state, settings)
     return (planned, install, why) if install else (state, actions, reason)
 
 
 def plan(state: Membership, settings: Settings) -> Decision:
-    """Issue a planned view if every member stands at the boundary."""
+    """Issue a planned view if every member waits at the boundary."""
     view = state.view
     if view is None or len(state.at_boundary) < view.world_size:  # it holds members only
         return state, (), ""
@@ -234,12 +234,12 @@ def plan(state: Membership, settings: Settings) -> Decision:
 
 
 def _holds(state: Membership, members: Collection[Member], settings: Settings) -> bool:
-    """Rule 5: too few for a view; but once nobody can join any more, nobody waits for more."""
+    """Rule 5: there are too few workers for a view, unless the job is closed and nobody can join."""
     return len(_nodes(members)) < settings.min_nodes and not state.closed
 
 
 def install_present(state: Membership, view: View, settings: Settings, reason: str) -> Decision:
-    """A view of the members that are left, without newcomers."""
+    """Issue a view of the remaining members, without newcomers."""
     members = present(state, view)
     if not members:
         reason = f"{reason}, no member is left"
@@ -271,7 +271,7 @@ def gone(state: Membership, event: Gone, settings: Settings) -> Decision:
 
 
 def silent(state: Membership, event: Silent, settings: Settings) -> Decision:
-    """Rule 3: several workers are lost at once. One after the other, the first would be left out too soon."""
+    """Rule 3: several workers are lost together; one after the other, the first would be left out too soon."""
     *others, last = sorted(event.workers, key=lambda worker: state.view is not None and worker in state.view.ids)
     state = replace(
         state,
@@ -285,7 +285,7 @@ def silent(state: Membership, event: Silent, settings: Settings) -> Decision:
 
 
 def settled(state: Membership, worker: str, generation: int) -> Decision:
-    """A member's group is built: so all members have received the view, and what was before it no longer matters."""
+    """A member's group is built, so all members have received the view, and earlier views no longer matter."""
     view = state.view
     if view is None or view.generation != generation or view.rank_of(worker) is None:
         return state, (), ""  # a newer view is on its way to it
@@ -296,7 +296,7 @@ def settled(state: Membership, worker: str, generation: int) -> Decision:
 
 
 def ids_of(chain: tuple[Link, ...]) -> frozenset[str]:
-    """Ids of all members of the chain."""
+    """The ids of all members in the chain."""
     return frozenset(worker for link in chain for worker in link.view.ids)
 
 
@@ -317,7 +317,7 @@ def suspected(state: Membership, worker: str, generation: int, now: float, setti
 
 
 def overdue(state: Membership, now: float, settings: Settings) -> Decision:
-    """Rule 6: nobody is lost, or that would have been noticed."""
+    """Rule 6: nobody is lost, because a loss would have been noticed by now."""
     view, since = state.view, state.suspected_at
     if view is None or since is None or now < since + settings.loss_notice_s or state.held:
         return state, (), ""
@@ -343,7 +343,7 @@ def _without_view(state: Membership) -> Membership:
 
 
 def founders(state: Membership, settings: Settings) -> list[Member]:
-    """Whoever waits for a view out of nothing; empty unless only the last call keeps them from it."""
+    """Workers that wait for a first view; empty unless only the last call holds it back."""
     if state.closed or state.last or state.idle or state.gathering_since is not None:
         return []
     members = _beginners(state, settings)
@@ -355,7 +355,7 @@ def founders(state: Membership, settings: Settings) -> list[Member]:
 
 
 def _beginners(state: Membership, settings: Settings) -> list[Member]:
-    """Who may begin together: enough whose programs are at one training, the earliest one.
+    """Workers that may begin together: enough programs at one training, the earliest such one.
 
     Who has skipped more waits for them: where there are checkpoints, they come to its training at once.
     """
@@ -375,7 +375,7 @@ def _nodes(members: Collection[Member]) -> set[str]:
 
 
 def _gather_ready(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
-    """Without members, and with enough newcomers only if they are at one training: all go to the latest one."""
+    """If there are enough newcomers only across trainings, send all of them to the latest training."""
     trainings = _trainings(state)
     ready = [member for training in trainings for member in roster.ready(state, training)]
     if len(_nodes(ready)) < settings.min_nodes or _beginners(state, settings):
@@ -384,12 +384,12 @@ def _gather_ready(state: Membership, settings: Settings) -> tuple[Membership, tu
 
 
 def is_at_work(state: Membership) -> bool:
-    """Whether all members of the view have what they need of the coordinator, and nobody waits for a new one."""
+    """Whether all members have what they need from the coordinator, and nobody waits for a new view."""
     return not state.held and state.gathering_since is None and not state.suspects
 
 
 def form_or(state: Membership, actions: tuple[Action, ...], reason: str, now: float, settings: Settings) -> Decision:
-    """Without a view, issue one if it is time; else what was decided stands."""
+    """Issue a view if there is none and it is time; otherwise keep the decision so far."""
     if state.view is None and (formed := _form(state, now, settings)):
         state, install, reason = formed
         actions = (*actions, *install)
@@ -397,7 +397,7 @@ def form_or(state: Membership, actions: tuple[Action, ...], reason: str, now: fl
 
 
 def _form(state: Membership, now: float, settings: Settings) -> Decision | None:
-    """Rules 1 and 4: a view out of nothing."""
+    """Rules 1 and 4: issue a view without members."""
     members = founders(state, settings)
     nodes = list(dict.fromkeys(m.node for m in members))
     enough = min(settings.max_nodes, settings.start_nodes or settings.max_nodes)
@@ -482,5 +482,5 @@ def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> s
 
 
 def known(state: Membership) -> tuple[Link, ...]:
-    """The chain that the members know that have come to a standby."""
+    """The chain, as the members know it that have come to a standby."""
     return merge((report.settled, report.received) for report in state.returned.values())[1]

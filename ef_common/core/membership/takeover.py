@@ -1,4 +1,4 @@
-"""Rules 10 and 11: views that are held back, members that come back or from elsewhere, and standbys that take over."""
+"""Rules 10 and 11: views that are held back, members that return, and standbys that take over."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ef_common.errors import ProtocolError
 
 
 def missing(state: Membership) -> tuple[Member, ...]:
-    """Members that are waited for, and of which it is not known whether they are dead: whoever can should find out."""
+    """Missing members that are not known to be dead; the caller should find out whether they are."""
     if state.gathering_since is None and not state.held:
         return ()
     links = rules.known(state) if state.gathering_since is not None else state.chain
@@ -43,7 +43,7 @@ def missing(state: Membership) -> tuple[Member, ...]:
 
 
 def returned(state: Membership, event: Returned, now: float, settings: Settings) -> Decision:
-    """A worker has come from another coordinator, or comes back."""
+    """A worker comes from another coordinator, or comes back."""
     after, actions, reason = _returned(state, event, now, settings)
     if event.store is not None:
         after = claims.stored(after, Stored(event.member.id, event.store))
@@ -99,13 +99,13 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
 
 
 def is_news(state: Membership, received: tuple[Link, ...], settled: int) -> bool:
-    """Whether a worker knows a view that another coordinator has issued since.
+    """Whether a worker knows a view that another coordinator has issued since ours.
 
     One in which it has settled has come about, maybe without those who are here: nobody may have settled in what they
     know.
 
     Args:
-        state: Of this coordinator.
+        state: State of this coordinator.
         received: Views that the worker has received.
         settled: Generation of the one in which it has settled.
     """
@@ -117,7 +117,7 @@ def is_news(state: Membership, received: tuple[Link, ...], settled: int) -> bool
 
 
 def told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -> Membership:
-    """A member that has come tells more before all have come."""
+    """Note a report of a member that arrives before all members have come."""
     report = state.returned.get(event.worker)
     if report is None or report.received[-1].view.generation != event.generation:
         return state
@@ -132,7 +132,7 @@ def told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -
 
 
 def _readmit(state: Membership, view: View, event: Returned) -> Membership:
-    """A member has its place again."""
+    """Give a member its place again."""
     worker = event.member.id
     member = next(m for m in view.members if m.id == worker)
     here = frozenset({worker})
@@ -167,7 +167,7 @@ def _newcomer_returned(state: Membership, event: Returned, now: float, settings:
 
 
 def end_gathering(state: Membership, now: float, settings: Settings) -> Decision:
-    """Take over from another coordinator, if all that can come have come."""
+    """Take over from another coordinator, once all members that can come have come."""
     since = state.gathering_since
     settled, chain = merge((report.settled, report.received) for report in state.returned.values())
     gone = state.gone | {worker for link in chain for worker in link.view.gone}
@@ -213,7 +213,7 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
 
 
 def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
-    """All members of the view are here, and nothing is wrong with it."""
+    """Continue the view: all its members are here and nothing is wrong with it."""
     reason = f"the members of view {view.generation} go on with it"
     actions: tuple[Action, ...] = (Resume(view), *_agreed(state, view))
     leaving = any(phase is Phase.LEAVING for _, phase in state.workers.values())
@@ -225,12 +225,12 @@ def _go_on(state: Membership, view: View, settings: Settings) -> Decision:
 
 
 def _agreed(state: Membership, view: View) -> tuple[Action, ...]:
-    """All members have one store: not all of them may have heard so before."""
+    """Tell the members that all have one store, as some may not have heard so before."""
     return (Agree(view),) if any(link.agreed and link.view == view for link in state.chain) else ()
 
 
 def try_again(state: Membership, now: float, settings: Settings) -> Decision:
-    """A view is held back: issue it if enough are here now; step down if it takes too long."""
+    """A view is held back: issue it if enough members are here now; step down if it takes too long."""
     since = now if state.held_since is None else state.held_since
     view = state.view
     if view is not None:

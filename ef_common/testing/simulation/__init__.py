@@ -1,4 +1,4 @@
-"""A job under a virtual clock, with seeded faults: the real coordinator and sessions, all else in memory.
+"""A job under a virtual clock with seeded faults: the coordinator and sessions are real, the rest is in memory.
 
 ``python -m ef_common.testing.simulation --seed 7`` replays one schedule and prints its trace.
 

@@ -1,4 +1,4 @@
-"""Many schedules, in several processes."""
+"""Runs many schedules in several processes."""
 
 from __future__ import annotations
 

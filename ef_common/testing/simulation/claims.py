@@ -1,4 +1,4 @@
-"""The simulated store: who has which claim."""
+"""The simulated store, which knows who has which claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane in memory: coordinators around the real `decide`, and a line for each worker.
+"""The control plane in memory: coordinators around the real `decide`, and a connection for each worker.
 
 Messages of one connection keep their order in each direction, those of different ones do not. A connection that ends is
 noticed after all that was sent on it. Where the network is cut, messages wait until it is whole again.

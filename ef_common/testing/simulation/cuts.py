@@ -1,4 +1,4 @@
-"""Where the simulated network is cut."""
+"""The cuts of the simulated network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator hears of its members' progress, and whom it takes for hung, around the real `judge`."""
+"""Feeds the real `judge` with the members' progress, and acts on its verdicts."""
 
 from __future__ import annotations
 

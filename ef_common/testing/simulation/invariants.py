@@ -1,4 +1,4 @@
-"""What must hold, whatever happens. Checked at every change, so after every event.
+"""The invariants, which are checked at every change and therefore after every event.
 
 * A coordinator forgets whom no rule asks for any more.
 * One view per generation; generations grow; a worker is in the view or out of it; a loss admits nobody.

@@ -1,4 +1,4 @@
-"""The data plane in memory: meshes of ends, which complete, break and stall at random times.
+"""The data plane in memory: meshes of endpoints that complete, break and stall at random times.
 
 What is kept of the real thing: a collective completes in each member at its own time after all have
 entered, so a loss finds some with the result and others without; a member notices that a peer is lost after a

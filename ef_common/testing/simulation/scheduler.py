@@ -1,4 +1,4 @@
-"""Virtual time, and processes that live in it.
+"""Virtual time, and the processes that live in it.
 
 A process is a greenlet: it runs until it waits for a ticket, and goes on when an event resolves the ticket.
 Nothing else moves time, so a run is a function of its seed.

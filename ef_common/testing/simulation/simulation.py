@@ -1,4 +1,4 @@
-"""One run: a job, its workers, its faults, and what became of it."""
+"""One simulated run: a job, its workers, its faults, and the outcome."""
 
 from __future__ import annotations
 

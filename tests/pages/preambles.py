@@ -1,0 +1,153 @@
+"""What a reader of the documentation has already: a model, data, the imports of the program around a block.
+
+Each function without an underscore returns names, in which a block is run (`tests.pages.rows` says which). What a block
+defines and leaves to the reader to use is used by the functions of `tests.pages.uses`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ef_keras
+import ef_lightning
+
+NUM_CLASSES = 3
+_FEATURES = 4
+_BATCH = 8
+
+
+class Classifier(pl.LightningModule):
+    """As a user writes it. `STEP_SECONDS` makes it slow, so that there is time to interfere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
+        loss = self._loss(batch)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self._loss(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self._loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+
+    def _loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, NUM_CLASSES))
+
+
+def arrays(length: int = 0) -> tuple[Any, Any]:
+    """Points, and which of their first coordinates is the largest. `SAMPLES` says of how many a training is made."""
+    length = length or int(os.environ.get("SAMPLES", "120"))
+    x = np.random.default_rng(3).normal(size=(length, _FEATURES)).astype("float32")
+    return x, x[:, :NUM_CLASSES].argmax(1)
+
+
+def tensors(length: int = 0) -> tuple[Tensor, Tensor]:
+    x, y = arrays(length)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def loader(length: int = 0) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*tensors(length)), _BATCH, shuffle=not length)
+
+
+def keras_model() -> Any:
+    model = keras.Sequential([keras.Input((_FEATURES,)), keras.layers.Dense(NUM_CLASSES, activation="softmax")])
+    model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+# ---------------------------------------------------------------- what rows name
+
+
+def nothing() -> dict[str, Any]:
+    """For a block that says all itself, or goes on with what stands above it in its page."""
+    return {}
+
+
+def lightning() -> dict[str, Any]:
+    return {"model": Classifier(), "train_loader": loader(), "val_loader": loader(30), "test_loader": loader(30)}
+
+
+def of_keras() -> dict[str, Any]:
+    x, y = arrays()
+    early = partial(keras.callbacks.EarlyStopping, monitor="loss")
+    return {"keras": keras, "model": keras_model(), "x": x, "y": y, "EarlyStopping": early}
+
+
+def forward() -> dict[str, Any]:
+    (x, y), (x_val, y_val) = tensors(), tensors(30)
+    return {"Net": net, "partial": partial, "torch": torch, "F": F, "x": x, "y": y, "x_val": x_val, "y_val": y_val}
+
+
+def by_hand() -> dict[str, Any]:
+    """Of a program of one `forward` with a Trainer of its own; its net is for other data."""
+    data = TensorDataset(tensors()[0], tensors()[1] % 2)
+    loader_of_two = DataLoader(data, _BATCH, shuffle=True)
+    return {"nn": nn, "Trainer": pl.Trainer, "ef_lightning": ef_lightning, "loader": loader_of_two, **forward()}
+
+
+def regression() -> dict[str, Any]:
+    x, _ = arrays()
+    return {"keras": keras, "ef_keras": ef_keras, "x": x, "y": x[:, :2]}
+
+
+def files() -> dict[str, Any]:
+    """The file of each sample, and what reads it."""
+    x, y = arrays()
+    for number, values in enumerate(x):
+        np.save(f"{number}.npy", values)
+
+    def load(path: Any, label: Any) -> Any:
+        return np.load(f"{path}.npy"), label
+
+    return {**of_keras(), "ef_keras": ef_keras, "np": np, "paths": range(len(x)), "labels": y, "load": load}
+
+
+def notebook() -> dict[str, Any]:
+    return {"Trainer": pl.Trainer, "Model": Classifier, "loader": loader}
+
+
+def launched() -> dict[str, Any]:
+    import elasticflow
+
+    return {"ef": elasticflow, "train": train}
+
+
+def train(epochs: int) -> dict[str, Any]:
+    """The function that is launched from a notebook."""
+    trainer = pl.Trainer(strategy=ef_lightning.ElasticFlowStrategy(), max_epochs=epochs)
+    trainer.fit(Classifier(), loader())
+    return trainer.callback_metrics
+
+
+def both() -> dict[str, Any]:
+    """Of a page that tells of both frameworks."""
+    modules = {"pl": pl, "ef_keras": ef_keras, "ef_lightning": ef_lightning}
+    strategies = {"ElasticFlowStrategy": ef_lightning.ElasticFlowStrategy, "Trainer": pl.Trainer}
+    return {**of_keras(), **strategies, **modules}

@@ -1,0 +1,147 @@
+"""How each block of the documentation is run: one row each for Python and for what pages show, one for each command.
+
+A block without a row fails the tests. Rows are found by the page and the heading that a block stands under, and a
+number if it is not the first there. Docstrings with `Example::` are pages, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How a block of Python is run. The blocks of a page are run in one process, in its order, and share their names.
+
+    Attributes:
+        preamble: A function of `tests.pages.preambles`: the names that the block takes for granted.
+        use: A function of `tests.pages.uses` that uses what the block has defined. Strategies and lists of callbacks
+            that stand in it as lines of their own are used in any case: a training is made with each.
+        workers: 2 if it is about several workers: they run it in a job, and one of them is lost.
+        thorough: It takes more than some seconds, and runs in `make test-all`.
+        horovod: It needs a Horovod that is built.
+    """
+
+    preamble: str
+    use: str = ""
+    workers: int = 1
+    thorough: bool = False
+    horovod: bool = False
+
+
+PROGRAMS = {
+    "README.md: Lightning": Program("lightning"),
+    "README.md: Keras": Program("of_keras"),
+    "README.md: Or one `forward`": Program("forward"),
+    "README.md: In a notebook": Program("launched", thorough=True),
+    "docs/get-started/forward.md: 1. The program": Program("forward"),
+    "docs/get-started/keras.md: 2. The program": Program("of_keras"),
+    "docs/get-started/lightning.md: 2. The program": Program("lightning"),
+    "docs/get-started/notebook.md: In a notebook": Program("notebook", thorough=True),
+    "docs/guides/batch-and-learning-rate.md: The learning rate follows the batch": Program("both"),
+    "docs/guides/batch-and-learning-rate.md: A fixed global batch": Program("nothing"),
+    "docs/guides/batch-and-learning-rate.md: A fixed global batch (2)": Program("nothing"),
+    "docs/guides/checkpoints.md: Checkpoints": Program("both"),
+    "docs/guides/checkpoints.md: When": Program("nothing"),
+    "docs/guides/determinism.md: Determinism": Program("both"),
+    "docs/guides/hangs.md: A worker that is slow": Program("both"),
+    "docs/guides/keras.md: Without a list of callbacks": Program("both"),
+    "docs/guides/keras.md: What works as it is": Program("nothing", use="continue_with_best"),
+    "docs/guides/migrate-ddp.md: Lightning's `ddp` strategy": Program("both"),
+    "docs/guides/migrate-ddp.md: Lightning's `ddp` strategy (2)": Program("nothing", use="train_with_trainer"),
+    "docs/guides/migrate-horovod.md: Keras": Program("of_keras", horovod=True),
+    "docs/guides/migrate-horovod.md: Keras (2)": Program("of_keras"),
+    "docs/guides/migrate-torchrun.md: Migrate from torchrun elastic (2)": Program("both", use="train_with_trainer"),
+    "docs/guides/worker-changes.md: When workers join or leave": Program("both", "lose_a_worker_in_keras", workers=2),
+    "docs/guides/worker-changes.md: When workers join or leave (2)": Program(
+        "both", "lose_a_worker_in_lightning", workers=2
+    ),
+    "ef_keras/callbacks.py: Example": Program("both"),
+    "ef_keras/dataset.py: Example": Program("files"),
+    "ef_keras/program.py: Example": Program("regression"),
+    "ef_keras/public.py: Example": Program("both"),
+    "ef_lightning/program.py: Example": Program("by_hand"),
+}
+
+# ---------------------------------------------------------------- commands
+
+FOLLOWED = {
+    r"(KERAS_BACKEND=torch )?(elasticflow run|torchrun) .*": "start",
+    r"KERAS_BACKEND=torch python \S+": "call",
+    r"kill -KILL PID": "kill",
+    r"elasticflow scale \d+": "scale",
+    r"elasticflow stop": "stop",
+    r"elasticflow audit \S+": "audit",
+    r"export .*": "export",
+    r"elasticflow (status|report|list|doctor)( (?!--serve)\S+)*": "call",
+    r'eval "\$\(elasticflow completion bash\)"': "call",
+}
+"""Commands that a test gives as they stand, page by page, and by which method of `tests.pages.walk.Walk`."""
+
+ELSEWHERE = {
+    r"elasticflow demo( --framework=keras)?": "tests/demo/test_play.py",
+    r"python examples/0[1256]-[\w-]+/train\.py": "tests/examples/test_digits.py",
+    r"elasticflow run --nproc-per-node=2 examples/0[78]-[\w-]+/train\.py": "tests/examples/test_run.py",
+    r"python examples/04-convergence/experiment\.py --(short|report)": "tests/examples/test_convergence.py",
+    r"jupyter lab examples/10-notebook/elastic\.ipynb": "tests/examples/test_notebook.py",
+    r"horovodrun -np 2( --min-np 1 --max-np 8 --host-discovery-script \./discover\.sh)? python train\.py": (
+        "tests/faults/test_horovodrun.py"
+    ),
+    r"elasticflow status (runs/1 )?--serve( --address 0\.0\.0\.0:8642)?": "tests/report/test_serve.py",
+}
+"""Commands that the tests of this file give."""
+
+NOT_RUN = {
+    r"pip install .*|python -m venv \.venv|\. \.venv/bin/activate|elasticflow horovod build": "it installs something",
+    r"python examples/04-convergence/experiment\.py( --sweep)?": "it takes half an hour",
+}
+"""Commands of which `tests/test_docs.py` alone knows that they and their options exist, and why."""
+
+
+def followed(command: str) -> str:
+    """By which method a command is followed; "" if it is not."""
+    if any(re.fullmatch(pattern, command) for pattern in (*ELSEWHERE, *NOT_RUN)):
+        return ""
+    return next((step for pattern, step in FOLLOWED.items() if re.fullmatch(pattern, command)), "")
+
+
+def known(command: str) -> bool:
+    """Whether there is a row for it."""
+    return any(re.fullmatch(pattern, command) for pattern in (*FOLLOWED, *ELSEWHERE, *NOT_RUN))
+
+
+GIVEN = {
+    "docs/get-started/notebook.md": ["python notebook.py"],
+    "docs/guides/monitoring.md": [
+        "elasticflow run --nproc-per-node=2 --checkpoint=build/digits train.py",
+        "kill -KILL PID",
+    ],
+}
+"""What a reader has done before the first command of a page: `notebook.py` is the program of that page."""
+
+# ---------------------------------------------------------------- what pages show
+
+OF_THE_PAGE = "of the page"
+"""The commands of the page itself print it."""
+
+SHOWN = {
+    "README.md: What is promised, and how to check it": "docs/guides/monitoring.md",
+    "docs/concepts/index.md: Concepts": "a drawing",
+    "docs/get-started/demo.md: One command (2)": "tests/demo/test_play.py",
+    "docs/get-started/keras.md: 3. Two workers (3)": OF_THE_PAGE,
+    "docs/get-started/keras.md: 5. Check (2)": OF_THE_PAGE,
+    "docs/get-started/lightning.md: 3. Two workers (3)": OF_THE_PAGE,
+    "docs/get-started/lightning.md: 5. Check (2)": OF_THE_PAGE,
+    "docs/guides/monitoring.md: The terminal": OF_THE_PAGE,
+    "docs/guides/monitoring.md: The terminal (2)": "tests/pages/test_programs.py",
+    "docs/guides/monitoring.md: The audit (2)": OF_THE_PAGE,
+    "docs/guides/monitoring.md: Metrics": "tests/pages/test_commands.py",
+    "examples/03-kill-and-join/README.md: Kill and join (2)": "tests/demo/test_play.py",
+    "examples/07-text/README.md: A text model in one `forward` (2)": "tests/examples/test_run.py",
+    "examples/08-own-module/README.md: A LightningModule with everything that projects attach to it (2)": (
+        "tests/examples/test_run.py"
+    ),
+    "examples/09-by-hand/README.md: Kill and join by hand (5)": "tests/examples/test_run.py",
+}
+"""What prints a block of output: commands of its page or of another one, or a test; or why nothing does."""
