@@ -21,6 +21,7 @@ from ef_common.core.membership import (
     Phase,
     Ready,
     Resign,
+    Returned,
     Settings,
     Settled,
     Skip,
@@ -326,17 +327,21 @@ def test_rule_4_those_of_a_later_training_begin_anew_if_there_are_no_others() ->
     assert job.actions[-1] == Skip("c", 2)
 
 
-def test_rule_4_newcomer_that_passes_over_a_training_too_late_is_ready_for_the_next_one() -> None:
-    job = Coordinator().arrive("a", at=0.0)(Tick(), at=5.0).arrive("b", "c")
-    job(Begun("a", 2))
-    assert [action for action in job.actions if isinstance(action, Skip)] == [Skip("b", 2), Skip("c", 2)]
-    job(Gone("a", "killed"), Ready("b", 1), at=10.0)  # on its way when it was told to pass over training 1
-    job(Ready("b", 2), at=10.0)
-    assert job.state.ready_for == {"b": 2}
-    with pytest.raises(ProtocolError, match="b says that it is ready, but it is ready"):
-        job(Ready("b", 2), at=10.0)
-    job(Tick(), at=20.0)
+def test_rule_4_newcomer_that_was_told_to_pass_over_a_training_does_not_begin_it_when_all_others_are_lost() -> None:
+    job = started("a").arrive("b", "c")(Begun("a", 2))
+    assert job.actions == (Skip("b", 2), Skip("c", 2))
+    job(Gone("a", "killed"), Ready("b", 1), at=10.0)(Tick(), at=20.0)  # on its way when it was told
+    assert job.state.view is None
+    assert phase_of(job.state, "b") is Phase.WARMING
+    job(Ready("b", 2), at=30.0)(Tick(), at=40.0)
     assert (job.view.ids, job.state.training) == (("b",), 2)
+
+
+def test_rule_4_newcomer_that_may_not_have_heard_that_a_training_is_over_is_believed() -> None:
+    job = started("a").arrive("b")(Begun("a", 2), Gone("a", "killed"), Gone("b", "its line broke", silent=True))
+    assert job.state.skipped == {"b": 2}
+    job(Returned(member("b"), Phase.READY, training=1), at=10.0)(Tick(), at=20.0)
+    assert (job.view.ids, job.state.skipped) == (("b",), {})
 
 
 def test_rule_4_newcomers_that_are_enough_only_together_go_to_one_training() -> None:

@@ -63,6 +63,8 @@ class Membership:
     announced: bool = False
     training: int = 1  # of the members' program: the one that they are in, or came to last
     ready_for: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # the training of the ready ones
+    # Of newcomers: the training that they were told to go to. What they say of earlier ones was on its way by then.
+    skipped: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     closed: bool = False
     dismissed: frozenset[str] = frozenset()  # newcomers that are told to end, still connected
     last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected

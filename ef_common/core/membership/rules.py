@@ -73,15 +73,16 @@ def _take_ready(state: Membership, event: Ready, now: float, settings: Settings)
     if worker in state.dismissed:
         return state, (), ""  # on its way when it was told
     phase = phase_of(state, worker)
-    # It may have been ready for a training before it heard that the members, who are gone since, had begun another one.
-    hears_late = phase is Phase.READY and training > roster.readiness(state, worker)
-    if phase is not Phase.WARMING and not hears_late:
+    if training < state.skipped.get(worker, 1) and phase is Phase.WARMING:
+        return state, (), ""  # likewise; it will be ready for the training that it was told to go to
+    if phase is not Phase.WARMING:
         raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
     if state.closed:
         return state, (Finish(worker),), f"{worker} was ready after the end"
     view = state.view
     if training < state.training and (view is not None or state.gathering_since is not None):
-        return state, (Skip(worker, state.training),), f"{worker} is ready for training {training}, which is over"
+        state, skips = _skip(state, [worker])
+        return state, skips, f"{worker} is ready for training {training}, which is over"
     known = {w: t for w, t in state.ready_for.items() if w in state.workers and phase_of(state, w) is Phase.READY}
     ready_for = MappingProxyType({**known, worker: training})
     workers = with_phase(state, {worker: Phase.READY})
@@ -168,8 +169,13 @@ def pass_over(state: Membership) -> tuple[Membership, tuple[Action, ...]]:
         for worker, (_, phase) in state.workers.items()
         if phase is Phase.WARMING or (phase is Phase.READY and roster.readiness(state, worker) < state.training)
     ]
-    state = replace(state, workers=with_phase(state, dict.fromkeys(behind, Phase.WARMING)))
-    return state, tuple(Skip(worker, state.training) for worker in behind)
+    return _skip(replace(state, workers=with_phase(state, dict.fromkeys(behind, Phase.WARMING))), behind)
+
+
+def _skip(state: Membership, workers: Collection[str]) -> tuple[Membership, tuple[Action, ...]]:
+    known = {worker: training for worker, training in state.skipped.items() if worker in state.workers}
+    skipped = MappingProxyType({**known, **dict.fromkeys(workers, state.training)})
+    return replace(state, skipped=skipped), tuple(Skip(worker, state.training) for worker in workers)
 
 
 def closed(state: Membership, worker: str, settings: Settings) -> Decision:

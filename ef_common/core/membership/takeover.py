@@ -158,7 +158,8 @@ def _newcomer_returned(state: Membership, event: Returned, now: float, settings:
         state = replace(state, dismissed=state.dismissed | {worker})
         return state, (Finish(worker),), f"{worker} came after the end"
     workers = MappingProxyType({**state.workers, worker: (event.member, Phase.WARMING)})
-    state = replace(state, workers=workers)
+    skipped = MappingProxyType({w: t for w, t in state.skipped.items() if w != worker})  # it may not have heard so
+    state = replace(state, workers=workers, skipped=skipped)
     welcome = Welcome(worker, warm_up=True, training=rules.training_of(state))
     if event.phase is Phase.WARMING:
         return state, (welcome,), f"{worker} is back, warming"
