@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.shell_completion import get_completion_class
 from click.testing import CliRunner, Result
@@ -120,6 +121,21 @@ def test_version_imports_neither_numpy_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_stop_returns_when_the_launcher_has_ended_although_its_parent_does_not_reap_it(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    began = psutil.Process(process.pid).create_time()
+    launcher = run_directory.Launcher(process.pid, began, ["train.py"], num_workers=1, max_workers=1, local=True)
+    run_directory.write_launcher(tmp_path, launcher)
+    try:
+        stop = [sys.executable, "-m", "ef_common.cli", "stop", str(tmp_path)]
+        done = subprocess.run(stop, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+    finally:
+        process.kill()
+        process.wait()
 
 
 # ---------------------------------------------------------------- completion

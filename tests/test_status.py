@@ -336,7 +336,7 @@ def test_orders_that_are_given_at_the_same_time_all_count(tmp_path: Path) -> Non
 def test_directory_of_a_run_that_goes_on_is_not_taken(tmp_path: Path) -> None:
     launcher = run_directory.this_launcher(["x"], max_workers=8, local=True)
     run_directory.write_launcher(tmp_path, launcher)
-    with pytest.raises(UsageError, match="going on there"):
+    with pytest.raises(UsageError, match="another run is active there"):
         run_directory.create("x.py", tmp_path)
     run_directory.write_launcher(tmp_path, replace(launcher, state="ended"))
     assert run_directory.create("x.py", tmp_path) == tmp_path

@@ -178,7 +178,8 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
                 time.sleep(_LOOK_S)
                 launcher = read_launcher(run_dir) or launcher
             process.terminate()
-        process.wait()
+        while launcher.alive:  # psutil's `wait` waits for whoever is to reap it, too
+            time.sleep(_LOOK_S)
 
 
 def _at_work(run_dir: Path) -> Launcher:

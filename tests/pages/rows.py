@@ -111,11 +111,14 @@ def known(command: str) -> bool:
     return any(re.fullmatch(pattern, command) for pattern in (*FOLLOWED, *ELSEWHERE, *NOT_RUN))
 
 
+AN_EPOCH = "# until an epoch has ended"
 GIVEN = {
     "docs/get-started/notebook.md": ["python notebook.py"],
     "docs/guides/monitoring.md": [
-        "elasticflow run --nproc-per-node=2 --checkpoint=build/digits train.py",
+        "ELASTICFLOW_AUDIT=1 SAMPLES=2000 elasticflow run --nproc-per-node=2 --checkpoint=build/digits train.py",
         "kill -KILL PID",
+        AN_EPOCH,
+        "elasticflow audit elasticflow-runs/train-…",
     ],
 }
 """What a reader has done before the first command of a page: `notebook.py` is the program of that page."""

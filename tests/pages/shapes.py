@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _RULES = (
-    (r"\b[a-z][\w.]*(-[\w.]+)*-\d+-[0-9a-f]{4}\b", "WORKER"),
+    (r"\b[A-Za-z][\w.]*(-[\w.]+)*-\d+-[0-9a-f]{4}\b", "WORKER"),
     (r"/\S+|\belasticflow-runs/\S+", "PLACE"),
     (r"\d[\d,.]*(e-\d+)?", "0"),
     (r"\b0 (ms|s|min|h) ago|\bnow\b", "0 ago"),

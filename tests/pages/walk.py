@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from ef_common.launch import environment
 from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 from ef_common.testing.ports import reserve_port
 from tests.pages.blocks import ROOT, Block, all_blocks
-from tests.pages.rows import PROGRAMS, followed
+from tests.pages.rows import AN_EPOCH, PROGRAMS, followed
 
 _SOURCES = {"train.py": "README.md: Lightning", "notebook.py": "docs/get-started/notebook.md: In a notebook"}
 """The programs of which pages tell are those that they show."""
 _ENOUGH = 100_000  # samples: a training that does not end before somebody ends it
-_STEPS = 3
+_STEPS = 20
+_POLL_S = 0.1
 
 
 class _Started(Run):
@@ -71,7 +73,10 @@ class Walk:
         """Give the commands that go before, and those of the blocks which are to be followed."""
         with self._ended():
             for command in given:
-                self._step(followed(command) or "start", command)
+                if command == AN_EPOCH:
+                    self._started().wait_for("epoch_end")
+                else:
+                    self._step(followed(command) or "start", command)
             for block in blocks:
                 self._exports.clear()
                 for command in block.commands:
@@ -94,6 +99,7 @@ class Walk:
         output = self._outputs[-1]
         found = re.findall(rf"{environment.RUN_DIR}=(\S+)", "\n".join(exports))
         while not found:
+            time.sleep(_POLL_S)
             found = [str(path) for path in self._runs() if path not in before and (path / "launcher.json").exists()]
             if not found and process.poll() is not None:
                 raise HarnessError(f"{command} has ended ({process.returncode})\n{output.read_text()}")

@@ -82,6 +82,7 @@ class Ceph:
     def stall(self) -> None:
         """From now on nothing that needs the disk is answered."""
         self.processes["osd"].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.processes["osd"].pid, os.WSTOPPED)  # all of its threads stand still
 
     def go_on(self) -> None:
         self.processes["osd"].send_signal(signal.SIGCONT)

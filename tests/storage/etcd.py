@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -99,7 +100,10 @@ class EtcdServers:
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals, index: int = 0) -> None:
-        self._processes[index].send_signal(number)
+        process = self._processes[index]
+        process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # all of its threads stand still
 
     def kill(self, *members: int) -> None:
         for index in members:
