@@ -23,6 +23,7 @@
     │   ├── ShareMissing            a worker has not written its part of a checkpoint
     │   └── Fenced                  others have continued, so this worker must not publish
     ├── DataWorkersLost             the processes that read a worker's samples were killed repeatedly
+    ├── ThreadFailed                a thread of ElasticFlow has ended by an error, so nobody can wait for it any more
     └── ProtocolError               a message or a call that the protocol does not allow (a bug or a stranger)
 
     GroupBroken                     internal: the group of this view is dead; recovery handles it
@@ -82,6 +83,13 @@ class AuthenticationError(MembershipError):
 
 class DataWorkersLost(ElasticFlowError, RuntimeError):
     """The processes of a DataLoader have died repeatedly. This is not an exception of the user's code."""
+
+
+class ThreadFailed(ElasticFlowError):
+    """A thread of ElasticFlow has ended by an error, its cause: a defect, or a lack of memory, say.
+
+    Those who wait for the thread raise this. The message says what the thread does.
+    """
 
 
 class NewerFormat(UsageError):

@@ -151,6 +151,7 @@ class ControlChannel(Protocol):
 
         Raises:
             CoordinatorLost, Evicted, JobFailed, JobFinished, Left: As their names say.
+            ThreadFailed: A thread of the line has failed.
             TrainingOver: In a newcomer that is ready for a training: the members have come to a later one.
         """
 

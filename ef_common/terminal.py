@@ -11,11 +11,13 @@ import os
 import select
 import stat
 import sys
-import threading
 import time
+from functools import partial
 from typing import Any
 
 import click
+
+from ef_common import threads
 
 LOG_FORMAT = "ELASTICFLOW_LOG_FORMAT"
 FORMATS = ("text", "json")
@@ -109,7 +111,8 @@ def outlive_reader() -> None:
     """
     pipes = [fd for fd in (1, 2) if _is_pipe(fd)]
     if pipes:
-        threading.Thread(target=_replace_broken, args=(pipes,), name="elasticflow-output", daemon=True).start()
+        job = "replaces an output that nobody reads"
+        threads.start(partial(_replace_broken, pipes), name="elasticflow-output", job=job)
 
 
 def _is_pipe(fd: int) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from ef_common.data import read_ahead
 from ef_common.data.read_ahead import ReadAhead
 from ef_common.errors import DataWorkersLost
 
@@ -195,3 +196,12 @@ def test_threads_and_processes_end_with_it(processes: bool) -> None:
 def running() -> set[object]:
     """Threads and children of this process."""
     return {*threading.enumerate(), *psutil.Process().children()}
+
+
+def test_process_that_cannot_wait_for_its_parent_does_not_outlive_it(monkeypatch):
+    ended = []
+    monkeypatch.setattr(read_ahead.multiprocessing, "parent_process", lambda: 1 / 0)
+    monkeypatch.setattr(read_ahead.os, "_exit", ended.append)
+    with pytest.raises(ZeroDivisionError):
+        read_ahead._end_with_parent()
+    assert ended == [1]

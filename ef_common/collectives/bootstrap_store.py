@@ -56,13 +56,13 @@ def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: 
         Exception: Whatever `connect` raises.
     """
     outcome: list[T] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     finished = threading.Event()
 
     def run() -> None:
         try:
             outcome.append(connect())
-        except Exception as error:
+        except BaseException as error:
             errors.append(error)
         finally:
             finished.set()

@@ -200,7 +200,7 @@ class HorovodGroups(ByteArrays):
             for name, value in _DEFAULTS.items():
                 os.environ.setdefault(name, value)
             os.environ.update(environment_of(rank, view.world_size, rendezvous, interface=interface))
-            outcome: list[Exception | None] = []
+            outcome: list[BaseException | None] = []
             thread = threading.Thread(target=self._init, args=(outcome,), daemon=True, name="ef-connect")
             thread.start()
             while not outcome:
@@ -216,11 +216,11 @@ class HorovodGroups(ByteArrays):
         self._newest = HorovodGroup(self._horovod, view, links=links, sockets=new.connected(rendezvous.ports))
         return self._newest
 
-    def _init(self, outcome: list[Exception | None]) -> None:
+    def _init(self, outcome: list[BaseException | None]) -> None:
         try:
             self._horovod.init()
             outcome.append(None)
-        except Exception as error:
+        except BaseException as error:  # whatever it is, somebody waits for the outcome
             outcome.append(error)
 
     def _end(self) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import struct
-import threading
+import sys
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ef_common.errors import GroupBroken
+from ef_common import threads
+from ef_common.errors import GroupBroken, ThreadFailed
 from ef_common.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
@@ -43,11 +45,16 @@ class Rendezvous:
         self.port = int(self._server.server_address[1])
 
     def __enter__(self) -> Rendezvous:
-        threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), daemon=True, name="ef-rendezvous").start()
+        serve = partial(self._server.serve_forever, _LOOK_S)
+        threads.start(serve, name="ef-rendezvous", job="answers Horovod", on_failure=self._refuse)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._server.shutdown()
+        self._server.server_close()
+
+    def _refuse(self, failure: ThreadFailed) -> None:
+        """Horovod gets an error at once, and does not wait for an answer."""
         self._server.server_close()
 
     def put(self, key: str, value: bytes) -> None:
@@ -105,6 +112,9 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.rendezvous = rendezvous
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.error("Horovod was not answered", exc_info=sys.exc_info()[1])  # the end of the connection tells it
 
 
 class _Handler(BaseHTTPRequestHandler):

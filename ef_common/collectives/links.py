@@ -18,11 +18,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
+from ef_common import threads
 from ef_common.collectives.sockets import own_address
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken, ProtocolError
+from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
 from ef_common.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Links:
         self._outgoing: dict[int, socket.socket] = {}
         self._strangers: dict[socket.socket, None] = {}  # ordered by age
         self._closed = False
+        self._failure: ThreadFailed | None = None
 
     def send(self, parts: Iterable[memoryview], target: int) -> None:
         """Send bytes to a rank, which receives the same number.
@@ -87,6 +90,7 @@ class Links:
 
         Raises:
             GroupBroken: The connection ended, or the links were closed.
+            ThreadFailed: Nobody can connect any more.
             ValueError: There is no such rank.
         """
         self._check(source)
@@ -95,6 +99,8 @@ class Links:
                 self._listen()
             with self._changed:
                 self._changed.wait_for(lambda: source in self._incoming or self._closed)
+                if self._failure is not None:
+                    raise self._failure
                 if self._closed:
                     raise GroupBroken("aborted")
                 connection = self._incoming[source]
@@ -129,7 +135,11 @@ class Links:
             raise OSError("aborted")
         door = _door_in(self._bootstrap.get(f"link/{target}"), target)
         connection = self._connect_to(target, door.node, (door.address, door.port))
-        connection.sendall(door.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
+        try:
+            connection.sendall(door.secret + self._rank.to_bytes(_RANK_BYTES, "big"))
+        except OSError:
+            connection.close()
+            raise
         return self._keep(self._outgoing, target, connection)
 
     def _connect_to(self, target: int, name: str, address: tuple[str, int]) -> socket.socket:
@@ -172,7 +182,9 @@ class Links:
                     one.close()
                 raise OSError("aborted")
         for one in self._listeners:
-            threading.Thread(target=self._accept, args=(one,), daemon=True, name="ef-links").start()
+            threads.start(
+                partial(self._accept, one), name="ef-links", job="accepts other members", on_failure=self._break
+            )
         known = {"node": name, "address": address, "port": listener.getsockname()[1], "secret": self._secret.hex()}
         self._bootstrap.put(f"link/{self._rank}", json.dumps(known).encode())
 
@@ -188,7 +200,15 @@ class Links:
             with self._changed:
                 self._make_room(MAX_STRANGERS - 1)
                 self._strangers[connection] = None
-            threading.Thread(target=self._welcome, args=(connection,), daemon=True, name="ef-link").start()
+            try:
+                threads.start(partial(self._welcome, connection), name="ef-link", job="welcomes another member")
+            except BaseException:
+                connection.close()
+                raise
+
+    def _break(self, failure: ThreadFailed) -> None:
+        self._failure = failure
+        self.close()
 
     def _make_room(self, number: int) -> None:
         """Keep only this many strangers, the newest."""
@@ -212,6 +232,9 @@ class Links:
         except OSError as error:
             logger.debug("a connection was refused: %s", error)
             connection.close()
+        except BaseException:
+            connection.close()  # which tells the sender, and by it the others
+            raise
         finally:
             with self._changed:
                 self._strangers.pop(connection, None)

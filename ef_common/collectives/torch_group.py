@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -31,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ef_common import threads
 from ef_common.collectives.arrays import ByteArrays
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
@@ -282,7 +282,7 @@ def _gloo_is_idle() -> bool:
 
 
 def _close_in_thread(grave: list[Any], *, daemon: bool) -> None:
-    threading.Thread(target=_wait_and_drop, args=(grave,), daemon=daemon, name="ef-bury").start()
+    threads.start(partial(_wait_and_drop, grave), name="ef-bury", job="lets go of a group", daemon=daemon)
 
 
 def _wait_and_drop(grave: list[Any]) -> None:

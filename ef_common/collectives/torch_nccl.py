@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ef_common import threads
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
@@ -156,7 +157,7 @@ class NcclSums:
             self._aborted = True
             group, self._process_group = self._process_group, None
         if group is not None and threading.main_thread().is_alive():
-            threading.Thread(target=group.abort, name="ef-bury-nccl").start()
+            threads.start(group.abort, name="ef-bury-nccl", job="ends NCCL's sums", daemon=False)
         elif group is not None:  # at the interpreter's end, which waits for no thread any more
             group.abort()
         flying = tuple(self._flying)

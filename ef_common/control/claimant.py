@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ef_common import threads
 from ef_common.core.quorum import Bid
 from ef_common.errors import StorageError
 from ef_common.ports import GetClaim
@@ -19,7 +20,8 @@ class Claimant:
     """Acquires claims, each in its own thread, until the store has said who has them.
 
     Args:
-        claim: Asks the store. Blocks. Raises StorageError if the store has not said.
+        claim: Asks the store. Blocks. Raises StorageError if the store has not said. No other error is an answer
+            either, and the coordinator waits for one.
         tell: Called with the name of the claim and the answer.
         stopped: Set when nobody waits for answers any more.
     """
@@ -43,7 +45,7 @@ class Claimant:
             if bid in self._under_way:
                 return
             self._under_way.add(bid)
-        threading.Thread(target=self._get, args=(bid,), name="elasticflow-claim", daemon=True).start()
+        threads.start(lambda: self._get(bid), name="elasticflow-claim", job=f"gets the claim {bid.claim}")
 
     def _get(self, bid: Bid) -> None:
         try:
@@ -60,9 +62,12 @@ class Claimant:
         while not self._stopped.is_set():
             try:
                 return self._claim(bid.claim, bid.members)
-            except StorageError as error:
+            except Exception as error:
                 if str(error) != told:
-                    logger.warning("the claim %s is not decided, and is tried again: %s", bid.claim, error)
+                    trace = None if isinstance(error, StorageError) else error
+                    logger.warning(
+                        "the claim %s is not decided, and is tried again: %s", bid.claim, error, exc_info=trace
+                    )
                 told = str(error)
             self._stopped.wait(_AGAIN_S)
         return ()

@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
+from ef_common import threads
 from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.claimant import Claimant
@@ -39,6 +41,7 @@ from ef_common.errors import (
     JobFinished,
     Left,
     ProtocolError,
+    ThreadFailed,
 )
 from ef_common.note import Note
 from ef_common.pace import Pace
@@ -207,8 +210,8 @@ class CoordinatorClient:
         line.trust(answer.heartbeat_timeout_s)
         self._timeout_s = answer.heartbeat_timeout_s
         self._receive(answer)
-        self._spawn("elasticflow-reader", lambda: self._keep(line))
-        self._spawn("elasticflow-heartbeat", self._beat)
+        self._spawn("elasticflow-reader", "listens to the coordinator", lambda: self._keep(line))
+        self._spawn("elasticflow-heartbeat", "sends heartbeats to the coordinator", self._beat)
         return self._inbox.wait_start()
 
     def send(self, kind: str, generation: int = 0) -> None:
@@ -245,6 +248,7 @@ class CoordinatorClient:
             Evicted: The others went on without this worker.
             JobFailed, JobFinished: The job has ended.
             Left: This worker asked to leave, and is out.
+            ThreadFailed: A thread of the line has failed.
             TrainingOver: In a newcomer: the members are in a later training than the one that it is ready for.
         """
         standing = self._standing
@@ -309,12 +313,29 @@ class CoordinatorClient:
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
-    def _spawn(self, name: str, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _spawn(self, name: str, job: str, run: Callable[[], None]) -> None:
+        self._threads.append(threads.start(run, name=name, job=job, on_failure=self._break))
+
+    def _break(self, failure: ThreadFailed) -> None:
+        """A thread of the connection has failed: this worker can no longer hear, or be heard, and must end.
+
+        The end of the connection tells the coordinator. It may count as the end of this process, because this worker
+        goes to no other coordinator any more.
+        """
+        self._inbox.put_end(failure)
+        self._stopped.set()
+        line = self._line
+        if line is not None:
+            line.hang_up()
+        self._put_out(failure)
 
     def _beat(self) -> None:
+        try:
+            self._send_heartbeats()
+        finally:
+            self._note.rest()
+
+    def _send_heartbeats(self) -> None:
         period_s = self._timeout_s / BEATS_PER_TIMEOUT
         woke = sent = time.monotonic()
         self._note.beat()
@@ -335,7 +356,6 @@ class CoordinatorClient:
                 line.heard = woke  # it was us who did not listen
             elif self._can_return and woke - line.heard > _SILENT_TIMEOUTS * self._timeout_s:
                 line.give_up()
-        self._note.rest()
 
     @property
     def _can_return(self) -> bool:
@@ -376,9 +396,11 @@ class CoordinatorClient:
             self._standing = self._standing.parted(over=old is not None and old.closed_by_peer)
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
         sent_away, self._sent_away = self._sent_away, False
-        line = None if sent_away else self._try_to_return(self._address)  # it may be the connection alone that broke
-        if old is not None:
-            old.leave()
+        try:  # it may be the connection alone that broke
+            line = None if sent_away else self._try_to_return(self._address)
+        finally:
+            if old is not None:
+                old.leave()
         if line is not None:
             return line
         deadline = time.monotonic() + self._connect_timeout_s
@@ -420,6 +442,19 @@ class CoordinatorClient:
                 self._receive(answer)
                 self._stopped.set()
             return None
+        try:
+            self._take_up(line, address, answer, begun=begun)
+        except BaseException:
+            line.close()
+            raise
+        if not begun:
+            self._receive(answer)
+        if self._stopped.is_set():
+            line.hang_up()
+        return line
+
+    def _take_up(self, line: Line, address: Address, answer: wire.Welcome, *, begun: bool) -> None:
+        """Use a new connection: tell where this worker stands before anything else."""
         line.trust(answer.heartbeat_timeout_s)
         with self._lock:
             self._address = address
@@ -428,11 +463,6 @@ class CoordinatorClient:
                 for message in self._relayed:  # they may have been lost with the old line
                     line.send(message)
             self._line = line
-        if not begun:
-            self._receive(answer)
-        if self._stopped.is_set():
-            line.hang_up()
-        return line
 
     def _redirected(self, by: Address, redirect: wire.Redirect) -> None:
         if redirect.address:
@@ -495,8 +525,8 @@ class CoordinatorClient:
             case wire.Evicted(reason, hung):
                 self._put_out(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
                 if hung:
-                    args = (reason, self._inbox.end_met)
-                    threading.Thread(target=self._on_hung, args=args, name="elasticflow-watchdog", daemon=True).start()
+                    watch = partial(self._on_hung, reason, self._inbox.end_met)
+                    threads.start(watch, name="elasticflow-watchdog", job="ends this worker if it hangs")
             case wire.Failed(why):
                 self._put_out(JobFailed(why))
             case wire.Straggler(slow, ratio, waiting):

@@ -9,9 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ef_common import threads
 from ef_common.control.auth import Token
 from ef_common.control.connection import Connection
 from ef_common.control.herald import Herald
@@ -143,13 +146,11 @@ class Coordinator:
         )
         self._herald = Herald(self._name, self._switchboard, self._token, port=port, endpoint=self._endpoint)
         call_in_forked_children(self._close_in_child)
-        self._thread = threading.Thread(
-            target=self._serve,
-            args=(self._loop, self._listener, self._switchboard),
+        self._thread = threads.start(
+            partial(self._serve, self._loop, self._listener, self._switchboard),
             name="elasticflow-coordinator",
-            daemon=True,
+            job="serves the workers of the job",
         )
-        self._thread.start()
         self._herald.start()
         what = "a standby of the coordinator" if self._standby else "the coordinator"
         logger.info("%s listens on %s", what, format_address(self.address))
@@ -161,7 +162,8 @@ class Coordinator:
         if self._herald is not None:
             self._herald.stop()
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with suppress(RuntimeError):  # its thread has failed, and is about to end
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_STOP_S)
         self._thread = None
 
@@ -193,20 +195,22 @@ class Coordinator:
     # ------------------------------------------------------------ in the thread
 
     def _serve(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
-        try:
+        with ExitStack() as at_end:  # all of it, whatever one of them raises: workers and `wait_until_idle` wait for it
+            at_end.callback(self._note_population, 0)
+            at_end.callback(loop.close)
+            at_end.callback(self._let_sockets_close, loop)
+            at_end.callback(switchboard.drop_all)
+            at_end.callback(listener.close)
+            at_end.callback(loop.remove_reader, listener.fileno())
             loop.call_soon(switchboard.start)
             loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
             loop.run_forever()
-        finally:
-            loop.remove_reader(listener.fileno())
-            listener.close()
-            switchboard.drop_all()
-            for task in self._adoptions:
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))  # the sockets are closed by callbacks
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.close()
-            self._note_population(0)
+
+    def _let_sockets_close(self, loop: asyncio.AbstractEventLoop) -> None:
+        for task in self._adoptions:
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))  # they are closed by callbacks
+        loop.run_until_complete(asyncio.sleep(0))
 
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):

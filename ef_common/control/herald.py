@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from ef_common import threads
 from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.line import attempt_line
@@ -18,7 +19,8 @@ from ef_common.errors import AuthenticationError, ProtocolError
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
-_AGAIN_S = 5.0
+_AGAIN_S, _RARELY_S = 5.0, 60.0
+_IN_DOUBT_S = 300.0
 _ATTEMPT_S = 0.5
 
 
@@ -31,9 +33,12 @@ class _News:
 class Herald:
     """A thread that notifies the standbys of all nodes, and any coordinator at the endpoint.
 
-    It is repeated now and then. A standby that nobody listens for is gone for good; at the endpoint another agent may
-    come up. A coordinator that has never taken over from another one, nor lost anybody without a word, has
-    nothing to tell, unless the job has failed.
+    It repeats the news every 5 s for some minutes after the newest sign that others lead or look for a quorum, because
+    workers may turn to a standby at any time meanwhile. Later it tries only the standbys that it has not reached so
+    far, once a minute: a node may be cut off for hours. A standby that gathers members announces that, which is such a
+    sign again. A standby whose port is closed is gone for good; at the endpoint another agent may come up. A
+    coordinator that has never taken over from another one, and never lost a worker without a word, has no news unless
+    the job has failed.
 
     Args:
         name: The coordinator's.
@@ -53,48 +58,75 @@ class Herald:
         self._port = port
         self._endpoint = endpoint
         self._stopped = threading.Event()
-        self._due: dict[Address, float] = {}
+        self._tried: dict[Address, float] = {}  # time of the newest attempt
+        self._heard: set[Address] = set()  # where an attempt has succeeded
         self._told = _News()
-        self._thread = threading.Thread(target=self._run, name="elasticflow-herald", daemon=True)
+        self._news_at = 0.0
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        threads.start(self._run, name="elasticflow-herald", job="tells other coordinators who leads")
 
     def stop(self) -> None:
         """End the thread without waiting for a connection attempt. May be repeated."""
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
-            state = self._switchboard.state
-            if not state.failed and (state.view is None or not state.contested):
-                continue
-            news = _News(leads=not state.failed and not state.held, failed=state.failed)
-            if news != self._told and (news.leads or news.failed):
-                self._due = {}
-            self._told = news
-            known = dict(self._switchboard.standbys)
-            if self._endpoint is not None and not state.failed:  # the next job may be there already
-                known[self._endpoint] = None
-            self._due = {address: due for address, due in self._due.items() if address in known}
-            for address in known:
-                if not self._stopped.is_set() and time.monotonic() >= self._due.get(address, 0.0):
-                    self._due[address] = time.monotonic() + self._tell(address, news)
+        pause_s = _LOOK_S
+        while not self._stopped.wait(pause_s):
+            pause_s = _LOOK_S
+            try:
+                self._look()
+            except Exception:  # other coordinators wait for the news, so the thread must continue
+                logger.exception("other coordinators cannot be told what this one knows; trying again")
+                pause_s = _AGAIN_S
 
-    def _tell(self, address: Address, news: _News) -> float:
-        """Notify one coordinator; returns the time until the next attempt in seconds."""
+    def _look(self) -> None:
+        """Notify every coordinator whose turn it is."""
+        state = self._switchboard.state
+        if not state.failed and (state.view is None or not state.contested):
+            return
+        news = _News(leads=not state.failed and not state.held, failed=state.failed)
+        if news != self._told and (news.leads or news.failed):
+            self._tried, self._heard = {}, set()
+            self._news_at = time.monotonic()
+        self._told = news
+        # A copy, because another thread changes it. The newest come first: former standbys may not answer any more.
+        known = dict.fromkeys(reversed(list(self._switchboard.standbys)))
+        if self._endpoint is not None and not state.failed:  # the next job may be there already
+            known[self._endpoint] = None
+        self._tried = {address: when for address, when in self._tried.items() if address in known}
+        self._heard.intersection_update(known)
+        in_doubt = time.monotonic() < max(self._news_at, state.contested_at) + _IN_DOUBT_S
+        for address in known:
+            if not self._stopped.is_set() and self._is_due(address, in_doubt=in_doubt):
+                self._tried[address] = time.monotonic()
+                self._tell(address, news)
+
+    def _is_due(self, address: Address, *, in_doubt: bool) -> bool:
+        if address not in self._tried:
+            return True
+        since = time.monotonic() - self._tried[address]
+        if in_doubt or address == self._endpoint:
+            return since >= _AGAIN_S
+        return address not in self._heard and since >= _RARELY_S
+
+    def _tell(self, address: Address, news: _News) -> None:
+        """Notify one coordinator."""
         try:
             line, _ = attempt_line(
                 address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=True
             )
         except ConnectionRefusedError:
             if address == self._endpoint:
-                return 0.0
-            self._switchboard.standbys.pop(address, None)
+                del self._tried[address]  # a coordinator that comes up there must hear it at once
+            else:
+                self._switchboard.standbys.pop(address, None)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
+        except Exception:  # the others must still be notified
+            logger.exception("the standby at %s cannot be told what this coordinator knows", address)
         else:
             line.send(wire.Follow(self._port, news.leads, news.failed))
             line.close()
-        return _AGAIN_S
+            self._heard.add(address)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ef_common.control import wire
@@ -36,6 +36,8 @@ MAX_RELAYED_BYTES = 4 * 1024 * 1024
 """How much a member may publish in one view: less than what makes a slow reader lose its connection."""
 MAX_STANDBYS = 8192
 """Number of standbys whose addresses are kept; beyond it, only those of the newest view are kept."""
+NUM_FORMER = 100
+"""Number of standbys whose addresses are kept although no worker names them any more: lost workers may be there."""
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful
 _STRANGER_S = 2.0
@@ -105,6 +107,7 @@ class Switchboard:
         self._knocking: set[asyncio.Task[None]] = set()
         self._knocks_soon = False
         self._workers: dict[str, Connection] = {}
+        self._members_bytes = 0  # that a view of all of them would take
         self._keys: dict[str, str] = {}  # of those that are connected, or members that may come back
         self._places: dict[str, Place] = {}  # of members, as they have told
         self._heard: dict[str, Heard] = {}  # likewise
@@ -155,7 +158,10 @@ class Switchboard:
     def drop_all(self) -> None:
         """End all connections."""
         for connection in list(self._open):
-            connection.drop()
+            try:
+                connection.drop()
+            except Exception:  # the other connections must end, too
+                logger.exception("the connection of %s does not end", connection.worker or connection.peer)
 
     def close_in_child(self) -> None:
         """Close a forked child's duplicates of all connections."""
@@ -227,6 +233,9 @@ class Switchboard:
             self.on_refusal(connection, "name of another", f"worker {member.id} is somebody else")
         elif member.id not in self._workers and len(self._open) - len(self._strangers) >= MAX_WORKERS:
             self.on_refusal(connection, "too many workers", f"{MAX_WORKERS} are connected")
+        elif member.id not in self._workers and self._members_bytes + wire.size_of(member) > wire.MAX_MEMBERS_BYTES:
+            number = len(self._workers)
+            self.on_refusal(connection, "too many workers", f"{number} are connected, all that fit in a view")
         elif member.id in self._workers and not message.returning:
             self.on_refusal(connection, "double worker", f"worker {member.id} is connected already")
         else:
@@ -243,6 +252,7 @@ class Switchboard:
             connection.returning = message.returning
             self._keys[member.id] = message.key
             self._workers[member.id] = connection
+            self._members_bytes += wire.size_of(connection.member)
             self._on_population(len(self._workers))
             if message.returning:
                 connection.write(wire.encode(wire.Welcome(False, self._timeout_s, connection.proof, ())))
@@ -300,11 +310,18 @@ class Switchboard:
                 self._submit(_EVENTS[type(message)](worker, message), connection)
 
     def _note_standbys(self, *members: Member) -> None:
-        for member in members:
-            if member.standby:
-                self.standbys[member.address, member.standby] = None
+        """Note the addresses of standbys, the newest last; keep a bounded number of those that none names any more."""
+        for address in _standbys_of(members):
+            self.standbys.pop(address, None)
+            self.standbys[address] = None
+        if len(self.standbys) > 2 * max(NUM_FORMER, len(self._workers)):
+            here = [connection.member for connection in self._workers.values() if connection.member is not None]
+            named = _standbys_of((*here, *(member for link in self._state.chain for member in link.view.members)))
+            former = [address for address in list(self.standbys) if address not in named]
+            former = former[-max(NUM_FORMER, len(named)) :]
+            self.standbys = dict.fromkeys(former) | named
         if len(self.standbys) > MAX_STANDBYS:
-            self.standbys = {(member.address, member.standby): None for member in self._members() if member.standby}
+            self.standbys = _standbys_of(self._members())
 
     def _is_impossible(self, worker: str, message: wire.Return) -> bool:
         """Whether it reports another coordinator's newer view although most of our members are here.
@@ -331,8 +348,8 @@ class Switchboard:
             return
         if leads or self._state.held:
             self._leader = address
-        if leads or name < self._name:
-            self._submit(membership.Outranked(leads), None)
+        preferred = leads or name < self._name
+        self._submit(membership.Outranked(leads) if preferred else membership.Challenged(), None)
 
     def _hear_place(self, connection: Connection, worker: str, place: Place | None) -> None:
         """Note the place of a member; tell a newcomer that warms up where the members are."""
@@ -441,6 +458,7 @@ class Switchboard:
         if worker is None or self._workers.get(worker) is not connection:
             return False
         del self._workers[worker]
+        self._members_bytes -= 0 if connection.member is None else wire.size_of(connection.member)
         self._places.pop(worker, None)
         self._heard.pop(worker, None)
         self._tracks.pop(worker, None)
@@ -482,8 +500,11 @@ class Switchboard:
             if cause is not None:
                 self.on_refusal(cause, "illegal event", str(error))
             return
-        for action in actions:
-            self._perform(action)
+        try:
+            for action in actions:
+                self._perform(action)
+        except Exception as error:
+            self._break(error)
         self._knock_soon()
         changed = self._state.view is not before
         if changed:
@@ -498,6 +519,16 @@ class Switchboard:
             self._held_told = self._state.held
             logger.log(level, "view %d, %d members: %s", generation, size, _clip(reason))
 
+    def _break(self, error: Exception) -> None:
+        """A decision cannot be sent to all workers. End all connections, or some would wait for it forever.
+
+        In a job with standbys, the workers gather again at one of the coordinators, and tell where they stand.
+        """
+        logger.error("the coordinator cannot tell what it has decided, and steps down: %s", error, exc_info=error)
+        self._state, actions, _ = membership.step_down(self._state)
+        for action in actions:
+            self._perform(action)
+
     def _perform(self, action: membership.Action) -> None:
         match action:
             case membership.Welcome(worker, warm_up, training):
@@ -511,8 +542,11 @@ class Switchboard:
                 line = wire.encode(wire.NewView(view))
                 self._tell_out(view)
                 for worker in dropped:  # before all others: were we to die in between, they must not go on
-                    if worker in self._workers:
-                        self._workers[worker].write_for_good(line)
+                    connection = self._workers.get(worker)
+                    if connection is not None:
+                        connection.write_for_good(line)
+                        if connection.dropped:  # it did not read, so nothing more will come from it
+                            self._depart(connection, "its connection was reset", silent=True)
                 self._send(line, *view.ids)
             case membership.Announce(view):
                 self._send(wire.encode(wire.Announce(view.generation)), *view.ids)
@@ -695,6 +729,10 @@ class Switchboard:
         level = logging.DEBUG if kind in self._noticed else logging.WARNING
         self._noticed.add(kind)
         logger.log(level, message, *args)
+
+
+def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:
+    return {(member.address, member.standby): None for member in members if member.standby}
 
 
 def _is_in_order(connection: Connection, message: wire.FromWorker) -> bool:

@@ -22,10 +22,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 
 from ef_common.control.sockets import is_address, parse_address
 from ef_common.core.place import Place
@@ -34,11 +34,13 @@ from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError, UsageError
 
-VERSION = 5
+VERSION = 6
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
-MAX_LINE_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 2 * 1024 * 1024
 """Longest line of any other."""
+MAX_MEMBERS_BYTES = MAX_LINE_BYTES // 2
+"""So much of it the members of a view may take; the names of those that are gone take less."""
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
 MAX_FAILURE_CHARS = 500
@@ -48,6 +50,11 @@ MAX_RETURNED = 1000
 _MAX_COUNT = 2**53
 _MAX_RETURNED_GENERATION = 5 * 10**8  # views can follow, with claims of 9 digits, whatever one that comes back makes up
 _MAX_AMOUNT = 1e9  # seconds, for one: 30 years
+_MAX_NAMED = 2**20  # members of all views of a message: to name one again costs the sender next to nothing
+
+
+_NO_VIEW = View(0, ())
+_T = TypeVar("_T")
 
 
 class _Codec(NamedTuple):
@@ -148,6 +155,39 @@ _PORT = _integer(0, 65535)
 _REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
 
 
+def _patch(before: Sequence[_T], after: Sequence[_T], dump: Callable[[_T], Any]) -> list[Any]:
+    """What is in `after`, in its order: as [start, stop] what stands so in `before`, and as it is what does not."""
+    places = {value: place for place, value in enumerate(before)}
+    parts: list[Any] = []
+    stop = None  # of the range that stands last
+    for value in after:
+        place = places.get(value)
+        if place is None:
+            parts.append(dump(value))
+        elif place == stop:
+            parts[-1][1] = place + 1
+        else:
+            parts.append([place, place + 1])
+        stop = None if place is None else place + 1
+    return parts
+
+
+def _patched(before: Sequence[_T], parts: Any, load: Callable[[Any], _T]) -> tuple[_T, ...]:
+    """Inverse of :func:`_patch`."""
+    if type(parts) is not list:
+        raise ValueError("expected a list")
+    found: list[_T] = []
+    for part in parts:
+        if type(part) is not list or len(part) != 2:
+            found.append(load(part))
+            continue
+        stop = _integer(1, len(before)).load(part[1])
+        found += before[_integer(0, stop - 1).load(part[0]) : stop]
+        if len(found) > _MAX_NAMED:
+            raise ValueError(f"expected at most {_MAX_NAMED} members")
+    return tuple(found)
+
+
 def _dump_failure(text: str) -> str:
     printable = "".join(char if char.isprintable() else " " for char in text)
     return printable[:MAX_FAILURE_CHARS]
@@ -168,39 +208,55 @@ def _dump_member(member: Member) -> list[Any]:
     return [member.id, member.node, member.address, *numbers]
 
 
-def _load_view(value: Any) -> View:
-    if type(value) is not list or len(value) != 8 or type(value[1]) is not list or type(value[6]) is not list:
+def size_of(member: Member) -> int:
+    """So many bytes a member takes in a view, at most."""
+    return len(_json(_dump_member(member)).encode()) + 1
+
+
+def _load_view(value: Any, before: View = _NO_VIEW) -> View:
+    """A view, with what it has in common with the one before it."""
+    if type(value) is not list or len(value) != 8:
         raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base]")
     generation = _COUNT.load(value[0])
-    members = tuple(_load_member(member) for member in value[1])
+    members = _patched(before.members, value[1], _load_member)
     if len({member.id for member in members}) != len(members):
         raise ValueError("expected different ids")
     admitted_at = _integer(0, generation).load(value[2])
     pending, hold = _load_flag(value[3]), _load_flag(value[4])
-    gone = tuple(_NAME.load(worker) for worker in value[6])
+    gone = _patched(before.gone, value[6], _NAME.load)
     base = _integer(0, generation).load(value[7])
     return View(generation, members, admitted_at, pending, hold, _REASON.load(value[5]), gone, base)
 
 
-def _dump_view(view: View) -> list[Any]:
-    members = [_dump_member(member) for member in view.members]
-    texts = [_REASON.dump(view.reason), list(view.gone)]
+def _dump_view(view: View, before: View = _NO_VIEW) -> list[Any]:
+    members = _patch(before.members, view.members, _dump_member)
+    texts = [_REASON.dump(view.reason), _patch(before.gone, view.gone, str)]
     return [view.generation, members, view.admitted_at, view.pending, view.hold, *texts, view.base]
 
 
 def _load_links(value: Any) -> tuple[Link, ...]:
     if type(value) is not list or any(type(link) is not list or len(link) != 3 for link in value):
         raise ValueError("expected a list of [view, over, agreed]")
-    links = tuple(Link(_load_view(view), over=_load_flag(o), agreed=_load_flag(a)) for view, o, a in value)
+    links: list[Link] = []
+    before, num_named = _NO_VIEW, 0
+    for view, over, agreed in value:
+        before = _load_view(view, before)
+        num_named += len(before.members) + len(before.gone)
+        if num_named > _MAX_NAMED:
+            raise ValueError(f"expected views of {_MAX_NAMED} members, all together")
+        links.append(Link(before, over=_load_flag(over), agreed=_load_flag(agreed)))
     if any(one.view.generation >= next_.view.generation for one, next_ in pairwise(links)):
         raise ValueError("expected growing generations")
     if any(link.view.generation > _MAX_RETURNED_GENERATION for link in links):
         raise ValueError(f"expected generations up to {_MAX_RETURNED_GENERATION}")
-    return links
+    return tuple(links)
 
 
 def _dump_links(links: tuple[Link, ...]) -> list[Any]:
-    return [[_dump_view(link.view), link.over, link.agreed] for link in links]
+    """Each view as a patch of the one before it: of a thousand members that are lost one by one, each is named once."""
+    views = [link.view for link in links]
+    dumped = [_dump_view(view, before) for before, view in zip([_NO_VIEW, *views], views, strict=False)]
+    return [[view, link.over, link.agreed] for view, link in zip(dumped, links, strict=True)]
 
 
 def _load_place(value: Any) -> Place:
@@ -669,10 +725,14 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
     kind = type(message)
     fields = {name: codec.dump(getattr(message, name)) for name, codec in _FIELDS[kind].items()}
     record = {"v": VERSION, "t": _NAMES[kind], **fields}
-    line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    line = _json(record).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
     return line
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromWorker:

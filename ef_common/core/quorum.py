@@ -233,6 +233,11 @@ def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: S
     return Bid(claim, tuple(sorted(here & left)))
 
 
+def generation_of(claim: str) -> int:
+    """Generation of the view that a claim is of."""
+    return int(claim.partition("-")[0])
+
+
 def _digest(names: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=16).hexdigest()
 

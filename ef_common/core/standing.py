@@ -21,7 +21,7 @@ class Standing:
         links: The view in which the worker has settled, and those that it has received since.
         settled: Generation of the first of them, if it has settled in it; else 0.
         promised: The highest generation that it knows of. It takes no view that is not above it.
-        heard_here: Generations of the views that came over the line that it has now.
+        heard_here: Generations of the links that came over the line that it has now.
         boundary: Generation of the view at whose boundary it waits.
         suspected: Generation of the view whose group broke.
         closed: Whether its program ends.
@@ -96,7 +96,8 @@ class Standing:
             return replace(self, closed=True)
         if kind == "settled":
             links = tuple(link for link in self.links if link.view.generation >= generation)
-            return replace(self, links=links, settled=generation)
+            heard_here = self.heard_here.intersection(link.view.generation for link in links)
+            return replace(self, links=links, settled=generation, heard_here=heard_here)
         return self
 
     def agreed(self, generation: int, members: tuple[str, ...]) -> Standing:

@@ -6,12 +6,12 @@ By default it is where the checkpoints are.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from ef_common import threads
 from ef_common.collectives import operations
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import StorageError, StorageFailed, UsageError
@@ -188,7 +188,7 @@ class Claiming:
         elif state is not None:
             self._run = state["run"]
             if state["digest"] is not None:  # in a thread of its own, as the others wait
-                threading.Thread(target=self._find, args=(state["digest"],), name="ef-claims", daemon=True).start()
+                threads.start(lambda: self._find(state["digest"]), name="ef-claims", job="finds the place for claims")
 
     def _find(self, expected: str) -> None:
         """Report the others' place if it is the same as the one here."""

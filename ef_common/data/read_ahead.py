@@ -147,9 +147,11 @@ def _begin(data: Any, parent: int) -> None:
 
 
 def _end_with_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-    os._exit(1)
+    try:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+    finally:
+        os._exit(1)
 
 
 def _read(index: int, key: Sequence[int]) -> Any:

@@ -31,12 +31,21 @@ from ef_common.errors import (
     MembershipError,
     ProtocolError,
     StorageError,
+    ThreadFailed,
 )
 from ef_common.session import Session
 
 logger = logging.getLogger(__name__)
 
-_NO_FAULT_OF_THE_CODE = (MembershipError, StorageError, DataWorkersLost, ProtocolError, JobFinished, Left)
+_NO_FAULT_OF_THE_CODE = (
+    MembershipError,
+    StorageError,
+    DataWorkersLost,
+    ThreadFailed,
+    ProtocolError,
+    JobFinished,
+    Left,
+)
 _OF_A_DISK = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 # What CUDA says of a GPU that is broken or gone. Its other errors (out of memory, an assertion or an illegal access in
 # a kernel) come from the code.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ef_common import threads
 from ef_common.core.place import Place
 from ef_common.core.view import View
 from ef_common.launch import horovod_rounds as rounds
@@ -71,8 +72,7 @@ class Driver:
         self._notices.start()
         self._notices.register(self._store, self._slot, self._interface)
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="elasticflow-driver", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="elasticflow-driver", job="follows horovodrun's driver")
 
     def close(self) -> None:
         """End when the process is about to end: wait for an open round, unless the process has failed."""
@@ -155,7 +155,7 @@ class Driver:
             case Action.CALL:
                 self._store.put(CALL_KEY, b"1")
             case Action.READY:
-                threading.Thread(target=self._say_ready, name="elasticflow-ready", daemon=True).start()
+                threads.start(self._say_ready, name="elasticflow-ready", job="tells horovodrun's driver READY")
             case Action.LEAVE:
                 self._leave()
             case Action.PUBLISH:
@@ -172,7 +172,8 @@ class Driver:
                 size = size if rank >= 0 else 0
         except (StoreLost, ValueError) as error:
             logger.info("%s: no answer from the driver: %s", self._slot, error)
-        self._events.put(rounds.Answered(size))
+        finally:  # whatever has come up: the round is waited for until there is an answer
+            self._events.put(rounds.Answered(size))
 
 
 class WatchedChannel:

@@ -13,7 +13,7 @@ import logging
 import secrets
 import socketserver
 import struct
-import threading
+import sys
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -22,6 +22,8 @@ from horovod.runner.common.util.network import AckResponse, PingResponse, Wire
 from horovod.runner.elastic.rendezvous import PUT_WORKER_ADDRESSES
 from horovod.runner.elastic.worker import WorkerNotificationService
 
+from ef_common import threads
+from ef_common.errors import ThreadFailed
 from ef_common.launch.horovod_store import Store
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,14 @@ _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("i")
 _LARGEST_REQUEST = 1 << 16
 _TIMEOUT_S = 20.0
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.error("a request from %s failed", client_address, exc_info=sys.exc_info()[1])
 
 
 class Notices:
@@ -53,10 +63,9 @@ class Notices:
         Raises:
             OSError: The address cannot be bound.
         """
-        self._server = socketserver.ThreadingTCPServer((self._host, 0), self._handle)  # type: ignore[arg-type]
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        threading.Thread(target=self._server.serve_forever, name="elasticflow-notices", daemon=True).start()
+        self._server = _Server((self._host, 0), self._handle)  # type: ignore[arg-type]
+        serve = self._server.serve_forever
+        threads.start(serve, name="elasticflow-notices", job="hears horovodrun's driver", on_failure=self._close)
 
     def register(self, store: Store, slot: str, interface: str) -> None:
         """Tell the driver where this worker listens; `slot` is ``HOST:LOCAL_RANK``.
@@ -75,6 +84,11 @@ class Notices:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+    def _close(self, failure: ThreadFailed) -> None:
+        """Nobody listens any more: the driver is refused, rather than left without an answer."""
+        if self._server is not None:
+            self._server.server_close()
 
     # ------------------------------------------------------------ a request
 

@@ -151,7 +151,8 @@ def _viewed(state: Rounds, view: Viewed, due: float) -> Decision:
     lost = {} if view.planned else {worker: host for worker, host in before.items() if worker not in after}
     back = {host for worker, host in after.items() if worker not in before}
     new = set(lost.values()) - state.failed
-    was_member, failed = state.member, (state.failed | new) - back
+    here = {state.host, *after.values()}  # of other hosts, nothing follows from a loss any more
+    was_member, failed = state.member, ((state.failed | new) - back) & here
     state = replace(state, members=view.members, member=view.member, failed=failed)
     if state.leaving and view.member and not was_member:
         return state, (Action.LEAVE,), "admitted, and without a slot"

@@ -24,7 +24,7 @@ def end_if_hung(why: str, heard: threading.Event, *, grace_s: float = GRACE_S) -
         heard: Set as soon as the main thread has heard that it is out.
         grace_s: How long to wait for it.
     """
-    with contextlib.suppress(OSError, ValueError):  # there may be no standard error
+    with contextlib.suppress(Exception):  # there may be no standard error; the end must come whatever is wrong with it
         stderr = sys.__stderr__
         if stderr is not None:
             number = stderr.fileno()

@@ -18,9 +18,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from ef_common import threads
 from ef_common.events import EventLog
 from ef_common.launch.notice_sources import NoticeSource
 from ef_common.session import Session
@@ -98,10 +100,10 @@ class Notices:
         self._install()
         if not self._watching:
             self._watching = True
-            threading.Thread(target=self._watch, name="elasticflow-notices", daemon=True).start()
+            threads.start(self._watch, name="elasticflow-notices", job="heeds notices")
             if self._source is not None:
-                args = (self._source,)
-                threading.Thread(target=self._ask, args=args, name="elasticflow-notice-source", daemon=True).start()
+                ask = partial(self._ask, self._source)
+                threads.start(ask, name="elasticflow-notice-source", job="looks for a notice")
 
     def stop(self) -> None:
         """Stop handling notices, which would have no effect: signals do what they did before."""
@@ -161,21 +163,36 @@ class Notices:
     # ------------------------------------------------------------ the threads
 
     def _ask(self, source: NoticeSource) -> None:
+        failed = ""
         while not self._closed.wait(ASK_S):
-            if self.active and (what := source.ask()):
-                self._told.put((what, time.monotonic()))
-                return
+            try:
+                if self.active and (what := source.ask()):
+                    self._told.put((what, time.monotonic()))
+                    return
+            except Exception as error:  # what cannot be asked now may be asked later
+                if str(error) != failed:
+                    logger.warning("no notice can be looked for: %s", error, exc_info=error)
+                failed = str(error)
 
     def _watch(self) -> None:
         what, since = self._told.get()
-        self._session.leave()
+        self._leave()
         logger.warning("%s: leaving at the next boundary, within %g s", what, self.grace_s)
-        self._log.write("notice", what=what)
+        try:
+            self._log.write("notice", what=what)
+        except Exception as error:
+            logger.warning("the notice cannot be logged: %s", error, exc_info=error)
         while (left := since + self.grace_s - time.monotonic()) > 0:
             if self._closed.wait(min(left, ASK_S)):
                 return
-            self._session.leave()  # again: it may not have been heard while there was no line yet
+            self._leave()  # again: it may not have been heard while there was no line yet
         self._end_late()
+
+    def _leave(self) -> None:
+        try:
+            self._session.leave()
+        except Exception as error:  # whoever gave the notice waits for the end, which comes with the grace time
+            logger.warning("this worker cannot ask to leave: %s", error, exc_info=error)
 
     def _end_late(self) -> NoReturn:
         in_any_case = threading.Timer(_LAST_WORDS_S, os._exit, (OUT_OF_TIME,))

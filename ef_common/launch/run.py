@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -186,6 +186,29 @@ def _listening() -> Iterator[list[int]]:
         yield signals
 
 
+@dataclass(slots=True)
+class _Agent:
+    """One agent.
+
+    Args:
+        process: It.
+        device: Index of the GPU that its worker has, or None.
+        lives: How many there have been in its place, with this one.
+        notes: Directory of what is noted by it and those before it.
+        due: When it is replaced, if it is lost.
+        asked: It was asked to leave.
+        told: Its workers that have been.
+    """
+
+    process: multiprocessing.process.BaseProcess
+    device: int | None
+    lives: int
+    notes: Path
+    due: float | None = None
+    asked: bool = False
+    told: set[psutil.Process] = field(default_factory=set)
+
+
 class _Agents:
     """Torchrun agents, which are children of this process. Leaving the context ends whatever is left of them.
 
@@ -196,16 +219,11 @@ class _Agents:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._args = options.torchrun
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._devices: list[int | None] = []
-        self._lives: list[int] = []  # each agent with its predecessors
-        self._notes: list[Path] = []  # of it and them
-        self._due: dict[int, float] = {}  # when those that were lost are replaced
+        self._agents: dict[int, _Agent] = {}  # without those that are replaced, or have left as asked
+        self._num_started = 0
+        self._failure = ""  # what one of these has known
         self._directory = Path(tempfile.mkdtemp(prefix="elasticflow-"))
-        self._asked: set[int] = set()
-        self._replaced: set[int] = set()
         self._max_restarts = 0
-        self._told: set[psutil.Process] = set()
         self._coordinator: psutil.Process | None = None
 
     def __enter__(self) -> _Agents:
@@ -259,7 +277,7 @@ class _Agents:
         """
         device = self._free_device() if self._options.local else None
         if notes is None:
-            notes = self._directory / str(len(self._processes))
+            notes = self._directory / str(self._num_started)
             notes.mkdir()
         process = multiprocessing.get_context("fork").Process(
             target=_run_agent, args=(self._args, device, notes, self._options.local, os.getpid())
@@ -267,38 +285,51 @@ class _Agents:
         sys.stdout.flush()
         sys.stderr.flush()
         process.start()
-        self._processes.append(process)
-        self._devices.append(device)
-        self._lives.append(lives)
-        self._notes.append(notes)
+        self._agents[self._num_started] = _Agent(process, device, lives, notes)
+        self._num_started += 1
 
     def replace_lost(self) -> None:
         """Start replacements for agents whose worker is lost, as often as that is allowed."""
         for number in self.lost:
-            if number not in self._due:
-                pause_s = Restarts(self._notes[number]).count.pause_s
-                self._due[number] = time.monotonic() + pause_s
+            agent = self._agents[number]
+            if agent.due is None:
+                pause_s = Restarts(agent.notes).count.pause_s
+                agent.due = time.monotonic() + pause_s
                 when = f" in {pause_s:g} s" if pause_s else ""
-                lost = f"a worker {_end_of(self._processes[number].exitcode)}"
+                lost = f"a worker {_end_of(agent.process.exitcode)}"
                 say(
-                    f"{lost}; restarting it{when} (restart {self._lives[number]} of {self._max_restarts})",
+                    f"{lost}; restarting it{when} (restart {agent.lives} of {self._max_restarts})",
                     color="yellow",
                     event="restarting",
                 )
-            if time.monotonic() >= self._due[number]:
-                self._replaced.add(number)
-                self.start(lives=self._lives[number] + 1, notes=self._notes[number])
+            if time.monotonic() >= agent.due:
+                self._forget(number)
+                self.start(lives=agent.lives + 1, notes=agent.notes)
+
+    def forget_those_that_left(self) -> None:
+        """Free what is held for those that have ended as they were asked: a job may be scaled any number of times."""
+        for number in [number for number, agent in self._agents.items() if agent.asked]:
+            if number not in self.alive:
+                notes = self._agents[number].notes
+                self._failure = self._failure or read_failure(notes)
+                self._forget(number)
+                shutil.rmtree(notes, ignore_errors=True)
+
+    def _forget(self, number: int) -> None:
+        process = self._agents.pop(number).process
+        process.join()
+        process.close()
 
     @property
     def lost(self) -> list[int]:
         """Agents to replace: their worker was killed, or ended because of a fault elsewhere."""
         return [
             number
-            for number, process in enumerate(self._processes)
-            if process.exitcode is not None
-            and (process.exitcode > KILLED or process.exitcode == EXCUSED)
-            and number not in self._asked | self._replaced
-            and self._lives[number] <= self._max_restarts
+            for number, agent in self._agents.items()
+            if (status := agent.process.exitcode) is not None
+            and (status > KILLED or status == EXCUSED)
+            and not agent.asked
+            and agent.lives <= self._max_restarts
         ]
 
     def _free_device(self) -> int | None:
@@ -306,23 +337,23 @@ class _Agents:
         num_devices = torch.cuda.device_count()
         if not num_devices:
             return None
-        taken = [self._devices[number] for number in self.alive]
+        taken = [self._agents[number].device for number in self.alive]
         return min(range(num_devices), key=taken.count)
 
     @property
     def alive(self) -> list[int]:
         """Agents that run, in the order in which they were started."""
-        return [number for number, process in enumerate(self._processes) if process.is_alive()]
+        return [number for number, agent in self._agents.items() if agent.process.is_alive()]
 
     @property
     def training(self) -> list[int]:
         """Agents that run and were not asked to leave."""
-        return [number for number in self.alive if number not in self._asked]
+        return [number for number in self.alive if not self._agents[number].asked]
 
     @property
     def leaving(self) -> list[int]:
         """Agents that run and were asked to leave."""
-        return [number for number in self.alive if number in self._asked]
+        return [number for number in self.alive if self._agents[number].asked]
 
     @property
     def finished(self) -> bool:
@@ -336,26 +367,26 @@ class _Agents:
 
     @property
     def _statuses(self) -> list[int | None]:
-        without = self._asked | self._replaced
-        return [process.exitcode for number, process in enumerate(self._processes) if number not in without]
+        return [agent.process.exitcode for agent in self._agents.values() if not agent.asked]
 
     @property
     def failure(self) -> str:
         """Why the job has failed, as far as the agents know; "" if they know of nothing."""
-        return next(filter(None, map(read_failure, self._notes)), "")
+        return self._failure or next(filter(None, (read_failure(agent.notes) for agent in self._agents.values())), "")
 
     def drain(self, number: int) -> None:
         """Let an agent's workers leave at the next boundary. Repeat this while it runs: they may be starting."""
-        self._asked.add(number)
-        for worker in _workers_of(self._processes[number].pid):
-            if worker not in self._told:  # a second signal would end it at once
-                self._told.add(worker)
+        agent = self._agents[number]
+        agent.asked = True
+        for worker in _workers_of(agent.process.pid):
+            if worker not in agent.told:  # a second signal would end it at once
+                agent.told.add(worker)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     worker.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End all agents at once."""
-        for process in self._processes:
+        for process in [agent.process for agent in self._agents.values()]:
             victims = _workers_of(process.pid) if process.is_alive() else []
             process.kill()  # first: it would start its workers again
             for victim in victims:
@@ -483,6 +514,7 @@ class _Supervisor:
             self._tell(order=order.number)
         for number in self._agents.leaving:
             self._agents.drain(number)
+        self._agents.forget_those_that_left()
 
     def _tell(self, **changes: object) -> None:
         self._launcher = replace(self._launcher, num_workers=len(self._agents.training), **changes)  # type: ignore[arg-type]

@@ -15,9 +15,10 @@ from typing import Any
 
 import tenacity
 
+from ef_common import threads
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.errors import Fenced, ShareMissing, StorageError, StorageFailed
+from ef_common.errors import Fenced, ShareMissing, StorageError, StorageFailed, ThreadFailed
 from ef_common.events import EventLog
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.failures import describe
@@ -93,6 +94,7 @@ class Saver:
         self._closing = False
         self._failure: BaseException | None = None  # why the newest snapshot that was not dropped is not saved
         self._fenced: Fenced | None = None
+        self._broken: ThreadFailed | None = None  # the thread has ended, so nothing more is saved
         self._saved: CheckpointId | None = None
         # of the thread alone
         self._reason: str | None = None
@@ -101,13 +103,12 @@ class Saver:
 
     def start(self) -> None:
         """Start the thread. It does not keep the process alive."""
-        self._thread = threading.Thread(target=self._work, name="ef-saver", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._work, name="ef-saver", job="saves checkpoints", on_failure=self._break)
 
     def submit(self, snapshot: Snapshot) -> None:
         """Save this snapshot as soon as the current one is done; it replaces one that waits."""
         with self._changed:
-            refused = self._closing or self._fenced is not None
+            refused = self._closing or self._fenced is not None or self._broken is not None
             dropped = snapshot if refused else self._pending
             if not refused:
                 self._pending = snapshot
@@ -153,11 +154,14 @@ class Saver:
             StorageFailed: The newest snapshot could not be saved: what training did since the one before is lost
                 when the process ends. Or it is not saved yet, and the time is over.
             Fenced: A newer start of the job has taken over, so what this one did is not saved.
+            ThreadFailed: The saver's thread has failed. What was not saved before is lost when the process ends.
             Exception: What a function of the newest snapshot's content raised.
         """
         in_time = self.stop(timeout_s)
         with self._changed:
-            failure, fenced, saved = self._failure, self._fenced, self._saved
+            failure, fenced, broken, saved = self._failure, self._fenced, self._broken, self._saved
+        if broken is not None:
+            raise broken
         if not in_time:
             raise StorageFailed(f"{self.checkpoints.store}: the newest checkpoint is not saved after {timeout_s:.0f} s")
         if fenced is not None:
@@ -205,10 +209,18 @@ class Saver:
             failure: BaseException | None = None
             try:
                 self._save(snapshot)
-            except Exception as error:
+            except BaseException as error:  # of a SystemExit, too, whoever closes must hear
                 failure = error
             self._release(snapshot)
             self._finish(snapshot, failure)
+
+    def _break(self, failure: ThreadFailed) -> None:
+        with self._changed:
+            self._broken = failure
+            waiting, self._pending, self._writing = self._pending, None, None
+            self._changed.notify_all()
+        if waiting is not None:
+            self._release(waiting)
 
     def _next(self) -> Snapshot | None:
         with self._changed:

@@ -18,7 +18,7 @@ import io
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
@@ -206,8 +206,11 @@ class Store:
         """
         digest = xxhash.xxh3_128()
         read = self._read_ranges if self._run(f"read {name}", lambda fs: fs.async_impl) else self._read_stream
+        hashed: list[Future[None]] = []
         with ThreadPoolExecutor(1) as hashing:  # a piece is hashed while the next ones are read
-            size = read(name, target, lambda piece: hashing.submit(digest.update, piece))
+            size = read(name, target, lambda piece: hashed.append(hashing.submit(digest.update, piece)))
+        for one in hashed:
+            one.result()
         return size, digest.hexdigest()
 
     def _read_stream(self, name: str, target: memoryview, took: Callable[[memoryview], object]) -> int:

@@ -36,7 +36,7 @@ class WriteBack:
         self._descriptor = descriptor
         self._asked = 0
         self._thread: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
 
     def wrote(self, size: int) -> None:
         """The file now has this many bytes."""
@@ -59,6 +59,7 @@ class WriteBack:
 
         Raises:
             OSError: The disk has failed. The system tells this once, so the next one to ask would hear of no error.
+            Exception: Whatever else has ended the thread; what was written may not be on the disk.
         """
         if self._error is not None:
             raise self._error
@@ -66,5 +67,5 @@ class WriteBack:
     def _sync(self, descriptor: int) -> None:
         try:
             sync(descriptor)
-        except OSError as error:
+        except BaseException as error:
             self._error = self._error or error

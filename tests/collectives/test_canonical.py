@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ef_common.collectives.gradients.canonical import CanonicalReduction
+from ef_common.collectives.gradients.canonical import CanonicalReduction, _Exchange
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.shared import Room
 from ef_common.core.sharding import Window
+from ef_common.errors import GroupBroken
 from ef_common.session import Session
 from tests.collectives.cluster import Cluster, Died
 
@@ -156,3 +158,33 @@ def test_forward_passes_hold_no_more_than_a_batch() -> None:
     assert sum(pieces.share(some) for some in pieces.passes()) == pytest.approx(86 / 256)
     micro = Pieces(Window(512, 768, ("a", "b", "c"), piece=32), "b", batch_size=32)
     assert [micro.places(some)[:1] for some in micro.passes()] == [[608], [640], [672]]
+
+
+def test_member_whose_receiving_fails_does_not_wait_for_its_sending() -> None:
+    aborted = threading.Event()
+
+    class Group:
+        def send(self, arrays: Sequence[Any], target: int) -> None:
+            assert aborted.wait(60)
+            raise GroupBroken("aborted")
+
+        def receive(self, arrays: Sequence[Any], source: int) -> None:
+            raise ValueError("cannot be received")
+
+        def abort(self) -> None:
+            aborted.set()
+
+    exchange = _Exchange(Room(SIZE, num_flags=2), Group(), 0, 2)
+    raised: list[BaseException] = []
+
+    def swap() -> None:
+        try:
+            exchange._swap({1: []}, {1: []})
+        except ValueError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=swap, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(raised) == 1

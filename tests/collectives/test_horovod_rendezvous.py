@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import http.client
+import socketserver
 import struct
+import time
 from http import HTTPStatus
 
 import pytest
@@ -72,3 +74,14 @@ def test_value_without_a_length_that_is_one_is_refused(length: str) -> None:
         connection.endheaders()
         assert connection.getresponse().status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         connection.close()
+
+
+def test_rendezvous_whose_thread_fails_refuses_horovod_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socketserver, "_ServerSelector", lambda: 1 / 0)
+    with Rendezvous(SharedValues()) as rendezvous:
+        deadline = time.monotonic() + 60
+        while rendezvous._server.socket.fileno() >= 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        with pytest.raises(ConnectionError):
+            ask(rendezvous, "GET", "/global/0")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import json
 import socket
 import threading
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from ef_common import threads
 from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.links import MAX_STRANGERS, Links
 from ef_common.core.view import Member, View
-from ef_common.errors import GroupBroken, ProtocolError
+from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
 
 GUARD_S = 60.0
 LARGE = 1 << 24  # more than what sockets hold
@@ -232,3 +234,28 @@ def test_address_that_cannot_be_read_is_a_protocol_error(links: list[Links], val
     values.put("link/1", published if isinstance(published, bytes) else json.dumps({**right, **published}).encode())
     with pytest.raises(ProtocolError, match="rank 1"):
         links[0].send([memoryview(b"x")], 1)
+
+
+def test_receiver_whom_nobody_can_reach_any_more_is_told(links: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threads.start
+
+    def fail(run: Callable[[], object], *, name: str, **kwargs: Any) -> threading.Thread:
+        if name == "ef-link":
+            raise RuntimeError("can't start new thread")
+        return start(run, name=name, **kwargs)
+
+    monkeypatch.setattr(threads, "start", fail)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(bytearray(3))], 1))
+    outcome_of(lambda: links[1].send([memoryview(b"abc")], 0))
+    receiver.join(GUARD_S)
+    (error,) = ended
+    assert isinstance(error, ThreadFailed)
+    assert str(error).endswith("accepts other members has failed: RuntimeError: can't start new thread")
+
+
+def test_sender_whose_welcome_fails_is_told(links: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hmac, "compare_digest", lambda *args: 1 / 0)
+    outcome_of(lambda: links[0].receive([memoryview(bytearray(LARGE))], 1))
+    sender, ended = outcome_of(lambda: links[1].send([memoryview(bytes(LARGE))], 0))
+    sender.join(GUARD_S)
+    assert isinstance(ended[0], GroupBroken)

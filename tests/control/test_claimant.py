@@ -74,3 +74,20 @@ def test_claimant_that_is_stopped_gives_up() -> None:
     store.open.set()
     assert not store.answered.wait(0.2)
     assert store.told == []
+
+
+def test_claimant_takes_no_unexpected_error_for_an_answer_either(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    store.open.set()
+    failures = [RuntimeError("out of order")] * 3
+
+    def claim(name: str, members: tuple[str, ...]) -> tuple[str, ...]:
+        if failures:
+            raise failures.pop()
+        return store.claim(name, members)
+
+    Claimant(claim, store.tell, stopped=threading.Event()).get(BID)
+    assert store.answered.wait(GUARD_S)
+    assert store.told == [(BID.claim, BID.members)]
+    (warning,) = [record for record in caplog.records if "out of order" in record.getMessage()]
+    assert warning.exc_info  # it is a defect, so it is logged with its place

@@ -89,7 +89,7 @@ def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serv
     coordinators[0]._herald._endpoint = next_job.address
     workers[1].client.fail(WHY)
     wait_until(lambda: coordinators[1]._switchboard.state.failed)
-    assert next_job.address not in coordinators[0]._herald._due
+    assert next_job.address not in coordinators[0]._herald._tried
     assert not next_job._switchboard.state.failed
 
 

@@ -325,3 +325,16 @@ def test_workers_are_bounded_and_one_that_comes_back_is_none_more(serve, join, d
     assert isinstance(peers[2].introduce("a", TOKEN, key=key, returning=True), wire.Welcome)
     assert worker.views_noticed == [1]
     assert len(refusals(caplog)) == 1
+
+
+def test_worker_with_which_a_view_would_not_fit_into_a_message_is_refused(serve, join, dial, monkeypatch):
+    size = wire.size_of(Member("w0", "node-w0", "127.0.0.1"))
+    monkeypatch.setattr(wire, "MAX_MEMBERS_BYTES", 2 * size + 10)
+    coordinator = serve(1, token=TOKEN)
+    worker = join(coordinator, "w0", TOKEN).started()
+    peers = [dial(coordinator) for _ in range(3)]
+    assert isinstance(peers[0].introduce("w1", TOKEN), wire.Welcome)
+    assert peers[1].introduce("w2", TOKEN).reason == "2 are connected, all that fit in a view"
+    worker.stop()
+    wait_until(lambda: len(coordinator._switchboard._workers) == 1)
+    assert isinstance(peers[2].introduce("w3", TOKEN), wire.Welcome)

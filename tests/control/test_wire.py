@@ -111,40 +111,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":5,"t":"ready"}x',
-        b'{"v":5,"t":"ready"}',
+        b'{"v":6,"t":"ready"}x',
+        b'{"v":6,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":5}',
-        b'{"v":5,"t":["ready"]}',
-        b'{"v":5,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":5,"t":"ready","more":1}',
-        b'{"v":5,"t":"ready","v":5}',
-        b'{"v":5,"t":"heartbeat"}',
-        b'{"v":5,"t":"heartbeat","place":null,"progress":[]}',
-        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":5,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":5,"t":"heartbeat","place":[],"progress":null}',
-        b'{"v":5,"t":"heartbeat","place":[1,2],"progress":null}',
-        b'{"v":5,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
-        b'{"v":5,"t":"heartbeat","place":[1,2,null],"progress":null}',
-        b'{"v":5,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
-        b'{"v":5,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":5,"t":"place","place":[1,2,[]]}',
-        b'{"v":5,"t":"suspect"}',
-        b'{"v":5,"t":"suspect","generation":-1}',
-        b'{"v":5,"t":"suspect","generation":true}',
-        b'{"v":5,"t":"suspect","generation":1.0}',
-        b'{"v":5,"t":"suspect","generation":NaN}',
-        b'{"v":5,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":5,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":5,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":5,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":5,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":5,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":6}',
+        b'{"v":6,"t":["ready"]}',
+        b'{"v":6,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":6,"t":"ready","more":1}',
+        b'{"v":6,"t":"ready","v":6}',
+        b'{"v":6,"t":"heartbeat"}',
+        b'{"v":6,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":6,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":6,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":6,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":6,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":6,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":6,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":6,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":6,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":6,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":6,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":6,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":6,"t":"place","place":[1,2,[]]}',
+        b'{"v":6,"t":"suspect"}',
+        b'{"v":6,"t":"suspect","generation":-1}',
+        b'{"v":6,"t":"suspect","generation":true}',
+        b'{"v":6,"t":"suspect","generation":1.0}',
+        b'{"v":6,"t":"suspect","generation":NaN}',
+        b'{"v":6,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":6,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":6,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":6,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":6,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":6,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -175,7 +175,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 5, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
+    record = {"v": 6, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -196,7 +196,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 5, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": 6, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -213,7 +213,7 @@ def test_decode_long_line_raises_protocol_error():
 
 @pytest.mark.parametrize("address", ["a", "a:b", "[a:1", "a..b:1", "a:65536", ":1", "\u0130:1"])
 def test_decode_redirect_to_what_is_no_address_raises_protocol_error(address):
-    record = {"v": 5, "t": "redirect", "address": address, "proof": PROOF}
+    record = {"v": 6, "t": "redirect", "address": address, "proof": PROOF}
     with pytest.raises(ProtocolError, match=r"redirect\.address"):
         wire.decode_from_coordinator(json.dumps(record).encode())
 
@@ -231,7 +231,7 @@ def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(fi
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":5,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":6,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():
@@ -289,3 +289,47 @@ def test_decode_of_any_json_in_any_field_raises_nothing_but_protocol_error(data)
         wire.decode_from_worker(line)
     with contextlib.suppress(ProtocolError):
         wire.decode_from_coordinator(line)
+
+
+def test_members_that_are_lost_one_by_one_are_named_once_in_a_return():
+    members = tuple(
+        Member(f"node-{index:03}.cluster-{index:08x}", f"node-{index:03}.cluster", "10.0.0.1", standby=29400)
+        for index in range(700)
+    )
+    links = tuple(
+        Link(View(5 + lost, members[lost:], gone=tuple(member.id for member in members[:lost]), reason="x" * 200))
+        for lost in range(600)
+    )
+    message = wire.Return("member", 900, 5, links, at_boundary=False, suspects=True, closed=False, failed="", store="")
+    line = wire.encode(message)
+    assert len(line) < wire.MAX_LINE_BYTES // 4
+    assert wire.decode_from_worker(line[:-1]) == message
+
+
+@given(st.data())
+def test_views_of_a_return_come_back_as_they_were_whatever_changes(data):
+    members = st.lists(st.integers(0, 6), unique=True).map(lambda ids: tuple(Member(f"w{i}", "n", "") for i in ids))
+    gone = st.lists(st.integers(0, 6), unique=True).map(lambda ids: tuple(f"w{index}" for index in ids))
+    views = data.draw(st.lists(st.tuples(members, gone), max_size=6))
+    links = tuple(Link(View(3 + index, some, gone=lost)) for index, (some, lost) in enumerate(views))
+    message = wire.Return("member", 9, 0, links, at_boundary=False, suspects=False, closed=False, failed="", store=None)
+    assert wire.decode_from_worker(wire.encode(message)[:-1]) == message
+
+
+@pytest.mark.parametrize(
+    "parts", [[[0, 4]], [[2, 2]], [[3, 3]], [[-1, 2]], [[0, True]], [[0, 1], [0, 1]], [[1]], ["a"]]
+)
+def test_return_with_a_view_that_refers_to_what_is_not_there_raises_protocol_error(parts):
+    record = json.loads(wire.encode(wire.Return("member", 9, 7, LINKS, False, False, False, "", None)))
+    record["received"][1][0][1] = parts
+    with pytest.raises(ProtocolError, match=r"return\.received"):
+        wire.decode_from_worker(json.dumps(record).encode())
+
+
+def test_return_that_names_more_members_than_anybody_has_raises_protocol_error():
+    members = tuple(Member(f"w{index}", "n", "") for index in range(1000))
+    links = tuple(Link(View(5 + index, members)) for index in range(1100))
+    line = wire.encode(wire.Return("member", 2000, 5, links, False, False, False, "", None))
+    assert len(line) < wire.MAX_LINE_BYTES // 4
+    with pytest.raises(ProtocolError, match="all together"):
+        wire.decode_from_worker(line[:-1])

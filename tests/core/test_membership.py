@@ -21,6 +21,7 @@ from ef_common.core.membership import (
     Phase,
     Ready,
     Resign,
+    Returned,
     Settings,
     Settled,
     Skip,
@@ -326,6 +327,23 @@ def test_rule_4_those_of_a_later_training_begin_anew_if_there_are_no_others() ->
     assert job.actions[-1] == Skip("c", 2)
 
 
+def test_rule_4_newcomer_that_was_told_to_pass_over_a_training_does_not_begin_it_when_all_others_are_lost() -> None:
+    job = started("a").arrive("b", "c")(Begun("a", 2))
+    assert job.actions == (Skip("b", 2), Skip("c", 2))
+    job(Gone("a", "killed"), Ready("b", 1), at=10.0)(Tick(), at=20.0)  # on its way when it was told
+    assert job.state.view is None
+    assert phase_of(job.state, "b") is Phase.WARMING
+    job(Ready("b", 2), at=30.0)(Tick(), at=40.0)
+    assert (job.view.ids, job.state.training) == (("b",), 2)
+
+
+def test_rule_4_newcomer_that_may_not_have_heard_that_a_training_is_over_is_believed() -> None:
+    job = started("a").arrive("b")(Begun("a", 2), Gone("a", "killed"), Gone("b", "its line broke", silent=True))
+    assert job.state.skipped == {"b": 2}
+    job(Returned(member("b"), Phase.READY, training=1), at=10.0)(Tick(), at=20.0)
+    assert (job.view.ids, job.state.skipped) == (("b",), {})
+
+
 def test_rule_4_newcomers_that_are_enough_only_together_go_to_one_training() -> None:
     settings = Settings(min_nodes=2)
     job = in_training(2, "a", "b", settings=settings).arrive("c")(Ready("c", 2), Gone("a", "x"), Gone("b", "x"))
@@ -460,6 +478,20 @@ def test_rule_6_group_that_broke_for_some_is_made_anew_when_nobody_is_lost(at: f
     job = started("a", "b")(Suspected("a", 1), at=5.0)(Tick(), at=at)
 
     assert job.view.generation == generation
+
+
+def test_rule_6_group_that_breaks_again_and_again_is_not_made_anew_at_once_for_ever() -> None:
+    job = started("a", "b")
+    for generation in range(1, 11):
+        job(Suspected("a", generation), Suspected("b", generation), at=5.0)
+    assert job.view.generation == 11
+    job(Suspected("a", 11), Suspected("b", 11), at=6.0)
+    assert job.view.generation == 11
+    deadline = next_deadline(job.state, SETTINGS)
+    assert deadline == 8.5
+    assert job(Tick(), at=deadline).view.generation == 12
+    job(Settled("a", 12), Suspected("a", 12), Suspected("b", 12), at=9.0)
+    assert job.view.generation == 13  # one of them has come about
 
 
 def test_rule_6_loss_settles_a_suspicion() -> None:

@@ -12,8 +12,10 @@ import pytest
 from ef_common.control.auth import Token
 from ef_common.control.sockets import Address
 from ef_common.errors import AuthenticationError, JobFinished, ProtocolError, UsageError
+from ef_common.launch import horovod_rounds as rounds
 from ef_common.launch import horovodrun
 from ef_common.launch.environment import read_environment
+from ef_common.launch.horovod_driver import Driver
 from ef_common.launch.horovod_store import Store, StoreLost
 from ef_common.launch.horovodrun import Found, is_horovodrun, join_horovodrun, read_horovodrun_environment
 
@@ -186,3 +188,19 @@ def test_store_that_is_gone_raises(store: Store) -> None:
         gone.get("nothing")
     with pytest.raises(StoreLost, match="cannot be reached"):
         gone.own_host()
+
+
+def test_round_is_over_whatever_comes_up_while_ready_is_said(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    driver = Driver(store, host="h", local_rank=0, size=1, interface="", published={})
+    monkeypatch.setattr(store, "get", lambda *args, **kwargs: 1 / 0)
+    driver._act(rounds.Action.READY)
+    assert driver._events.get(timeout=60) == rounds.Answered(None)
+
+
+def test_close_does_not_wait_for_a_driver_that_has_failed(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    driver = Driver(store, host="h", local_rank=0, size=1, interface="", published={})
+    monkeypatch.setattr(rounds, "decide", lambda *args, **kwargs: 1 / 0)
+    driver.finished()
+    with pytest.raises(ZeroDivisionError):
+        driver._run()
+    assert driver._ended.is_set()

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+
+import pytest
 
 from ef_common.launch.hung import end_if_hung
 
@@ -41,3 +45,11 @@ def test_process_whose_main_thread_comes_back_goes_on() -> None:
     began = time.monotonic()
     end_if_hung("w1 hung", heard, grace_s=60.0)
     assert time.monotonic() - began < 30.0  # and this process is still there
+
+
+def test_process_ends_whatever_keeps_it_from_telling_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: ended.append((process, number)))
+    monkeypatch.setattr(faulthandler, "dump_traceback", lambda *args, **kwargs: 1 / 0)
+    end_if_hung("w1 hung", threading.Event(), grace_s=0.01)
+    assert ended == [(os.getpid(), signal.SIGKILL)]

@@ -191,3 +191,32 @@ def test_worker_whose_time_is_over_ends_at_once(
     make(grace_s=0.0).start()
     signal.raise_signal(signal.SIGUSR1)
     assert ended.wait(30)
+
+
+def test_worker_that_cannot_ask_to_leave_ends_when_its_time_is_over(
+    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(module.Notices, "_end_late", lambda self: ended.set())
+    monkeypatch.setattr(session, "leave", lambda: 1 / 0)
+    notices = make(grace_s=0.1)
+    monkeypatch.setattr(notices._log, "write", lambda kind, **fields: 1 / 0)
+    notices.start()
+    signal.raise_signal(signal.SIGTERM)
+    assert ended.wait(30)
+
+
+def test_source_that_raises_is_asked_again(
+    make: Callable[..., Notices], session: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_S", 0.01)
+    failures = [ValueError("no such place")] * 2
+
+    class Source:
+        def ask(self) -> str:
+            if failures:
+                raise failures.pop()
+            return "it is time"
+
+    make(source=Source()).start()
+    assert session.told.wait(30)

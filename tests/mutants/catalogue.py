@@ -301,15 +301,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-restart-less-than-allowed",
         file="ef_common/launch/run.py",
-        old="self._lives[number] <= self._max_restarts",
-        new="self._lives[number] < self._max_restarts",
+        old="agent.lives <= self._max_restarts",
+        new="agent.lives < self._max_restarts",
         harm="With --max-restarts=1 a worker that has been killed is never started again.",
     ),
     Mutant(
         name="drained-worker-counts-as-finished",
         file="ef_common/launch/run.py",
-        old="without = self._asked | self._replaced",
-        new="without = self._replaced",
+        old="return [agent.process.exitcode for agent in self._agents.values() if not agent.asked]",
+        new="return [agent.process.exitcode for agent in self._agents.values()]",
         harm="Once a job has been scaled down, killed workers are not replaced, and its exit status is 0 even if all "
         "others fail.",
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from ef_common.core.lineage import CheckpointId
 from ef_common.core.retention import Retention
-from ef_common.errors import Fenced, StorageFailed
+from ef_common.errors import Fenced, StorageFailed, ThreadFailed
 from ef_common.events import EventLog, Record, read
 from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.retries import Retries
@@ -313,4 +313,39 @@ def test_leaving_with_an_error_stops_the_saver_and_keeps_the_error(scene: Scene)
 
     with pytest.raises(ZeroDivisionError):
         train()
+    assert scene.released == [1]
+
+
+@pytest.mark.parametrize("with_another", [False, True])
+def test_saver_whose_thread_fails_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, with_another: bool
+) -> None:
+    def fail(kind: str, **fields: Any) -> None:
+        raise RuntimeError("out of order")
+
+    with scene.saver() as saver:
+        scene.gate.clear()
+        saver.submit(scene.snapshot(1))
+        assert scene.writing.wait(ENOUGH_S)
+        if with_another:
+            saver.submit(scene.snapshot(2))
+        scene.failures.append(ValueError("cannot be read"))
+        monkeypatch.setattr(saver._log, "write", fail)
+        scene.gate.set()
+        assert saver.flush(ENOUGH_S)
+        monkeypatch.undo()
+        saver.submit(scene.snapshot(3))  # is dropped at once
+        with pytest.raises(ThreadFailed, match="saves checkpoints has failed: RuntimeError: out of order"):
+            saver.close(ENOUGH_S)
+    assert scene.released == [1, 2, 3] if with_another else [1, 3]
+
+
+def test_saver_close_raises_the_exit_that_content_has_raised(scene: Scene) -> None:
+    def leave(file: Any) -> None:
+        raise SystemExit(3)
+
+    with scene.saver() as saver:
+        saver.submit(scene.snapshot(1, write=leave))
+        with pytest.raises(SystemExit):
+            saver.close(ENOUGH_S)
     assert scene.released == [1]

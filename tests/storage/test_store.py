@@ -436,3 +436,18 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fsspec, "url_to_fs", absent)
     assert "pip install 'elasticflow-training[s3]'" in refused(UsageError, "s3://bucket/run", {})
     assert "pip install 'elasticflow-training[gcs]'" in refused(UsageError, "gs://bucket/run", {})
+
+
+def test_read_into_does_not_leave_out_what_could_not_be_hashed(
+    make: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make().writer("data.bin") as writer:
+        writer.write(b"small")
+
+    class Digest:
+        def update(self, piece: memoryview) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(xxhash, "xxh3_128", Digest)
+    with pytest.raises(MemoryError):
+        make().read_into("data.bin", memoryview(bytearray(5)))

@@ -90,3 +90,13 @@ def test_what_has_no_descriptor_needs_nothing() -> None:
     nothing.wrote(10**9)
     nothing.wait()
     nothing.check()
+
+
+def test_thread_that_fails_fails_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        if threading.current_thread() is not MAIN:
+            raise RuntimeError("out of order")
+
+    monkeypatch.setattr(write_back, "sync", fail)
+    with pytest.raises(StorageFailed, match="out of order"):
+        write(tmp_path, lambda: True)

@@ -16,7 +16,6 @@ from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, 
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
 from ef_common.core.view import View
-from ef_common.errors import GroupBroken
 from ef_common.ports import Group, Meeting
 from ef_common.session import LoneGroup
 
@@ -98,8 +97,8 @@ class _Exchange:
         try:
             for source, arrays in received.items():
                 self._group.receive(arrays, source)
-        except GroupBroken:
-            self._group.abort()
+        except BaseException:
+            self._group.abort()  # else the other direction might never end
             raise
         finally:
             thread.join()

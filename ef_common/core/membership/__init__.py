@@ -17,7 +17,8 @@ The coordinator runs :func:`decide` on every event. Rules:
    training for which there are enough. If there are enough only together, all go to the latest training.
 5. Below ``min_nodes`` a view holds: its members finish the step in flight and wait at the boundary.
 6. A member may suspect its group (a broken connection that the coordinator does not see). The same members get a new
-   view when everyone suspects it, or when the time has passed in which a loss would have been noticed.
+   view when everyone suspects it, or when the time has passed in which a loss would have been noticed. Once ten views
+   in a row have not come about, only the time counts.
 7. A member that says goodbye has nothing more to do, and usually the others are about to end, too. If all have settled
    in the view (their groups are built), they keep it, and a member that needs another one (its group breaks, or it
    waits at a boundary) gets it at once. Otherwise a member may be waiting for the one that has gone, so rule 3 applies.
@@ -40,6 +41,10 @@ The coordinator runs :func:`decide` on every event. Rules:
 13. If a quorum needs claims, the coordinator lets some members acquire them. The members that a claim names never
     change. Without an answer, the coordinator waits. If the other members may be more, they come first: it asks only
     after the time after which it would step down, and waits as long again.
+
+The machine forgets what no rule needs any more (:func:`claims.forget`, and :func:`rules.settled` for the chain). The
+size of the state depends on the workers that are connected and on the views since the newest one that has come about,
+and not on how many workers and views there have been.
 """
 
 from ef_common.core.membership.machine import decide, next_deadline
@@ -51,6 +56,7 @@ from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
     Begun,
+    Challenged,
     Claim,
     Claimed,
     Closed,
@@ -84,7 +90,7 @@ from ef_common.core.membership.model import (
     Welcome,
 )
 from ef_common.core.membership.rules import is_at_work, phase_of
-from ef_common.core.membership.takeover import is_news, missing
+from ef_common.core.membership.takeover import is_news, missing, step_down
 
 __all__ = [
     "Abort",
@@ -94,6 +100,7 @@ __all__ = [
     "Arrived",
     "AtBoundary",
     "Begun",
+    "Challenged",
     "Claim",
     "Claimed",
     "Closed",
@@ -131,4 +138,5 @@ __all__ = [
     "missing",
     "next_deadline",
     "phase_of",
+    "step_down",
 ]

@@ -9,13 +9,42 @@ from typing import TypeVar
 
 from ef_common.core.membership import roster
 from ef_common.core.membership.model import Action, Agree, Claim, Claimed, Membership, Settings, Stored
-from ef_common.core.quorum import Bid, bids
+from ef_common.core.quorum import Bid, bids, generation_of
 from ef_common.errors import ProtocolError
 
 _Value = TypeVar("_Value")
 
 _ASKED = 3
 """Number of members that try to acquire a claim: one of them may not reach the store, or may die."""
+
+
+def forget(before: Membership, state: Membership) -> Membership:
+    """Forget what no rule needs any more, so that nothing grows with the number of workers that there have been.
+
+    * *Stores* matter for members of the chain, for connected workers, and for workers that have reported to a standby
+      that gathers. Any other worker is out: if it comes back, it reports its store again, and is dismissed.
+    * *Deaths* matter for members of the chain only. A standby has no chain while it gathers, so it keeps them.
+    * *Claims* matter for views of the chain; the name of a claim begins with the generation. If the claim of a
+      forgotten view is ever asked for again (by another coordinator), the store gives the same answer.
+    """
+    same_views = state.chain is before.chain and state.workers is before.workers
+    if same_views and state.stores is before.stores and state.dead is before.dead:
+        return state
+    members = {worker for link in state.chain for worker in link.view.ids}
+    known = members.union(state.workers, state.returned)
+    stores = state.stores
+    if not known.issuperset(stores.told):
+        told = {worker: store for worker, store in stores.told.items() if worker in known}
+        stores = replace(stores, told=MappingProxyType(told))
+    generations = {link.view.generation for link in state.chain}
+    if any(generation_of(claim) not in generations for claim in stores.claims):
+        left = {claim: named for claim, named in stores.claims.items() if generation_of(claim) in generations}
+        stores = replace(stores, claims=MappingProxyType(left))
+    if stores is not state.stores:
+        state = replace(state, stores=stores)
+    if state.gathering_since is None and not state.dead <= members:
+        state = replace(state, dead=state.dead & members)
+    return state
 
 
 def stored(state: Membership, event: Stored) -> Membership:

@@ -45,7 +45,7 @@ def react(state: Membership, event: Event) -> Decision | None:
 def _dismiss(state: Membership, worker: str, why: str) -> Decision:
     """Dismiss a newcomer, whose machine may lack something. The one that reported waits for an answer."""
     workers = MappingProxyType({other: v for other, v in state.workers.items() if other != worker})
-    state = replace(state, workers=workers, dismissed=state.dismissed | {worker})
+    state = replace(state, workers=workers)
     action = Dismiss(worker, "it was no member when it failed")
     return state, (action,), f"{worker} failed before it was admitted: {why}"
 

@@ -9,6 +9,7 @@ from ef_common.core.membership.model import (
     Arrived,
     AtBoundary,
     Begun,
+    Challenged,
     Claimed,
     Closed,
     Decision,
@@ -58,11 +59,18 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
         followed, further, why = takeover.try_again(state, now, settings)
     else:
         followed, further, why = state, (), ""
-    if not followed.contested and (followed.held or isinstance(event, Silent)):
-        followed = replace(followed, contested=True)
+    followed = _contest(before, event, followed, now)
+    followed = claims.forget(before, followed)
     followed, agree = claims.agree(before, followed)
     followed, asked = claims.ask(followed, settings)
     return followed, (*actions, *further, *agree, *asked), why or reason
+
+
+def _contest(before: Membership, event: Event, state: Membership, now: float) -> Membership:
+    """Note the signs that others lead, or look for a quorum."""
+    sign = bool(state.held) or isinstance(event, Silent) or before.gathering_since is not None
+    sign = sign or (state.contested and isinstance(event, (Outranked, Challenged)))
+    return replace(state, contested=True, contested_at=now) if sign and not state.idle else state
 
 
 def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
@@ -76,6 +84,8 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
         case Outranked(leads):
             new = leads and not state.generation and not state.idle
             return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
+        case Challenged():
+            return state, (), ""
         case Proved(worker):
             state, actions, reason = replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
         case Stored():

@@ -63,8 +63,10 @@ class Membership:
     announced: bool = False
     training: int = 1  # of the members' program: the one that they are in, or came to last
     ready_for: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # the training of the ready ones
+    # Of newcomers: the training that they were told to go to. What they say of earlier ones was on its way by then.
+    skipped: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     closed: bool = False
-    dismissed: frozenset[str] = frozenset()  # newcomers that are told that they are out, still connected
+    dismissed: frozenset[str] = frozenset()  # newcomers that are told to end, still connected
     last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected
     chain: tuple[Link, ...] = ()  # see `quorum`
     based: bool = True
@@ -72,6 +74,7 @@ class Membership:
     dead: frozenset[str] = frozenset()
     idle: bool = False  # a standby to which no member has come
     contested: bool = False  # others may lead, or look for a quorum
+    contested_at: float = 0.0  # when that was seen last
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
     outpaced: str = ""  # a member that is to be replaced as soon as a spare is ready
@@ -116,6 +119,11 @@ class AtBoundary:
 
     worker: str
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Challenged:
+    """Another coordinator gathers members, too, but this one takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +290,7 @@ Event = (
     | Claimed
     | Proved
     | Outranked
+    | Challenged
     | FailedElsewhere
     | Tick
     | Failed

@@ -27,6 +27,9 @@ from ef_common.core.quorum import Link, merge, shortfall
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
+_MAX_HASTY = 10
+"""After this number of views that have not come about, the next one is not issued at once: successors get them all."""
+
 
 def phase_of(state: Membership, worker: str) -> Phase:
     """Phase of a worker; raises ProtocolError for a stranger."""
@@ -70,13 +73,16 @@ def _take_ready(state: Membership, event: Ready, now: float, settings: Settings)
     if worker in state.dismissed:
         return state, (), ""  # on its way when it was told
     phase = phase_of(state, worker)
+    if training < state.skipped.get(worker, 1) and phase is Phase.WARMING:
+        return state, (), ""  # likewise; it will be ready for the training that it was told to go to
     if phase is not Phase.WARMING:
         raise ProtocolError(f"worker {worker} says that it is ready, but it is {phase.value}")
     if state.closed:
         return state, (Finish(worker),), f"{worker} was ready after the end"
     view = state.view
     if training < state.training and (view is not None or state.gathering_since is not None):
-        return state, (Skip(worker, state.training),), f"{worker} is ready for training {training}, which is over"
+        state, skips = _skip(state, [worker])
+        return state, skips, f"{worker} is ready for training {training}, which is over"
     known = {w: t for w, t in state.ready_for.items() if w in state.workers and phase_of(state, w) is Phase.READY}
     ready_for = MappingProxyType({**known, worker: training})
     workers = with_phase(state, {worker: Phase.READY})
@@ -163,8 +169,13 @@ def pass_over(state: Membership) -> tuple[Membership, tuple[Action, ...]]:
         for worker, (_, phase) in state.workers.items()
         if phase is Phase.WARMING or (phase is Phase.READY and roster.readiness(state, worker) < state.training)
     ]
-    state = replace(state, workers=with_phase(state, dict.fromkeys(behind, Phase.WARMING)))
-    return state, tuple(Skip(worker, state.training) for worker in behind)
+    return _skip(replace(state, workers=with_phase(state, dict.fromkeys(behind, Phase.WARMING))), behind)
+
+
+def _skip(state: Membership, workers: Collection[str]) -> tuple[Membership, tuple[Action, ...]]:
+    known = {worker: training for worker, training in state.skipped.items() if worker in state.workers}
+    skipped = MappingProxyType({**known, **dict.fromkeys(workers, state.training)})
+    return replace(state, skipped=skipped), tuple(Skip(worker, state.training) for worker in workers)
 
 
 def closed(state: Membership, worker: str, settings: Settings) -> Decision:
@@ -306,7 +317,7 @@ def suspected(state: Membership, worker: str, generation: int, now: float, setti
     state = replace(state, suspects=suspects, suspected_at=since)
     if is_first and len(present(state, view)) < view.world_size:
         return install_present(state, view, settings, f"{worker} needs a view without those who said goodbye")
-    if suspects.issuperset(view.ids):
+    if suspects.issuperset(view.ids) and len(state.chain) <= _MAX_HASTY:
         return _install(state, view.members, settings, planned=False, dropped=(), reason="the group broke for all")
     return state, (), f"{worker} suspects the group of view {generation}"
 

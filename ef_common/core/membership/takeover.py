@@ -67,7 +67,7 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         after, actions, _ = step_down(state)
         return after, actions, f"{worker} knows view {newest} of another coordinator"
     if state.idle:
-        state = Membership(generation=state.generation, gathering_since=now, contested=True)
+        state = Membership(generation=state.generation, gathering_since=now, contested=True, contested_at=now)
     generation = max(state.generation, event.promised, newest)
     welcome = Welcome(worker, warm_up=False)
     if state.gathering_since is not None:
@@ -81,7 +81,6 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     view = state.view
     rank = None if view is None else view.rank_of(worker)
     if view is None or rank is None:
-        state = replace(state, dismissed=state.dismissed | {worker})
         return state, (welcome, Dismiss(worker, "it was away for too long")), f"{worker} came back too late"
     state = _readmit(replace(state, generation=generation), view, event)
     if event.store is not None:
@@ -159,7 +158,8 @@ def _newcomer_returned(state: Membership, event: Returned, now: float, settings:
         state = replace(state, dismissed=state.dismissed | {worker})
         return state, (Finish(worker),), f"{worker} came after the end"
     workers = MappingProxyType({**state.workers, worker: (event.member, Phase.WARMING)})
-    state = replace(state, workers=workers)
+    skipped = MappingProxyType({w: t for w, t in state.skipped.items() if w != worker})  # it may not have heard so
+    state = replace(state, workers=workers, skipped=skipped)
     welcome = Welcome(worker, warm_up=True, training=rules.training_of(state))
     if event.phase is Phase.WARMING:
         return state, (welcome,), f"{worker} is back, warming"
@@ -191,7 +191,6 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
         chain=chain,
         based=settled > 0 or chain[0].view.generation == 1,
         gone=gone & rules.ids_of(chain),
-        dismissed=state.dismissed | frozenset(strangers),
         settled=frozenset(report.member.id for report in reports if report.settled == view.generation),
         at_boundary=frozenset(report.member.id for report in current if report.at_boundary),
         suspects=frozenset(report.member.id for report in current if report.suspects),

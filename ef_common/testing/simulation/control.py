@@ -105,6 +105,7 @@ class Coordinator:
         self.hint: int | None = None  # who has taken over, as far as it was told
         self.tells_left: int | None = None  # it dies after so many messages
         self.on_lead: Callable[[Coordinator], None] = lambda coordinator: None
+        self.told: dict[int, float] = {}  # of other coordinators: when they were told by this one
         self.cuts = cuts
         self._is_dead = is_dead
         self._observer = observer
@@ -219,6 +220,8 @@ class Coordinator:
         self.hint = other.number
         if not other.state.held or other.number < self.number:
             self.handle(membership.Outranked())
+        else:
+            self.handle(membership.Challenged())
 
     def _end_all(self) -> None:
         for wire in self._wires:

@@ -1,5 +1,6 @@
 """The invariants, which are checked at every change and therefore after every event.
 
+* A coordinator forgets whom no rule asks for any more.
 * One view per generation; generations grow; a worker is in the view or out of it; a loss admits nobody.
 * An update has one content: the same epoch, positions, contributors and weights in all who confirm it.
 * In each epoch every position is committed exactly once.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ef_common.core.membership import Event, Gone, Membership, Phase, Returned, Silent
+from ef_common.core.quorum import generation_of
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
 from ef_common.testing.simulation.hangs import HUNG
@@ -75,6 +77,18 @@ def lost_in(event: Event) -> tuple[str, ...]:
     return ()
 
 
+def _check_memory(state: Membership) -> None:
+    """A coordinator knows of nobody but those who are here, and of members of views that may matter yet."""
+    named = {worker for link in state.chain for worker in link.view.ids}
+    told, claims = state.stores.told.keys(), state.stores.claims
+    strange = told - named - state.workers.keys() - state.returned.keys()
+    if state.gathering_since is None:
+        strange |= (state.dead | state.gone) - named
+    generations = {link.view.generation for link in state.chain}
+    if strange or any(generation_of(claim) not in generations for claim in claims):
+        raise Violation(f"{', '.join(sorted(strange))} should be forgotten, or one of the claims {sorted(claims)}")
+
+
 @dataclass(slots=True)
 class Invariants:
     """Everything that has been seen of a run.
@@ -107,6 +121,7 @@ class Invariants:
 
     def decided(self, before: Membership, event: Event, after: Membership) -> None:
         """The coordinator has decided."""
+        _check_memory(after)
         view = after.view
         members = () if view is None else view.ids
         phases = {worker for worker, (_, phase) in after.workers.items() if phase in _IN}

@@ -244,9 +244,12 @@ class Simulation:
         else:
             self._tell_others(leader)
 
-    def _tell_others(self, leader: Coordinator) -> None:
+    def _tell_others(self, leader: Coordinator, *, again: bool = True) -> None:
+        """Tell those that are reached; unless `again`, only those that have not been since the newest sign of doubt."""
         for other in self.coordinators.values():
-            if leader.alive and other is not leader and not self.cuts.until(leader.name, other.name):
+            known = not again and leader.told.get(other.number, -1.0) >= leader.state.contested_at
+            if leader.alive and other is not leader and not known and not self.cuts.until(leader.name, other.name):
+                leader.told[other.number] = self.scheduler.now
                 self.scheduler.after(self.scheduler.delay(MESSAGE_S), other.heed, leader)
 
     @property
@@ -656,7 +659,7 @@ class Simulation:
         for coordinator in self.coordinators.values():
             state = coordinator.state
             if coordinator.alive and state.contested and state.view and not state.held:
-                self._leads(coordinator)
+                self._tell_others(coordinator, again=False)
 
     def _crash(self, victim: Worker) -> None:
         victim.end = "crashed"

@@ -1,0 +1,206 @@
+"""A thread of the control plane that fails tells all who wait for it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from ef_common.control import client as client_module
+from ef_common.control import herald
+from ef_common.control.connection import Connection
+from ef_common.control.line import Line, attempt_line
+from ef_common.control.switchboard import Switchboard
+from ef_common.core.membership import Install
+from ef_common.core.view import View
+from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
+from ef_common.note import Note
+from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
+
+GUARD_S = 20.0
+
+
+class Outcome:
+    """Something that may wait for ever, in a thread."""
+
+    def __init__(self, wait: Any) -> None:
+        self.error: BaseException | None = None
+        self._wait = wait
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._wait()
+        except BaseException as error:
+            self.error = error
+
+    def get(self) -> BaseException | None:
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive(), "it waits for ever"
+        return self.error
+
+
+def fail(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("place", ["receive", "take in"])
+def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeypatch, place):
+    coordinator, (worker, other) = form(2)
+    waiting = Outcome(lambda: worker.client.next_view(1))
+    fetching = Outcome(lambda: worker.client.bootstrap(1).get("k"))
+    if place == "receive":
+        monkeypatch.setattr(worker.client._line, "receive", fail)
+    else:
+        monkeypatch.setattr(worker.client, "_receive", fail)
+    coordinator._loop.call_soon_threadsafe(
+        coordinator._switchboard._workers[worker.client.member.id].write, b'{"v":6,"t":"alive"}\n' * 2
+    )
+    error = waiting.get()
+    assert isinstance(error, ThreadFailed)
+    assert str(error) == "the thread that listens to the coordinator has failed: RuntimeError: out of order"
+    assert isinstance(error.__cause__, RuntimeError)
+    assert isinstance(fetching.get(), GroupBroken)
+    wait_until(lambda: worker.views_noticed[-1] > 1 << 32)  # so its group ends, and a world of one asks
+    assert worker.client.change_pending
+    assert other.client.next_view(1).ids == (other.client.member.id,)  # the others go on at once
+
+
+def test_heartbeats_that_fail_tell_the_main_thread_and_end_the_line(serve, join, monkeypatch):
+    coordinator, note = serve(2, heartbeat_timeout_s=4.0), Note()
+    rested = threading.Event()
+    monkeypatch.setattr(note, "rest", rested.set)
+    workers = [join(coordinator, "a", note=note).started, join(coordinator, "b").started]
+    worker, other = (started() for started in workers)
+    worker.client.next_view(0)
+    waiting = Outcome(lambda: worker.client.next_view(1))
+    monkeypatch.setattr(note, "beat", fail)
+    error = waiting.get()
+    assert isinstance(error, ThreadFailed)
+    assert "sends heartbeats to the coordinator has failed: RuntimeError" in str(error)
+    assert rested.wait(GUARD_S)  # its agent does not take it for one that stands still
+    assert other.client.next_view(1).ids == ("b",)
+
+
+def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, monkeypatch):  # noqa: F811
+    _, workers, _ = job(2)
+    client = workers[0].client
+    opened: list[Line] = []
+
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        line, answer = attempt_line(*args, **kwargs)
+        opened.append(line)
+        return line, answer
+
+    def refuse(report: object) -> None:
+        raise ProtocolError("a message must fit into 2097152 bytes. Received: 2097153 bytes")
+
+    monkeypatch.setattr(client_module, "attempt_line", attempt)
+    monkeypatch.setattr(client_module, "_return_of", refuse)
+    waiting = Outcome(lambda: client.next_view(1))
+    client._line.give_up()
+    error = waiting.get()
+    assert isinstance(error, ThreadFailed)
+    assert "ProtocolError: a message must fit into 2097152 bytes" in str(error)
+    assert opened
+    assert all(line._socket.fileno() < 0 for line in opened)
+
+
+def test_first_view_that_a_failed_reader_cannot_take_in_is_not_waited_for(serve, join, monkeypatch):
+    coordinator = serve(2)
+    worker = join(coordinator, "a")
+    wait_until(lambda: coordinator._switchboard.state.workers)
+    wait_until(lambda: worker.client._threads)
+    monkeypatch.setattr(worker.client, "_receive_view", fail)
+    join(coordinator, "b")
+    with pytest.raises(ThreadFailed):
+        worker.started()
+
+
+def test_herald_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F811
+    failures = [RuntimeError("out of order")] * 3
+
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return attempt_line(*args, **kwargs)
+
+    monkeypatch.setattr(herald, "attempt_line", attempt)
+    monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
+    coordinators, _, _ = job(3)
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators[1:]))
+    first = leader(coordinators[1:])
+    (other,) = {*coordinators[1:]} - {first}
+    wait_until(lambda: other._switchboard._leader.endswith(f":{first.address[1]}"))
+    assert not failures
+
+
+def test_herald_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
+    look, failures = herald.Herald._look, [RuntimeError("out of order")] * 2
+
+    def fail_first(self: herald.Herald) -> None:
+        if failures:
+            raise failures.pop()
+        look(self)
+
+    monkeypatch.setattr(herald.Herald, "_look", fail_first)
+    monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
+    coordinators, _, _ = job(3)
+    coordinators[0].stop()
+    wait_until(lambda: leader(coordinators[1:]))
+    first = leader(coordinators[1:])
+    (other,) = {*coordinators[1:]} - {first}
+    wait_until(lambda: other._switchboard._leader.endswith(f":{first.address[1]}"))
+
+
+@pytest.mark.parametrize("also", ["nothing", "a connection", "all connections"])
+def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkeypatch, also):
+    coordinator, workers = form(2)
+    waiting = [Outcome(lambda worker=worker: worker.client.next_view(1)) for worker in workers]
+    owner, name = (Connection, "drop") if also == "a connection" else (Switchboard, "drop_all")
+    act = getattr(owner, name)
+
+    def act_and_fail(self: Any) -> None:
+        act(self)
+        raise RuntimeError("out of order")
+
+    if also != "nothing":
+        monkeypatch.setattr(owner, name, act_and_fail)
+
+    def end() -> None:
+        raise SystemExit(1)
+
+    coordinator._loop.call_soon_threadsafe(end)
+    for one in waiting:
+        assert isinstance(one.get(), CoordinatorLost)
+    assert coordinator.wait_until_idle(GUARD_S)
+    wait_until(coordinator._loop.is_closed)
+
+
+@pytest.mark.parametrize("standbys", [False, True])
+def test_decision_that_cannot_be_told_is_waited_for_by_nobody(form, job, monkeypatch, standbys):  # noqa: F811
+    perform, failures = Switchboard._perform, [RuntimeError("out of order")]
+
+    def fail_once(self: Switchboard, action: Any) -> None:
+        if isinstance(action, Install) and action.view.generation == 2 and failures:
+            raise failures.pop()
+        perform(self, action)
+
+    workers = job(3)[1] if standbys else form(3)[1]
+    monkeypatch.setattr(Switchboard, "_perform", fail_once)
+    views: list[View] = []
+    waiting = [Outcome(lambda worker=worker: views.append(worker.client.next_view(1))) for worker in workers[:2]]
+    workers[2].client.send("bye")
+    workers[2].stop()
+    for worker in workers[:2]:
+        worker.client.send("suspect", 1)  # rather than go on without the one that has said goodbye
+    errors = [one.get() for one in waiting]
+    assert not failures
+    if standbys:
+        assert errors == [None, None]
+        assert [view.world_size for view in views] == [2, 2]
+    else:
+        assert all(isinstance(error, CoordinatorLost) for error in errors)

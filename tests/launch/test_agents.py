@@ -1,0 +1,79 @@
+"""What `elasticflow run` holds for its agents, with agents that end at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ef_common.launch import run as module
+from ef_common.note import write_failure
+
+GUARD_S = 60.0
+KILLED_BY = module.KILLED + signal.SIGKILL
+
+
+def end_as(status: int, why: str = "") -> Callable[..., None]:
+    def body(args: object, device: object, notes: Path, *rest: object) -> None:
+        if why:
+            write_failure(notes, why)
+        os._exit(status)
+
+    return body
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + GUARD_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def agents() -> Any:
+    options: Any = SimpleNamespace(torchrun=None, local=False)
+    made = module._Agents(options)
+    yield made
+    made.__exit__()
+
+
+def num_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_agents_that_were_replaced_hold_nothing(agents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_run_agent", end_as(KILLED_BY))
+    agents._max_restarts = 25
+    agents.start()
+    before = num_files()
+    for lives in range(2, 27):
+        wait_until(lambda: agents.lost)
+        agents.replace_lost()
+        assert [agent.lives for agent in agents._agents.values()] == [lives]
+    assert num_files() <= before
+    wait_until(lambda: not agents.alive)
+    assert agents.lost == []
+    assert (agents.failed, agents.finished) == (True, False)
+    assert len(list(agents._directory.iterdir())) == 1
+
+
+def test_agents_that_have_left_hold_nothing_but_why_the_job_has_failed(
+    agents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_run_agent", end_as(1, "w raised ValueError: x"))
+    before = num_files()
+    for number in range(5):
+        agents.start()
+        agents.drain(number)
+        wait_until(lambda: not agents.alive)
+        agents.forget_those_that_left()
+        assert agents._agents == {}
+    assert num_files() <= before
+    assert list(agents._directory.iterdir()) == []
+    assert (agents.failed, agents.finished, agents.failure) == (False, False, "w raised ValueError: x")
