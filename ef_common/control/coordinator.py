@@ -147,7 +147,7 @@ class Coordinator:
         self._herald = Herald(self._name, self._switchboard, self._token, port=port, endpoint=self._endpoint)
         call_in_forked_children(self._close_in_child)
         self._thread = threads.start(
-            partial(self._serve, self._loop, self._listener, self._switchboard),
+            partial(self._serve, self._loop, self._listener, self._switchboard, self._herald),
             name="elasticflow-coordinator",
             job="serves the workers of the job",
         )
@@ -194,12 +194,15 @@ class Coordinator:
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
+    def _serve(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard, herald: Herald
+    ) -> None:
         with ExitStack() as at_end:  # all of it, whatever one of them raises: workers and `wait_until_idle` wait for it
             at_end.callback(self._note_population, 0)
             at_end.callback(loop.close)
             at_end.callback(self._let_sockets_close, loop)
             at_end.callback(switchboard.drop_all)
+            at_end.callback(herald.stop)  # or it would go on telling others that this one leads
             at_end.callback(listener.close)
             at_end.callback(loop.remove_reader, listener.fileno())
             loop.call_soon(switchboard.start)

@@ -19,7 +19,7 @@ from ef_common.errors import AuthenticationError, ProtocolError
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
-_AGAIN_S, _RARELY_S = 5.0, 60.0
+_AGAIN_S, _RARELY_S = 5.0, 15.0  # a worker looks for a coordinator for longer than either
 _IN_DOUBT_S = 300.0
 _ATTEMPT_S = 0.5
 
@@ -35,7 +35,7 @@ class Herald:
 
     It repeats the news every 5 s for some minutes after the newest sign that others lead or look for a quorum, because
     workers may turn to a standby at any time meanwhile. Later it tries only the standbys that it has not reached so
-    far, once a minute: a node may be cut off for hours. A standby that gathers members announces that, which is such a
+    far, every 15 s: a node may be cut off for hours. A standby that gathers members announces that, which is such a
     sign again. A standby whose port is closed is gone for good; at the endpoint another agent may come up. A
     coordinator that has never taken over from another one, and never lost a worker without a word, has no news unless
     the job has failed.

@@ -50,6 +50,7 @@ MAX_RETURNED = 1000
 _MAX_COUNT = 2**53
 _MAX_RETURNED_GENERATION = 5 * 10**8  # views can follow, with claims of 9 digits, whatever one that comes back makes up
 _MAX_AMOUNT = 1e9  # seconds, for one: 30 years
+_MAX_LINKS = 2**11  # of a chain: what a coordinator does with one takes time in its square
 _MAX_NAMED = 2**20  # members of all views of a message: to name one again costs the sender next to nothing
 
 
@@ -237,6 +238,8 @@ def _dump_view(view: View, before: View = _NO_VIEW) -> list[Any]:
 def _load_links(value: Any) -> tuple[Link, ...]:
     if type(value) is not list or any(type(link) is not list or len(link) != 3 for link in value):
         raise ValueError("expected a list of [view, over, agreed]")
+    if len(value) > _MAX_LINKS:
+        raise ValueError(f"expected at most {_MAX_LINKS} views")
     links: list[Link] = []
     before, num_named = _NO_VIEW, 0
     for view, over, agreed in value:

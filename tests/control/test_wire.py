@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -333,3 +334,11 @@ def test_return_that_names_more_members_than_anybody_has_raises_protocol_error()
     assert len(line) < wire.MAX_LINE_BYTES // 4
     with pytest.raises(ProtocolError, match="all together"):
         wire.decode_from_worker(line[:-1])
+
+
+def test_decode_return_with_too_many_views_raises_protocol_error():
+    links = tuple(Link(View(index, (Member("a", "n", ""),))) for index in range(6, wire._MAX_LINKS + 7))
+    message = wire.Return("member", 5000, 5, links, False, False, False, "", None)
+    assert wire.decode_from_worker(wire.encode(replace(message, received=links[1:]))[:-1])
+    with pytest.raises(ProtocolError, match=r"return\.received.*at most 2048 views"):
+        wire.decode_from_worker(wire.encode(message)[:-1])
