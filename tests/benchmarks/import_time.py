@@ -16,8 +16,11 @@ from tests.benchmarks.processes import ROOT
 
 _NOTHING = "pass"
 _PROGRAMS = {
-    "import_ef_lightning": ("import ef_lightning", "import torch, lightning.pytorch"),
-    "import_ef_keras": ("import ef_keras", "import torch, keras"),
+    "import_ef_lightning": (
+        "import torch, lightning.pytorch; from ef_lightning import ElasticFlowStrategy",
+        "import torch, lightning.pytorch",
+    ),
+    "import_ef_keras": ("import torch, keras, ef_keras", "import torch, keras"),
 }
 _TARGET = 1.15
 
