@@ -93,6 +93,7 @@ def meet(seat: RealSeat, names: Sequence[str]) -> list[list[Any]]:
 
 def _meet(seat: RealSeat, pair: tuple[str, ...]) -> str:
     group = seat.build()
+    seat.client.send("settled", seat.view.generation)  # as a session does: this group has come about
     group.all_gather(b"", "the same")  # what went well before changes nothing
     try:
         ALL[pair[seat.rank > 0]](seat, group)
