@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,8 @@ from ef_keras.scaled_optimizer import ScaledNumbers, ScaledOptimizer
 
 if TYPE_CHECKING:
     from ef_keras.global_batch import Passes
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("gloo", "nccl", "horovod")
 _DEFAULTS = {"tensorflow": "horovod", "torch": "nccl", "jax": "gloo"}
@@ -128,11 +131,16 @@ def step_of(model: Any, reducer: Reducer, *, xla: bool) -> Callable[[Any], Any]:
         from ef_keras.gradients_jax import JaxReducer, JaxStep
 
         return JaxStep(model, reducer if isinstance(reducer, JaxReducer) else None)
-    by_batch = model.steps_per_execution == 1 or not hooks.has_own_train_function(model)
-    if xla and by_batch and check_backend() == "tensorflow" and model.jit_compile:
-        from ef_keras.gradients_tensorflow import TensorFlowStep
+    if xla and check_backend() == "tensorflow" and model.jit_compile:
+        if model.steps_per_execution == 1 or not hooks.has_own_train_function(model):
+            from ef_keras.gradients_tensorflow import TensorFlowStep
 
-        return TensorFlowStep(model)
+            return TensorFlowStep(model)
+        logger.warning(
+            "the training steps of this fit are not compiled by XLA: the model has a make_train_function of its own, "
+            "which takes several batches"
+        )
+        xla = False
     return hooks.new_train_function(model, xla=xla)
 
 

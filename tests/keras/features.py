@@ -275,8 +275,8 @@ def embedding(run: Run) -> Any:
 # ---------------------------------------------------------------- models
 
 
-class CustomStep(keras.Model):
-    """A `train_step` of the user's, which returns its own results."""
+class Around(keras.Model):
+    """The network in a class of the user's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,6 +284,10 @@ class CustomStep(keras.Model):
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.inner(x)
+
+
+class CustomStep(Around):
+    """A `train_step` of the user's, which returns its own results."""
 
     def train_step(self, *args: Any) -> Any:
         x, y = args[-1]
@@ -363,22 +367,16 @@ def steps_per_execution(run: Run) -> Any:
     return model, run.fit(model, *data())
 
 
-class OwnTrainFunction(keras.Model):
+class OwnTrainFunction(Around):
     """Takes the batches of an execution by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net()
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.inner(x)
 
     def make_train_function(self, force: bool = False) -> Any:
         if self.train_function is not None and not force:
             return self.train_function
         import tensorflow as tf
 
-        step = self.train_step if self.run_eagerly else tf.function(self.train_step)
+        compiled = tf.function(self.train_step, jit_compile=self.jit_compile)
+        step = self.train_step if self.run_eagerly else compiled
 
         def function(iterator: Any) -> Any:
             for _ in range(self.steps_per_execution):
@@ -416,15 +414,11 @@ def run_eagerly(run: Run) -> Any:
     return model, run.fit(model, *data(), epochs=1)
 
 
-class OnNumbers(keras.Model):
+class OnNumbers(Around):
     """Cannot be called on symbols."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net()
-
     def call(self, x: Any, training: bool = False) -> Any:
-        return self.inner(x) * (1.0 if float(keras.ops.max(x)) > -1e9 else 0.0)
+        return super().call(x) * (1.0 if float(keras.ops.max(x)) > -1e9 else 0.0)
 
 
 @feature
