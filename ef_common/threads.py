@@ -23,10 +23,13 @@ def start(
 
     Args:
         run: What to run.
-        name: Of the thread.
+        name: The name of the thread.
         job: What the thread does, as it completes "the thread that …".
         on_failure: Called in the thread with an error if `run` raises anything; it wakes the waiting threads.
         daemon: The interpreter does not wait for the thread at its end.
+
+    Raises:
+        ThreadFailed: The thread cannot be started.
 
     Example:
         >>> from queue import SimpleQueue
@@ -47,7 +50,10 @@ def start(
                 logger.error("%s", failure, exc_info=error)
 
     thread = threading.Thread(target=body, name=name, daemon=daemon)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the machine lets this process have no more threads
+        raise failed(job, error) from error
     return thread
 
 

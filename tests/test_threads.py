@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from queue import SimpleQueue
 
 import pytest
@@ -36,3 +37,13 @@ def test_thread_that_ends_as_it_should_tells_nothing(caplog: pytest.LogCaptureFi
 
 def test_failure_of_a_thread_is_not_taken_for_the_users() -> None:
     assert not is_users(threads.failed("counts", ValueError("x")))
+
+
+def test_thread_that_cannot_be_started_is_not_taken_for_the_users_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ThreadFailed, match="the thread that counts has failed: RuntimeError: can't start") as raised:
+        threads.start(lambda: None, name="t", job="counts")
+    assert not is_users(raised.value)
