@@ -14,6 +14,14 @@ STOP = "stop"
 """A file in the run directory that ends a training."""
 
 
+def poll_until(condition: Callable[[], object], *, guard_s: float = 60.0) -> None:
+    """Wait until this holds."""
+    deadline = time.monotonic() + guard_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
     """Wait for a state of the coordinator, and until it has told the workers of it, which comes after the decision."""
     deadline = time.monotonic() + GUARD_S

@@ -20,7 +20,7 @@ from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
 from ef_common.session import ControlChannel
 from ef_common.testing.ports import reserve_port
-from tests.control.test_failover import wait_until
+from tests.waiting import poll_until
 
 MEMBER = Member("w", "n", "")
 
@@ -217,7 +217,7 @@ def test_client_tells_its_training_and_a_newcomer_that_waits_for_an_earlier_one_
     assert newcomer.job_training() == 2
     assert join(coordinator, "later").started().client.job_training() == 2
     newcomer.send("ready", 2)
-    wait_until(lambda: member.client.change_pending)
+    poll_until(lambda: member.client.change_pending)
     member.client.send("at_boundary", 1)
     assert newcomer.next_view(0).ids == ("w0", "late")
 
@@ -268,7 +268,7 @@ def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile
     coordinator._loop.call_soon_threadsafe(be_busy)
     worker.client.send("close")
     worker.client.stop()
-    wait_until(lambda: coordinator._switchboard.state.closed)
+    poll_until(lambda: coordinator._switchboard.state.closed)
 
 
 def test_client_started_twice_raises_protocol_error(form):

@@ -16,7 +16,8 @@ from ef_common.core.membership import Install
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
 from ef_common.note import Note
-from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
+from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
+from tests.waiting import poll_until
 
 GUARD_S = 20.0
 
@@ -63,7 +64,7 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     assert str(error) == "the thread that listens to the coordinator has failed: RuntimeError: out of order"
     assert isinstance(error.__cause__, RuntimeError)
     assert isinstance(fetching.get(), GroupBroken)
-    wait_until(lambda: worker.views_noticed[-1] > 1 << 32)  # so its group ends, and a world of one asks
+    poll_until(lambda: worker.views_noticed[-1] > 1 << 32)  # so its group ends, and a world of one asks
     assert worker.client.change_pending
     assert other.client.next_view(1).ids == (other.client.member.id,)  # the others go on at once
 
@@ -111,8 +112,8 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
 def test_first_view_that_a_failed_reader_cannot_take_in_is_not_waited_for(serve, join, monkeypatch):
     coordinator = serve(2)
     worker = join(coordinator, "a")
-    wait_until(lambda: coordinator._switchboard.state.workers)
-    wait_until(lambda: worker.client._threads)
+    poll_until(lambda: coordinator._switchboard.state.workers)
+    poll_until(lambda: worker.client._threads)
     monkeypatch.setattr(worker.client, "_receive_view", fail)
     join(coordinator, "b")
     with pytest.raises(ThreadFailed):
@@ -140,7 +141,7 @@ def test_herald_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F
     monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
     coordinators, _, _ = job(3)
     coordinators[0].stop()
-    wait_until(lambda: knows_the_leader(coordinators[1:]))
+    poll_until(lambda: knows_the_leader(coordinators[1:]))
     assert not failures
 
 
@@ -156,7 +157,7 @@ def test_herald_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
     monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
     coordinators, _, _ = job(3)
     coordinators[0].stop()
-    wait_until(lambda: knows_the_leader(coordinators[1:]))
+    poll_until(lambda: knows_the_leader(coordinators[1:]))
 
 
 @pytest.mark.parametrize("also", ["nothing", "a connection", "all connections"])
@@ -180,7 +181,7 @@ def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkey
     for one in waiting:
         assert isinstance(one.get(), CoordinatorLost)
     assert coordinator.wait_until_idle(GUARD_S)
-    wait_until(coordinator._loop.is_closed)
+    poll_until(coordinator._loop.is_closed)
 
 
 @pytest.mark.parametrize("standbys", [False, True])

@@ -7,7 +7,6 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -20,15 +19,9 @@ from ef_common.control.wire import Moved, Redirect
 from ef_common.errors import Evicted
 from ef_common.note import Note
 from ef_common.pace import Pace
+from tests.waiting import poll_until
 
 GUARD_S = 60.0
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def job(serve, join):
             worker.client.send("settled", 1)
             worker.client.use_store("" if claim is None else "0f" * 16, claim)
         order = [view.ids.index(f"w{index}") for index in range(number)]
-        wait_until(lambda: len(coordinators[0]._switchboard.state.settled) == number)
+        poll_until(lambda: len(coordinators[0]._switchboard.state.settled) == number)
         return coordinators, workers, order
 
     return make
@@ -67,7 +60,7 @@ def leader(coordinators: list[Coordinator]) -> Coordinator | None:
 def test_failover_of_the_coordinator_alone_keeps_the_view(job):
     coordinators, workers, _ = job(3)
     coordinators[0].stop()
-    wait_until(lambda: leader(coordinators[1:]))
+    poll_until(lambda: leader(coordinators[1:]))
     state = leader(coordinators[1:])._switchboard.state
     assert state.view == workers[0].client.next_view(0)
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
@@ -78,7 +71,7 @@ def test_worker_that_has_gone_to_another_coordinator_is_not_taken_for_dead(job):
     workers[2].client._stopped.set()  # it does not return
     workers[2].client._line.send(Moved())
     switchboard = coordinators[0]._switchboard
-    wait_until(lambda: switchboard.state.view is not None and switchboard.state.view.generation > 1)
+    poll_until(lambda: switchboard.state.view is not None and switchboard.state.view.generation > 1)
     assert "w2" not in switchboard.state.view.ids
     assert "w2" not in switchboard.state.gone
 
@@ -86,7 +79,7 @@ def test_worker_that_has_gone_to_another_coordinator_is_not_taken_for_dead(job):
 def test_failover_is_followed_by_a_loss_and_a_join(job, join):
     coordinators, workers, _ = job(3)
     coordinators[0].stop()
-    wait_until(lambda: leader(coordinators[1:]))
+    poll_until(lambda: leader(coordinators[1:]))
     workers[2].stop()
     view = workers[0].client.next_view(1)
     assert set(view.ids) == {"w0", "w1"}
@@ -98,7 +91,7 @@ def test_failover_is_followed_by_a_loss_and_a_join(job, join):
     newcomer = join(coordinators[0].address, "n", standby=own).started()
     assert newcomer.warm_up is True
     newcomer.client.send("ready")
-    wait_until(lambda: all(worker.client.change_pending for worker in workers[:2]))
+    poll_until(lambda: all(worker.client.change_pending for worker in workers[:2]))
     for worker in workers[:2]:
         worker.client.send("at_boundary", view.generation)
     assert set(newcomer.client.next_view(0).ids) == {"w0", "w1", "n"}
@@ -128,7 +121,7 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     # Its door stays open, and it goes nowhere: as if it was stopped.
     silent._stopped.set()
     coordinators[0].stop()
-    wait_until(lambda: coordinators[1]._switchboard.state.held)
+    poll_until(lambda: coordinators[1]._switchboard.state.held)
     assert "only 1 of 2 members of view 1" in coordinators[1]._switchboard.state.held
     assert workers[1].views_noticed == [1]
     silent._close_door()  # it dies
@@ -148,7 +141,7 @@ def test_failover_to_one_of_two_goes_on_with_the_claim_when_the_other_only_is_si
     if has_it:
         assert workers[1].client.next_view(1).ids == ("w1",)
     else:
-        wait_until(lambda: "others go on" in coordinators[1]._switchboard.state.held)
+        poll_until(lambda: "others go on" in coordinators[1]._switchboard.state.held)
         assert workers[1].views_noticed == [1]
     assert list(winners.values()) == [("w1",) if has_it else ("w0",)]
 
@@ -159,9 +152,9 @@ def test_failover_while_a_newcomer_warms_up_keeps_it(job, join, serve):
     newcomer = join(coordinators[0], "n", standby=own).started()
     assert newcomer.warm_up is True
     coordinators[0].stop()
-    wait_until(lambda: leader(coordinators[1:]))
+    poll_until(lambda: leader(coordinators[1:]))
     newcomer.client.send("ready")
-    wait_until(lambda: all(worker.client.change_pending for worker in workers))
+    poll_until(lambda: all(worker.client.change_pending for worker in workers))
     for worker in workers:
         worker.client.send("at_boundary", 1)
     assert newcomer.client.next_view(0).world_size == 4
@@ -171,7 +164,7 @@ def test_failover_while_members_wait_at_a_boundary_issues_the_planned_view(job, 
     coordinators, workers, _ = job(2)
     newcomer = join(coordinators[0], "n", standby=coordinators[1]).started()
     newcomer.client.send("ready")
-    wait_until(lambda: all(worker.client.change_pending for worker in workers))
+    poll_until(lambda: all(worker.client.change_pending for worker in workers))
     workers[0].client.send("at_boundary", 1)
     coordinators[0].stop()
     workers[1].client.send("at_boundary", 1)
@@ -180,7 +173,7 @@ def test_failover_while_members_wait_at_a_boundary_issues_the_planned_view(job, 
         view = views[0]
         for worker in workers:
             worker.client.send("settled", view.generation)
-        wait_until(lambda: view.pending or all(worker.client.change_pending for worker in workers))
+        poll_until(lambda: view.pending or all(worker.client.change_pending for worker in workers))
         for worker in workers:
             worker.client.send("at_boundary", view.generation)
         views = [worker.client.next_view(view.generation) for worker in workers]
@@ -197,9 +190,9 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
 
     coordinators[0]._loop.call_soon_threadsafe(stop)
     stopped.wait(GUARD_S)
-    wait_until(lambda: leader(coordinators[1:]))
+    poll_until(lambda: leader(coordinators[1:]))
     go_on.set()
-    wait_until(lambda: coordinators[0]._switchboard.state.idle)
+    poll_until(lambda: coordinators[0]._switchboard.state.idle)
     assert leader(coordinators[1:])._switchboard.state.view.generation == 1
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
 
@@ -207,7 +200,7 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
 def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     coordinators, workers, _ = job(3)
     workers[1].client._line.give_up()
-    wait_until(lambda: coordinators[0]._switchboard.state.workers.get("w1"))
+    poll_until(lambda: coordinators[0]._switchboard.state.workers.get("w1"))
     workers[1].client.send("suspect", 1)
     for worker in (workers[0], workers[2]):
         worker.client.send("suspect", 1)
@@ -219,7 +212,7 @@ def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_fir
     first, client = coordinators[0]._switchboard, workers[1].client
     first._leader = format_address(coordinators[1].address)
     coordinators[0]._loop.call_soon_threadsafe(first._redirect, "w1")
-    wait_until(lambda: "w1" in coordinators[1]._switchboard.state.workers)
+    poll_until(lambda: "w1" in coordinators[1]._switchboard.state.workers)
     assert client._address == coordinators[1].address
 
 
@@ -232,7 +225,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
     client._try_to_return = lambda address: asked.append(address)
     client._receive(Redirect("", "0" * 64))
     client._line.give_up()
-    wait_until(lambda: len(set(asked)) > 1)
+    poll_until(lambda: len(set(asked)) > 1)
     assert asked[0] != client._address
 
 
@@ -241,7 +234,7 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     for worker in workers[1:]:
         worker.client._stopped.set()  # it says nothing more, and goes nowhere
-    wait_until(lambda: coordinators[0]._switchboard.state.held)
+    poll_until(lambda: coordinators[0]._switchboard.state.held)
     assert "only 1 of 3" in coordinators[0]._switchboard.state.held
     assert not any(worker.client._inbox.ended for worker in workers)
     workers[1].client._line.hang_up()  # its process ends
@@ -254,7 +247,7 @@ def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
     _, workers, _ = job(2)
     workers[0].client._line.give_up()
     workers[0].client.bootstrap(1).put("key", b"value")
-    wait_until(lambda: workers[1].client._inbox._values.get("key") == b"value")
+    poll_until(lambda: workers[1].client._inbox._values.get("key") == b"value")
 
 
 def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone(job):
@@ -290,15 +283,15 @@ def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, joi
     for standby in coordinators[1:]:
         standby._herald._endpoint = endpoint
     coordinators[0].stop()
-    wait_until(lambda: leader(coordinators[1:]))
+    poll_until(lambda: leader(coordinators[1:]))
     fresh = Coordinator(endpoint, heartbeat_timeout_s=60.0)
     fresh._settings = coordinators[1]._settings
     fresh.start()
     try:
-        wait_until(lambda: fresh._switchboard.state.idle)
+        poll_until(lambda: fresh._switchboard.state.idle)
         newcomer = join(endpoint, "n", standby=fresh).started()
         assert newcomer.warm_up is True
-        wait_until(lambda: "n" in leader(coordinators[1:])._switchboard.state.workers)
+        poll_until(lambda: "n" in leader(coordinators[1:])._switchboard.state.workers)
     finally:
         fresh.stop()
 
@@ -351,20 +344,20 @@ class Beats(Note):
 def test_agent_sees_beats_each_second_however_rare_heartbeats_are_and_none_after_the_close(serve, join):
     note = Beats()
     worker = join(serve(1, heartbeat_timeout_s=600.0), "w0", note=note).started()
-    wait_until(lambda: note.num_beats >= 3)
+    poll_until(lambda: note.num_beats >= 3)
     assert not note.rests
     worker.client.send("close")
-    wait_until(lambda: note.rests)
+    poll_until(lambda: note.rests)
 
 
 def test_agent_sees_no_beats_between_two_trainings(serve, join):
     note, pace = Beats(), Pace(time.monotonic)
     join(serve(1), "w0", note=note, pace=pace).started()
-    wait_until(lambda: note.num_beats >= 1)
+    poll_until(lambda: note.num_beats >= 1)
     pace.rests = True
-    wait_until(lambda: note.rests)
+    poll_until(lambda: note.rests)
     pace.rests, before = False, note.num_beats
-    wait_until(lambda: note.num_beats > before)
+    poll_until(lambda: note.num_beats > before)
 
 
 def test_lines_leave_no_fork_handlers_behind():

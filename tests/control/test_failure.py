@@ -11,7 +11,8 @@ from ef_common.control.failure_report import report_failure
 from ef_common.control.line import Line
 from ef_common.core.view import Member
 from ef_common.errors import JobFailed
-from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
+from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
+from tests.waiting import poll_until
 
 WHY = "worker w0 (node n) raised ValueError: x"
 
@@ -32,7 +33,7 @@ def test_failure_before_the_first_view_is_told_to_those_who_wait_for_it(serve, j
     coordinator = serve(3)
     waiting = join(coordinator, "a")
     failing = join(coordinator, "b")
-    wait_until(lambda: len(coordinator._switchboard.state.workers) == 2 and failing.client._process)
+    poll_until(lambda: len(coordinator._switchboard.state.workers) == 2 and failing.client._process)
     failing.client.fail(WHY)
     for worker in (waiting, failing):
         with pytest.raises(JobFailed, match="ValueError: x"):
@@ -79,7 +80,7 @@ def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job,
 def test_failure_is_told_to_all_standbys_for_those_who_come_to_them_afterwards(job):  # noqa: F811
     coordinators, workers, _ = job(3)
     workers[1].client.fail(WHY)
-    wait_until(lambda: all(one._switchboard.state.failed for one in coordinators))
+    poll_until(lambda: all(one._switchboard.state.failed for one in coordinators))
     assert {one._switchboard.state.failed for one in coordinators} == {WHY}
 
 
@@ -88,7 +89,7 @@ def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serv
     next_job = serve(2)
     coordinators[0]._herald._endpoint = next_job.address
     workers[1].client.fail(WHY)
-    wait_until(lambda: coordinators[1]._switchboard.state.failed)
+    poll_until(lambda: coordinators[1]._switchboard.state.failed)
     assert next_job.address not in coordinators[0]._herald._tried
     assert not next_job._switchboard.state.failed
 
@@ -110,7 +111,7 @@ def test_report_that_is_not_fatal_ends_nothing_once_there_is_a_view(form, serve,
     assert worker.client.next_view(0).world_size == 1
     begins = serve(2)
     waiting = join(begins, "a")
-    wait_until(lambda: begins._switchboard.state.workers)
+    poll_until(lambda: begins._switchboard.state.workers)
     assert report_failure([begins.address], AGENT, None, "an import", fatal=False) == "an import"
     with pytest.raises(JobFailed, match="an import"):
         waiting.started()
@@ -128,9 +129,9 @@ def test_report_goes_on_from_a_standby_and_from_who_is_not_there(form, serve):
 def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
     coordinators, _, _ = job(3)
     coordinators[0].stop()
-    wait_until(lambda: leader(coordinators) is not None)
+    poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
-    wait_until(lambda: third._switchboard._leader)
+    poll_until(lambda: third._switchboard._leader)
     assert report_failure([third.address], AGENT, None, "a crash", fatal=True) == "a crash"
 
 

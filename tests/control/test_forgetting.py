@@ -15,7 +15,7 @@ from ef_common.control.herald import Herald
 from ef_common.core.membership import Membership
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
-from tests.control.test_failover import wait_until
+from tests.waiting import poll_until
 
 VIEW = View(3, (Member("a", "a", ""),))
 STATE = Membership(generation=3, view=VIEW, contested=True, contested_at=1000.0)
@@ -46,10 +46,10 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             late.say(wire.Return("member", 1, 1, (Link(other),), False, False, False, "", "0f" * 16))
             assert any(isinstance(message, wire.Evicted) for message in iter(late.hear, None))
             late.close()
-        wait_until(lambda: len(board._workers) == 2 and not board._out)
+        poll_until(lambda: len(board._workers) == 2 and not board._out)
         coordinator._loop.call_soon_threadsafe(board._sweep)
-        wait_until(lambda: set(board._keys) == set(board._workers))
-        wait_until(lambda: len(board._open) == 2)
+        poll_until(lambda: set(board._keys) == set(board._workers))
+        poll_until(lambda: len(board._open) == 2)
 
     churn(0, 12)
     before = sizes_of(coordinator)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,19 +20,13 @@ from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
 from tests.control.lies import ABSURD, calls
+from tests.waiting import poll_until
 
 GUARD_S = 30.0
 
 TOKEN = Token("hunter2")
 HONEST = ("w0", "w1")
 NAMES = (*HONEST, "liar", "ghost")
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # Or an honest worker comes to a boundary.
@@ -94,7 +87,7 @@ def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, fau
             peer.socket.shutdown(socket.SHUT_WR)
             peer.hear_all()  # all that it has said has been heard
         peer.close()
-    wait_until(lambda: set(board._workers) <= set(HONEST))
+    poll_until(lambda: set(board._workers) <= set(HONEST))
     assert set(board._workers) == set(HONEST)  # nobody has taken their lines
     assert board.state.generation < ABSURD // 2
     clients = [worker.client for worker in workers]
@@ -109,7 +102,7 @@ def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, fau
                 client.send("suspect", view.generation)
         return views[0] == views[1] and views[0].generation > newest and set(views[0].ids) == set(HONEST)
 
-    wait_until(are_together)
+    poll_until(are_together)
     for worker in workers:
         worker.stop()
     coordinator.stop()
@@ -241,7 +234,7 @@ def test_peer_with_the_name_of_another_is_refused_also_while_its_line_is_broken(
     assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
     before = coordinator._switchboard._workers["w0"]
     coordinator._loop.call_soon_threadsafe(lambda: coordinator._switchboard._forget(before))
-    wait_until(lambda: "w0" not in coordinator._switchboard._workers)
+    poll_until(lambda: "w0" not in coordinator._switchboard._workers)
     assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
     assert len(refusals(caplog)) == 1
     assert worker.views_noticed == [1]
@@ -260,7 +253,7 @@ def test_keys_of_workers_that_are_gone_are_forgotten(serve, dial):
         peer = dial(coordinator)
         peer.introduce(f"n{index}", TOKEN, returning=True)
         peer.close()
-    wait_until(lambda: not coordinator._switchboard._workers)
+    poll_until(lambda: not coordinator._switchboard._workers)
     assert coordinator._switchboard._keys == {}
 
 
@@ -272,9 +265,9 @@ def test_what_a_worker_has_said_is_refused_from_another_connection(liar_and_work
     monkeypatch.setattr(Switchboard, "on_line", lambda self, *args: (heard.append(args[1]), on_line(self, *args)))
     newcomer = join(coordinator, "new", TOKEN).started()
     newcomer.client.send("ready")
-    wait_until(lambda: len(heard) >= 2)
+    poll_until(lambda: len(heard) >= 2)
     newcomer.stop()
-    wait_until(lambda: "new" not in coordinator._switchboard._workers)
+    poll_until(lambda: "new" not in coordinator._switchboard._workers)
     replay = dial(coordinator)
     replay.say(b"\n".join(heard) + b"\n")
     assert last_word(replay).code == "authentication"
@@ -336,5 +329,5 @@ def test_worker_with_which_a_view_would_not_fit_into_a_message_is_refused(serve,
     assert isinstance(peers[0].introduce("w1", TOKEN), wire.Welcome)
     assert peers[1].introduce("w2", TOKEN).reason == "2 are connected, all that fit in a view"
     worker.stop()
-    wait_until(lambda: len(coordinator._switchboard._workers) == 1)
+    poll_until(lambda: len(coordinator._switchboard._workers) == 1)
     assert isinstance(peers[2].introduce("w3", TOKEN), wire.Welcome)

@@ -13,7 +13,8 @@ from ef_common.control.inquiry import inquire
 from ef_common.core.view import Member
 from ef_common.errors import Evicted
 from ef_common.note import Note, lives
-from tests.control.test_failover import job, leader, wait_until  # noqa: F401  (a fixture)
+from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
+from tests.waiting import poll_until
 
 AGENT = Member("n-agent", "n", "")
 
@@ -38,7 +39,7 @@ def test_inquiry_about_one_that_the_others_go_on_without_says_why(form):
 def test_inquiry_before_the_first_view_says_nothing_against_anybody(serve, join):
     coordinator = serve(2)
     join(coordinator, "w0")
-    wait_until(lambda: coordinator._switchboard.state.workers)
+    poll_until(lambda: coordinator._switchboard.state.workers)
     assert [ask(coordinator, worker) for worker in ("w0", "w1")] == ["", ""]
 
 
@@ -64,7 +65,7 @@ def test_inquiry_of_a_standby_that_gathers_the_members_says_that_nothing_is_deci
     coordinators, workers, _ = job(2)
     workers[0].client._stopped.set()
     coordinators[0].stop()
-    wait_until(lambda: coordinators[1]._switchboard.state.gathering_since is not None)
+    poll_until(lambda: coordinators[1]._switchboard.state.gathering_since is not None)
     assert ask(coordinators[1], "w0") == ""
 
 
@@ -72,11 +73,11 @@ def test_inquiry_goes_from_a_standby_to_who_has_taken_over(job):  # noqa: F811
     coordinators, workers, _ = job(3)
     coordinators[0].stop()
     workers[0].stop()
-    wait_until(lambda: leader(coordinators) is not None)
+    poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
-    wait_until(lambda: third._switchboard._leader)
+    poll_until(lambda: third._switchboard._leader)
     name = workers[0].client.member.id
-    wait_until(lambda: ask(third, name))
+    poll_until(lambda: ask(third, name))
     assert ask(third, workers[1].client.member.id) == ""
 
 
@@ -95,13 +96,13 @@ def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, 
     def beats():
         return [life.beats for life in lives(tmp_path).values()]
 
-    wait_until(lambda: beats() > [3])
+    poll_until(lambda: beats() > [3])
     worker.client._receive(wire.Evicted("silent for 3 s"))
     before = beats()
-    wait_until(lambda: beats() > before)  # the reader thread knows it, the main thread does not
+    poll_until(lambda: beats() > before)  # the reader thread knows it, the main thread does not
     with pytest.raises(Evicted):
         worker.client.next_view(1)
-    wait_until(lambda: not beats())
+    poll_until(lambda: not beats())
 
 
 def test_heartbeats_end_in_the_note_with_the_line(serve, join, tmp_path: Path):
@@ -109,7 +110,7 @@ def test_heartbeats_end_in_the_note_with_the_line(serve, join, tmp_path: Path):
     note = Note(tmp_path)
     note.introduce("w0")
     worker = join(coordinator, "w0", note=note).started()
-    wait_until(lambda: lives(tmp_path))
+    poll_until(lambda: lives(tmp_path))
     worker.client.stop()
     assert not any(thread.name == "elasticflow-heartbeat" and thread.is_alive() for thread in threading.enumerate())
     assert not lives(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 
 from ef_common.launch import run as module
 from ef_common.note import write_failure
+from tests.waiting import poll_until
 
 GUARD_S = 60.0
 KILLED_BY = module.KILLED + signal.SIGKILL
@@ -26,13 +26,6 @@ def end_as(status: int, why: str = "") -> Callable[..., None]:
         os._exit(status)
 
     return body
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -53,11 +46,11 @@ def test_agents_that_were_replaced_hold_nothing(agents: Any, monkeypatch: pytest
     agents.start()
     before = num_files()
     for lives in range(2, 27):
-        wait_until(lambda: agents.lost)
+        poll_until(lambda: agents.lost)
         agents.replace_lost()
         assert [agent.lives for agent in agents._agents.values()] == [lives]
     assert num_files() <= before
-    wait_until(lambda: not agents.alive)
+    poll_until(lambda: not agents.alive)
     assert agents.lost == []
     assert (agents.failed, agents.finished) == (True, False)
     assert len(list(agents._directory.iterdir())) == 1
@@ -71,7 +64,7 @@ def test_agents_that_have_left_hold_nothing_but_why_the_job_has_failed(
     for number in range(5):
         agents.start()
         agents.drain(number)
-        wait_until(lambda: not agents.alive)
+        poll_until(lambda: not agents.alive)
         agents.forget_those_that_left()
         assert agents._agents == {}
     assert num_files() <= before

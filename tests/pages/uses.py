@@ -54,8 +54,10 @@ def continue_with_best(names: dict[str, Any]) -> None:
         return callback
 
     if (child := os.fork()) == 0:  # a process of its own, because a second training has another place
-        told.write_text(json.dumps(train(names["Best"](), epochs=2).best))
-        os._exit(0)
+        try:
+            told.write_text(json.dumps(train(names["Best"](), epochs=2).best))
+        finally:
+            os._exit(0)  # a failure has left no file
     os.waitpid(child, 0)
     found = train(names["Best"](), epochs=2).best  # there is nothing left to train
     if not json.loads(told.read_text()) == found > 0:
