@@ -182,6 +182,7 @@ def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkey
         assert isinstance(one.get(), CoordinatorLost)
     assert coordinator.wait_until_idle(GUARD_S)
     poll_until(coordinator._loop.is_closed)
+    assert coordinator._herald._stopped.is_set()  # it would go on telling others that this coordinator leads
 
 
 @pytest.mark.parametrize("standbys", [False, True])
