@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 
-STEP_BYTES = 64 << 20
+STEP_BYTES = 16 << 20
 """How much is written before each request to the disk."""
 
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)

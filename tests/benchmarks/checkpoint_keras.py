@@ -9,7 +9,7 @@ import tempfile
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
 from tests.benchmarks.pair import run_single
 
-NUM_ROUNDS = 9
+NUM_ROUNDS = 21
 TARGET_PAUSE, TARGET_WRITE = 0.10, 1 / 0.9
 _TIMEOUT_S = 300.0
 

@@ -9,12 +9,14 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.update(KERAS_BACKEND=sys.argv[1], TF_CPP_MIN_LOG_LEVEL="3", TF_NUM_INTRAOP_THREADS="1")
 
 import keras
+import numpy as np
 
 import ef_keras
 from ef_common.storage.checkpoints import Checkpoints
@@ -35,33 +37,38 @@ class Measure(keras.callbacks.Callback):
         self.found: dict[str, list[float]] = defaultdict(list)
         self._folder = folder
         self._elastic = elastic
+        self._data = b""
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         if not batch:
             return
-        checkpoints = self._elastic._fit._checkpoints
         begin = time.perf_counter()
-        content, release = checkpoints.state(whole=True).copy()
+        content, release = self._elastic._fit._checkpoints.state(whole=True).copy()
         self._note("pause", begin, first=batch == 1)
         (name, write), *_ = content.files.items()
-        path = self._folder / "plain"
-        store = Checkpoints(Store(self._folder / "ours")).store
-        begin = time.perf_counter()
-        with store.writer(name) as file:
-            write(file)
-        self._note("write", begin, first=batch == 1)
+        pair = [("write", lambda: self._ours(name, write)), ("sequential", self._sequential)]
+        for what, act in pair if batch % 2 else reversed(pair):  # who comes first, in turns
+            os.sync()  # what others have left to be written
+            begin = time.perf_counter()
+            act()
+            self._note(what, begin, first=batch == 1)
         release()
-        data = memoryview(bytes(_CHUNK_BYTES))
-        begin = time.perf_counter()
-        with path.open("wb") as plain:
-            for start in range(0, file.size, _CHUNK_BYTES):
-                plain.write(data[: file.size - start])
-            plain.flush()
-            os.fsync(plain.fileno())
-        self._note("sequential", begin, first=batch == 1)
         begin = time.perf_counter()
         self.model.save(self._folder / "theirs.keras")
         self._note("save", begin, first=batch == 1)
+
+    def _ours(self, name: str, write: Callable[[Any], object]) -> None:
+        with Checkpoints(Store(self._folder / "ours")).store.writer(name) as file:
+            write(file)
+        if not self._data:
+            self._data = np.random.default_rng(0).bytes(file.size)
+
+    def _sequential(self) -> None:
+        with (self._folder / "plain").open("wb") as file:
+            for start in range(0, len(self._data), _CHUNK_BYTES):
+                file.write(memoryview(self._data)[start : start + _CHUNK_BYTES])
+            file.flush()
+            os.fsync(file.fileno())
 
     def _note(self, name: str, begin: float, *, first: bool) -> None:
         if not first:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ef_common.terminal import LOG_FORMAT
-from tests.pages import preambles, uses
 from tests.pages.blocks import ROOT, SOURCES, Block, programs
 from tests.pages.rows import PROGRAMS
 
@@ -34,6 +33,8 @@ def run_in_job(name: str, folder: str, log_format: str) -> int:
 
 def run(names: Sequence[str], folder: str) -> int:
     """Run these blocks of a page, one after the other, in a namespace that they share. Returns how many there were."""
+    from tests.pages import preambles, uses  # they import the frameworks, and choose the backend of Keras
+
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a model this small is for the CPU
     os.chdir(folder)
     found = {block.name: block for block in programs()}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BLOCKS = programs()
 NAMES = [block.name for block in BLOCKS]
-WARM = ("tests.pages.running", "tensorflow", "torch.utils.tensorboard")
+WARM = ("tests.pages.preambles", "tests.pages.uses", "tests.pages.running", "tensorflow", "torch.utils.tensorboard")
 """What the process has imported from which all others are forked: both frameworks, so it is one for this file."""
 
 
