@@ -25,7 +25,7 @@ def poll_until(condition: Callable[[], object], *, guard_s: float = 60.0) -> Non
 def wait_until(job: Job, reached: Callable[[Membership], bool]) -> None:
     """Wait for a state of the coordinator, and until it has told the workers of it, which comes after the decision."""
     deadline = time.monotonic() + GUARD_S
-    while not reached(job.coordinator._switchboard.state):
+    while not reached(job.coordinator._server.state):
         assert time.monotonic() < deadline, job.tails()
         assert any(worker.alive for worker in job.workers), job.tails()
         time.sleep(0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -16,8 +15,9 @@ from typing import Any
 
 from ef_common import threads
 from ef_common.control.auth import Token
-from ef_common.control.connection import Connection
 from ef_common.control.herald import Herald
+from ef_common.control.server import CoordinatorServer
+from ef_common.control.serving import ServerLoop
 from ef_common.control.sockets import (
     LOOPBACK,
     Address,
@@ -26,9 +26,7 @@ from ef_common.control.sockets import (
     is_loopback,
     listen,
     raise_file_limit,
-    tune,
 )
-from ef_common.control.switchboard import Switchboard
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
@@ -38,8 +36,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_HEARTBEAT_TIMEOUT_S = 5.0
 """Compilers and loaders hold Python's lock for two seconds now and then; a worker that dies is noticed without this."""
 _TIMEOUTS_TO_NOTICE = 1.5
-_ACCEPTS_AT_ONCE = 64
-_ACCEPT_PAUSE_S = 0.1
 _STOP_S = 10.0
 
 
@@ -90,11 +86,10 @@ class Coordinator:
         self._endpoint = endpoint
         self._name = secrets.token_hex(8)
         self._herald: Herald | None = None
-        self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._switchboard: Switchboard | None = None
-        self._adoptions: set[asyncio.Task[None]] = set()
+        self._server: CoordinatorServer | None = None
+        self._serving: ServerLoop | None = None
         self._population = 0
         self._has_begun = False
         self._population_changed = threading.Condition()
@@ -119,7 +114,7 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended or failed."""
-        state = None if self._switchboard is None else self._switchboard.state
+        state = None if self._server is None else self._server.state
         return state is not None and (state.closed or bool(state.failed))
 
     def start(self) -> None:
@@ -129,25 +124,25 @@ class Coordinator:
             OSError: The address cannot be bound (EADDRINUSE: another coordinator has it).
         """
         raise_file_limit()
-        self._listener = listen(self._address_to_bind())
-        host, port = self._listener.getsockname()[:2]
+        listener = listen(self._address_to_bind())
+        host, port = listener.getsockname()[:2]
         self._bound = (host, port)
         self._loop = asyncio.SelectorEventLoop()
         self._loop.set_exception_handler(self._log_fault)
-        self._switchboard = Switchboard(
-            self._loop,
+        self._server = CoordinatorServer(
+            self._loop.time(),
             token=self._token,
             settings=self._settings,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
             limits=self._limits,
-            on_population=self._note_population,
             standby=self._standby,
             name=self._name,
         )
-        self._herald = Herald(self._name, self._switchboard, self._token, port=port, endpoint=self._endpoint)
+        self._serving = ServerLoop(self._loop, listener, self._server, self._note_population)
+        self._herald = Herald(self._name, self._server, self._token, port=port, endpoint=self._endpoint)
         call_in_forked_children(self._close_in_child)
         self._thread = threads.start(
-            partial(self._serve, self._loop, self._listener, self._switchboard, self._herald),
+            partial(self._serve, self._loop, self._serving, self._herald),
             name="elasticflow-coordinator",
             job="serves the workers of the job",
         )
@@ -194,56 +189,16 @@ class Coordinator:
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve(
-        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard, herald: Herald
-    ) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop, serving: ServerLoop, herald: Herald) -> None:
         with ExitStack() as at_end:  # all of it, whatever one of them raises: workers and `wait_until_idle` wait for it
             at_end.callback(self._note_population, 0)
             at_end.callback(loop.close)
-            at_end.callback(self._let_sockets_close, loop)
-            at_end.callback(switchboard.drop_all)
+            at_end.callback(serving.let_sockets_close)
+            at_end.callback(serving.end_all)
             at_end.callback(herald.stop)  # or it would go on telling others that this one leads
-            at_end.callback(listener.close)
-            at_end.callback(loop.remove_reader, listener.fileno())
-            loop.call_soon(switchboard.start)
-            loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
+            at_end.callback(serving.stop)
+            loop.call_soon(serving.start)
             loop.run_forever()
-
-    def _let_sockets_close(self, loop: asyncio.AbstractEventLoop) -> None:
-        for task in self._adoptions:
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))  # they are closed by callbacks
-        loop.run_until_complete(asyncio.sleep(0))
-
-    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # out of files or memory
-                switchboard.make_room(_ACCEPTS_AT_ONCE, f"cannot accept more: {error.strerror}")
-                loop.remove_reader(listener.fileno())
-                loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, loop, listener, switchboard)
-                return
-            connection = Connection(switchboard, sock)
-            switchboard.adopt(connection)
-            task = loop.create_task(self._adopt(loop, connection, switchboard))
-            self._adoptions.add(task)
-            task.add_done_callback(self._adoptions.discard)
-
-    def _accept_again(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, switchboard: Switchboard) -> None:
-        loop.add_reader(listener.fileno(), self._accept, loop, listener, switchboard)
-
-    async def _adopt(self, loop: asyncio.AbstractEventLoop, connection: Connection, switchboard: Switchboard) -> None:
-        sock = connection.socket
-        try:
-            sock.setblocking(False)
-            tune(sock)
-            await loop.connect_accepted_socket(lambda: connection, sock)
-        except (OSError, asyncio.CancelledError):  # it is gone already, or we stop
-            switchboard.on_closed(connection)
-            sock.close()
 
     def _log_fault(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """Log a fault of our own code, each kind once; the coordinator continues."""
@@ -254,7 +209,5 @@ class Coordinator:
             logger.error("fault in the coordinator: %s", context.get("message"), exc_info=error)
 
     def _close_in_child(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        if self._switchboard is not None:
-            self._switchboard.close_in_child()
+        if self._serving is not None:
+            self._serving.close_in_child()

@@ -11,8 +11,8 @@ from ef_common import threads
 from ef_common.control import wire
 from ef_common.control.auth import Token, new_nonce
 from ef_common.control.line import attempt_line
+from ef_common.control.server import CoordinatorServer
 from ef_common.control.sockets import LOOPBACK, Address
-from ef_common.control.switchboard import Switchboard
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
 
@@ -42,17 +42,17 @@ class Herald:
 
     Args:
         name: The coordinator's.
-        switchboard: What it has decided, and whom it has heard of.
+        server: What it has decided, and whom it has heard of.
         token: The job token, or None.
         port: On which it listens.
         endpoint: Where new workers look for the coordinator, or None.
     """
 
     def __init__(
-        self, name: str, switchboard: Switchboard, token: Token | None, *, port: int, endpoint: Address | None
+        self, name: str, server: CoordinatorServer, token: Token | None, *, port: int, endpoint: Address | None
     ) -> None:
         self._member = Member(name, "coordinator", LOOPBACK)
-        self._switchboard = switchboard
+        self._server = server
         self._token = token
         self._key = new_nonce()
         self._port = port
@@ -83,7 +83,7 @@ class Herald:
 
     def _look(self) -> None:
         """Notify every coordinator whose turn it is."""
-        state = self._switchboard.state
+        state = self._server.state
         if not state.failed and (state.view is None or not state.contested):
             return
         news = _News(leads=not state.failed and not state.held, failed=state.failed)
@@ -92,7 +92,7 @@ class Herald:
             self._news_at = time.monotonic()
         self._told = news
         # A copy, because another thread changes it. The newest come first: former standbys may not answer any more.
-        known = dict.fromkeys(reversed(list(self._switchboard.standbys)))
+        known = dict.fromkeys(reversed(list(self._server.standbys)))
         if self._endpoint is not None and not state.failed:  # the next job may be there already
             known[self._endpoint] = None
         self._tried = {address: when for address, when in self._tried.items() if address in known}
@@ -121,7 +121,7 @@ class Herald:
             if address == self._endpoint:
                 del self._tried[address]  # a coordinator that comes up there must hear it at once
             else:
-                self._switchboard.standbys.pop(address, None)
+                self._server.standbys.pop(address, None)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no standby at %s: %s", address, error)
         except Exception:  # the others must still be notified

@@ -84,6 +84,11 @@ class Worker:
         self._thread.join(GUARD_S)
 
 
+def in_loop(coordinator: Coordinator, act: Callable[[float], object]) -> None:
+    """Let the thread of a coordinator do something, which is given the time, and what the server asks for then."""
+    coordinator._loop.call_soon_threadsafe(coordinator._serving._report, act)
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Coordinator]]:
     with contextlib.ExitStack() as stack:

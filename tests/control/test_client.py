@@ -15,11 +15,13 @@ from ef_common.control.auth import Token, new_nonce
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Answer
+from ef_common.control.outputs import Write
 from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
 from ef_common.session import ControlChannel
 from ef_common.testing.ports import reserve_port
+from tests.control.conftest import in_loop
 from tests.waiting import poll_until
 
 MEMBER = Member("w", "n", "")
@@ -258,17 +260,18 @@ def test_client_stop_may_be_repeated_and_come_before_start():
 def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile(form):
     """If the client did not read that any more, its system would reset the line, and the word be lost."""
     coordinator, (worker,) = form(1)
-    (connection,) = coordinator._switchboard._workers.values()
+    server = coordinator._server
+    (peer,) = server._workers.values()
 
-    def be_busy() -> None:
+    def be_busy(now: float) -> None:
         for _ in range(3):
             time.sleep(0.1)
-            connection.write(wire.encode(wire.Alive()))
+            coordinator._serving._do(Write(peer, wire.encode(wire.Alive())))
 
-    coordinator._loop.call_soon_threadsafe(be_busy)
+    in_loop(coordinator, be_busy)
     worker.client.send("close")
     worker.client.stop()
-    poll_until(lambda: coordinator._switchboard.state.closed)
+    poll_until(lambda: coordinator._server.state.closed)
 
 
 def test_client_started_twice_raises_protocol_error(form):

@@ -12,6 +12,7 @@ from ef_common.control.auth import Token
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.place import Place
 from ef_common.errors import AuthenticationError, Evicted, JobFinished, Left, UsageError
+from tests.control.conftest import in_loop
 
 TOKEN = Token("hunter2")
 
@@ -315,11 +316,10 @@ def test_coordinator_with_bad_heartbeat_timeout_raises_usage_error():
 
 def test_coordinator_evicted_worker_is_told_by_its_client(form):
     coordinator, workers = form(2)
-    switchboard = coordinator._switchboard
-    victim = switchboard._workers[workers[0].client.member.id]
-    coordinator._loop.call_soon_threadsafe(
-        lambda: switchboard._depart(victim, "test", last_words=wire.encode(wire.Evicted("silent")))
-    )
+    server = coordinator._server
+    victim = server._workers[workers[0].client.member.id]
+    last_words = wire.encode(wire.Evicted("silent"))
+    in_loop(coordinator, lambda now: server._depart(victim, "test", last_words=last_words))
     with pytest.raises(Evicted, match="silent"):
         workers[0].client.next_view(1)
     assert workers[0].client.change_pending  # a world of one has to ask

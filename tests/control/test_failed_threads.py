@@ -9,13 +9,15 @@ import pytest
 
 from ef_common.control import client as client_module
 from ef_common.control import herald
-from ef_common.control.connection import Connection
 from ef_common.control.line import Line, attempt_line
-from ef_common.control.switchboard import Switchboard
+from ef_common.control.outputs import Write
+from ef_common.control.server import CoordinatorServer
+from ef_common.control.serving import ServerLoop, Stream
 from ef_common.core.membership import Install
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
 from ef_common.note import Note
+from tests.control.conftest import in_loop
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
@@ -56,9 +58,9 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
         monkeypatch.setattr(worker.client._line, "receive", fail)
     else:
         monkeypatch.setattr(worker.client, "_receive", fail)
-    coordinator._loop.call_soon_threadsafe(
-        coordinator._switchboard._workers[worker.client.member.id].write, b'{"v":6,"t":"alive"}\n' * 2
-    )
+    server = coordinator._server
+    words = Write(server._workers[worker.client.member.id], b'{"v":6,"t":"alive"}\n' * 2)
+    in_loop(coordinator, lambda now: server.outputs.append(words))
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
     assert str(error) == "the thread that listens to the coordinator has failed: RuntimeError: out of order"
@@ -112,7 +114,7 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
 def test_first_view_that_a_failed_reader_cannot_take_in_is_not_waited_for(serve, join, monkeypatch):
     coordinator = serve(2)
     worker = join(coordinator, "a")
-    poll_until(lambda: coordinator._switchboard.state.workers)
+    poll_until(lambda: coordinator._server.state.workers)
     poll_until(lambda: worker.client._threads)
     monkeypatch.setattr(worker.client, "_receive_view", fail)
     join(coordinator, "b")
@@ -126,7 +128,7 @@ def knows_the_leader(coordinators) -> bool:
     if not first:
         return False
     (other,) = {*coordinators} - {first}
-    return other._switchboard._leader.endswith(f":{first.address[1]}")
+    return other._server._leader.endswith(f":{first.address[1]}")
 
 
 def test_herald_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F811
@@ -164,7 +166,7 @@ def test_herald_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
 def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkeypatch, also):
     coordinator, workers = form(2)
     waiting = [Outcome(lambda worker=worker: worker.client.next_view(1)) for worker in workers]
-    owner, name = (Connection, "drop") if also == "a connection" else (Switchboard, "drop_all")
+    owner, name = (Stream, "abort") if also == "a connection" else (ServerLoop, "end_all")
     act = getattr(owner, name)
 
     def act_and_fail(self: Any) -> None:
@@ -187,15 +189,15 @@ def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkey
 
 @pytest.mark.parametrize("standbys", [False, True])
 def test_decision_that_cannot_be_told_is_waited_for_by_nobody(form, job, monkeypatch, standbys):  # noqa: F811
-    perform, failures = Switchboard._perform, [RuntimeError("out of order")]
+    perform, failures = CoordinatorServer._perform, [RuntimeError("out of order")]
 
-    def fail_once(self: Switchboard, action: Any) -> None:
+    def fail_once(self: CoordinatorServer, action: Any) -> None:
         if isinstance(action, Install) and action.view.generation == 2 and failures:
             raise failures.pop()
         perform(self, action)
 
     workers = job(3)[1] if standbys else form(3)[1]
-    monkeypatch.setattr(Switchboard, "_perform", fail_once)
+    monkeypatch.setattr(CoordinatorServer, "_perform", fail_once)
     views: list[View] = []
     waiting = [Outcome(lambda worker=worker: views.append(worker.client.next_view(1))) for worker in workers[:2]]
     workers[2].client.send("bye")

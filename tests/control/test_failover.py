@@ -11,14 +11,15 @@ import time
 import pytest
 
 from ef_common.control import sockets
-from ef_common.control.connection import End
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
+from ef_common.control.peer import End
 from ef_common.control.sockets import format_address
 from ef_common.control.wire import Moved, Redirect
 from ef_common.errors import Evicted
 from ef_common.note import Note
 from ef_common.pace import Pace
+from tests.control.conftest import in_loop
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -42,7 +43,7 @@ def job(serve, join):
             worker.client.send("settled", 1)
             worker.client.use_store("" if claim is None else "0f" * 16, claim)
         order = [view.ids.index(f"w{index}") for index in range(number)]
-        poll_until(lambda: len(coordinators[0]._switchboard.state.settled) == number)
+        poll_until(lambda: len(coordinators[0]._server.state.settled) == number)
         return coordinators, workers, order
 
     return make
@@ -51,7 +52,7 @@ def job(serve, join):
 def leader(coordinators: list[Coordinator]) -> Coordinator | None:
     """The one that leads now."""
     for coordinator in coordinators:
-        state = coordinator._switchboard.state
+        state = coordinator._server.state
         if state.view is not None and state.workers and not state.held and coordinator._thread is not None:
             return coordinator
     return None
@@ -61,7 +62,7 @@ def test_failover_of_the_coordinator_alone_keeps_the_view(job):
     coordinators, workers, _ = job(3)
     coordinators[0].stop()
     poll_until(lambda: leader(coordinators[1:]))
-    state = leader(coordinators[1:])._switchboard.state
+    state = leader(coordinators[1:])._server.state
     assert state.view == workers[0].client.next_view(0)
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
 
@@ -70,10 +71,10 @@ def test_worker_that_has_gone_to_another_coordinator_is_not_taken_for_dead(job):
     coordinators, workers, _ = job(3)
     workers[2].client._stopped.set()  # it does not return
     workers[2].client._line.send(Moved())
-    switchboard = coordinators[0]._switchboard
-    poll_until(lambda: switchboard.state.view is not None and switchboard.state.view.generation > 1)
-    assert "w2" not in switchboard.state.view.ids
-    assert "w2" not in switchboard.state.gone
+    server = coordinators[0]._server
+    poll_until(lambda: server.state.view is not None and server.state.view.generation > 1)
+    assert "w2" not in server.state.view.ids
+    assert "w2" not in server.state.gone
 
 
 def test_failover_is_followed_by_a_loss_and_a_join(job, join):
@@ -121,8 +122,8 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     # Its door stays open, and it goes nowhere: as if it was stopped.
     silent._stopped.set()
     coordinators[0].stop()
-    poll_until(lambda: coordinators[1]._switchboard.state.held)
-    assert "only 1 of 2 members of view 1" in coordinators[1]._switchboard.state.held
+    poll_until(lambda: coordinators[1]._server.state.held)
+    assert "only 1 of 2 members of view 1" in coordinators[1]._server.state.held
     assert workers[1].views_noticed == [1]
     silent._close_door()  # it dies
     assert workers[1].client.next_view(1).ids == ("w1",)
@@ -141,7 +142,7 @@ def test_failover_to_one_of_two_goes_on_with_the_claim_when_the_other_only_is_si
     if has_it:
         assert workers[1].client.next_view(1).ids == ("w1",)
     else:
-        poll_until(lambda: "others go on" in coordinators[1]._switchboard.state.held)
+        poll_until(lambda: "others go on" in coordinators[1]._server.state.held)
         assert workers[1].views_noticed == [1]
     assert list(winners.values()) == [("w1",) if has_it else ("w0",)]
 
@@ -192,15 +193,15 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
     stopped.wait(GUARD_S)
     poll_until(lambda: leader(coordinators[1:]))
     go_on.set()
-    poll_until(lambda: coordinators[0]._switchboard.state.idle)
-    assert leader(coordinators[1:])._switchboard.state.view.generation == 1
+    poll_until(lambda: coordinators[0]._server.state.idle)
+    assert leader(coordinators[1:])._server.state.view.generation == 1
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
 
 
 def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     coordinators, workers, _ = job(3)
     workers[1].client._line.give_up()
-    poll_until(lambda: coordinators[0]._switchboard.state.workers.get("w1"))
+    poll_until(lambda: coordinators[0]._server.state.workers.get("w1"))
     workers[1].client.send("suspect", 1)
     for worker in (workers[0], workers[2]):
         worker.client.send("suspect", 1)
@@ -209,10 +210,10 @@ def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
 
 def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_first(job):
     coordinators, workers, _ = job(2)
-    first, client = coordinators[0]._switchboard, workers[1].client
+    first, client = coordinators[0]._server, workers[1].client
     first._leader = format_address(coordinators[1].address)
     coordinators[0]._loop.call_soon_threadsafe(first._redirect, "w1")
-    poll_until(lambda: "w1" in coordinators[1]._switchboard.state.workers)
+    poll_until(lambda: "w1" in coordinators[1]._server.state.workers)
     assert client._address == coordinators[1].address
 
 
@@ -234,8 +235,8 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     for worker in workers[1:]:
         worker.client._stopped.set()  # it says nothing more, and goes nowhere
-    poll_until(lambda: coordinators[0]._switchboard.state.held)
-    assert "only 1 of 3" in coordinators[0]._switchboard.state.held
+    poll_until(lambda: coordinators[0]._server.state.held)
+    assert "only 1 of 3" in coordinators[0]._server.state.held
     assert not any(worker.client._inbox.ended for worker in workers)
     workers[1].client._line.hang_up()  # its process ends
     assert workers[0].client.next_view(1).ids == ("w0",)
@@ -252,11 +253,11 @@ def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
 
 def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone(job):
     coordinators, workers, _ = job(3)
-    switchboard = coordinators[0]._switchboard
+    server = coordinators[0]._server
     workers[2].client._stopped.set()  # it does not return
-    coordinators[0]._loop.call_soon_threadsafe(switchboard.on_end, switchboard._workers["w2"], End.BROKEN)
+    in_loop(coordinators[0], lambda now: server.end(server._workers["w2"], End.BROKEN, now))
     assert set(workers[0].client.next_view(1).ids) == {"w0", "w1"}
-    assert switchboard.state.gone == frozenset()
+    assert server.state.gone == frozenset()
 
 
 def test_line_that_is_left_without_a_word_is_reset():
@@ -288,10 +289,10 @@ def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, joi
     fresh._settings = coordinators[1]._settings
     fresh.start()
     try:
-        poll_until(lambda: fresh._switchboard.state.idle)
+        poll_until(lambda: fresh._server.state.idle)
         newcomer = join(endpoint, "n", standby=fresh).started()
         assert newcomer.warm_up is True
-        poll_until(lambda: "n" in leader(coordinators[1:])._switchboard.state.workers)
+        poll_until(lambda: "n" in leader(coordinators[1:])._server.state.workers)
     finally:
         fresh.stop()
 

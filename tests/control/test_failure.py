@@ -33,7 +33,7 @@ def test_failure_before_the_first_view_is_told_to_those_who_wait_for_it(serve, j
     coordinator = serve(3)
     waiting = join(coordinator, "a")
     failing = join(coordinator, "b")
-    poll_until(lambda: len(coordinator._switchboard.state.workers) == 2 and failing.client._process)
+    poll_until(lambda: len(coordinator._server.state.workers) == 2 and failing.client._process)
     failing.client.fail(WHY)
     for worker in (waiting, failing):
         with pytest.raises(JobFailed, match="ValueError: x"):
@@ -44,7 +44,7 @@ def test_failure_of_a_newcomer_is_not_the_jobs(form, join):
     coordinator, (worker,) = form(1)
     newcomer = join(coordinator, "late").started()
     assert newcomer.client.fail(WHY) is False
-    assert not coordinator._switchboard.state.failed
+    assert not coordinator._server.state.failed
     assert worker.client.next_view(0).generation == 1
 
 
@@ -80,8 +80,8 @@ def test_failure_that_the_coordinator_has_not_told_is_told_by_its_successor(job,
 def test_failure_is_told_to_all_standbys_for_those_who_come_to_them_afterwards(job):  # noqa: F811
     coordinators, workers, _ = job(3)
     workers[1].client.fail(WHY)
-    poll_until(lambda: all(one._switchboard.state.failed for one in coordinators))
-    assert {one._switchboard.state.failed for one in coordinators} == {WHY}
+    poll_until(lambda: all(one._server.state.failed for one in coordinators))
+    assert {one._server.state.failed for one in coordinators} == {WHY}
 
 
 def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serve):  # noqa: F811
@@ -89,9 +89,9 @@ def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serv
     next_job = serve(2)
     coordinators[0]._herald._endpoint = next_job.address
     workers[1].client.fail(WHY)
-    poll_until(lambda: coordinators[1]._switchboard.state.failed)
+    poll_until(lambda: coordinators[1]._server.state.failed)
     assert next_job.address not in coordinators[0]._herald._tried
-    assert not next_job._switchboard.state.failed
+    assert not next_job._server.state.failed
 
 
 AGENT = Member("n-agent", "n", "")
@@ -111,7 +111,7 @@ def test_report_that_is_not_fatal_ends_nothing_once_there_is_a_view(form, serve,
     assert worker.client.next_view(0).world_size == 1
     begins = serve(2)
     waiting = join(begins, "a")
-    poll_until(lambda: begins._switchboard.state.workers)
+    poll_until(lambda: begins._server.state.workers)
     assert report_failure([begins.address], AGENT, None, "an import", fatal=False) == "an import"
     with pytest.raises(JobFailed, match="an import"):
         waiting.started()
@@ -131,7 +131,7 @@ def test_report_follows_a_standby_that_knows_who_leads(job):  # noqa: F811
     coordinators[0].stop()
     poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
-    poll_until(lambda: third._switchboard._leader)
+    poll_until(lambda: third._server._leader)
     assert report_failure([third.address], AGENT, None, "a crash", fatal=True) == "a crash"
 
 

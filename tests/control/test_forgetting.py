@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from ef_common.control import herald as module
-from ef_common.control import switchboard, wire
+from ef_common.control import server, wire
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.herald import Herald
 from ef_common.core.membership import Membership
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
+from tests.control.conftest import in_loop
 from tests.waiting import poll_until
 
 VIEW = View(3, (Member("a", "a", ""),))
@@ -22,7 +23,7 @@ STATE = Membership(generation=3, view=VIEW, contested=True, contested_at=1000.0)
 
 
 def sizes_of(coordinator: Coordinator) -> dict[str, int]:
-    board = coordinator._switchboard
+    board = coordinator._server
     sizes = {name: len(value) for name, value in vars(board).items() if isinstance(value, (dict, set))}
     state = board.state
     sizes |= {"state": len(state.workers) + len(state.dismissed) + len(state.dead) + len(state.stores.told)}
@@ -30,9 +31,9 @@ def sizes_of(coordinator: Coordinator) -> dict[str, int]:
 
 
 def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monkeypatch):
-    monkeypatch.setattr(switchboard, "NUM_FORMER", 4)
+    monkeypatch.setattr(server, "NUM_FORMER", 4)
     coordinator, _ = form(2)
-    board = coordinator._switchboard
+    board = coordinator._server
     other = View(1, (Member("x", "node-x", "127.0.0.1", standby=9),))  # of a job that has long gone on without it
 
     def churn(first: int, number: int) -> None:
@@ -47,9 +48,9 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             assert any(isinstance(message, wire.Evicted) for message in iter(late.hear, None))
             late.close()
         poll_until(lambda: len(board._workers) == 2 and not board._out)
-        coordinator._loop.call_soon_threadsafe(board._sweep)
+        in_loop(coordinator, lambda now: board._sweep())
         poll_until(lambda: set(board._keys) == set(board._workers))
-        poll_until(lambda: len(board._open) == 2)
+        poll_until(lambda: len(coordinator._serving._open) == 2)
 
     churn(0, 12)
     before = sizes_of(coordinator)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ef_common.control import switchboard, wire
+from ef_common.control import server, wire
 from ef_common.control.auth import Token, new_nonce
-from ef_common.control.switchboard import Switchboard
+from ef_common.control.server import CoordinatorServer
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
@@ -63,7 +63,7 @@ def faults() -> Iterator[list[str]]:
 def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, faults, founder, script):
     """The liar is a member from the start, or comes then; the honest ones keep their lines, and get on without it."""
     coordinator = serve(3 if founder else 2, token=TOKEN)
-    board = coordinator._switchboard
+    board = coordinator._server
     key, peers = new_nonce(), []
     if founder:
         peers.append(dial(coordinator))
@@ -171,7 +171,7 @@ def test_process_that_ends_before_it_has_told_where_it_stands_is_not_taken_for_g
         assert isinstance(liar.introduce("liar", TOKEN, key=key, returning=True), wire.Welcome)
     liar.close()
     assert worker.client.next_view(1).ids == ("w0",)
-    assert coordinator._switchboard.state.gone == (frozenset() if returning else {"liar"})
+    assert coordinator._server.state.gone == (frozenset() if returning else {"liar"})
 
 
 def test_member_that_is_refused_is_not_taken_for_gone(liar_and_worker):
@@ -179,7 +179,7 @@ def test_member_that_is_refused_is_not_taken_for_gone(liar_and_worker):
     coordinator, liar, _, worker = liar_and_worker
     liar.say(COMES_BACK)
     assert worker.client.next_view(1).ids == ("w0",)
-    assert coordinator._switchboard.state.gone == frozenset()
+    assert coordinator._server.state.gone == frozenset()
 
 
 def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_hears_that_it_is_out(
@@ -194,7 +194,7 @@ def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_he
         wire.Return("member", 3, 1, links, at_boundary=False, suspects=False, closed=False, failed="", store=None)
     )
     assert "away for too long" in next(m.reason for m in superseded.hear_all() if isinstance(m, wire.Evicted))
-    assert coordinator._switchboard.state.generation == 1
+    assert coordinator._server.state.generation == 1
 
 
 def test_stranger_that_has_settled_in_another_view_of_the_same_generation_deposes_nobody(liar_and_worker, dial, caplog):
@@ -207,7 +207,7 @@ def test_stranger_that_has_settled_in_another_view_of_the_same_generation_depose
     assert isinstance(ghost.introduce("ghost", TOKEN, returning=True), wire.Welcome)
     ghost.say(replace(COMES_BACK, promised=2, settled=2, received=(Link(A_VIEW), Link(others))))
     ghost.hear_all()
-    assert coordinator._switchboard.state.view == ours
+    assert coordinator._server.state.view == ours
     assert not worker.client._inbox.ended
     assert refusals(caplog) == ["worker ghost names views that nobody can have issued"]
 
@@ -221,9 +221,9 @@ def test_member_that_makes_up_a_promise_raises_no_generation(serve, join, dial):
         worker.started()
     again = dial(coordinator)
     again.introduce("liar", TOKEN, key=key, returning=True)
-    again.say(replace(COMES_BACK, promised=ABSURD, received=(Link(coordinator._switchboard.state.view),)))
+    again.say(replace(COMES_BACK, promised=ABSURD, received=(Link(coordinator._server.state.view),)))
     assert sorted(workers[0].client.next_view(1).ids) == sorted(HONEST)
-    assert coordinator._switchboard.state.generation == 2
+    assert coordinator._server.state.generation == 2
 
 
 @pytest.mark.parametrize("returning", [False, True])
@@ -232,9 +232,9 @@ def test_peer_with_the_name_of_another_is_refused_also_while_its_line_is_broken(
 ):
     coordinator, _, _, worker = liar_and_worker
     assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
-    before = coordinator._switchboard._workers["w0"]
-    coordinator._loop.call_soon_threadsafe(lambda: coordinator._switchboard._forget(before))
-    poll_until(lambda: "w0" not in coordinator._switchboard._workers)
+    before = coordinator._server._workers["w0"]
+    coordinator._loop.call_soon_threadsafe(lambda: coordinator._server._forget(before))
+    poll_until(lambda: "w0" not in coordinator._server._workers)
     assert last_word_of_an_impostor(coordinator, dial, returning).reason == "worker w0 is somebody else"
     assert len(refusals(caplog)) == 1
     assert worker.views_noticed == [1]
@@ -253,25 +253,25 @@ def test_keys_of_workers_that_are_gone_are_forgotten(serve, dial):
         peer = dial(coordinator)
         peer.introduce(f"n{index}", TOKEN, returning=True)
         peer.close()
-    poll_until(lambda: not coordinator._switchboard._workers)
-    assert coordinator._switchboard._keys == {}
+    poll_until(lambda: not coordinator._server._workers)
+    assert coordinator._server._keys == {}
 
 
 def test_what_a_worker_has_said_is_refused_from_another_connection(liar_and_worker, dial, monkeypatch, join, caplog):
     """Also by one that knows the token: it is another challenge."""
     coordinator, _, _, worker = liar_and_worker
     heard = []
-    on_line = Switchboard.on_line
-    monkeypatch.setattr(Switchboard, "on_line", lambda self, *args: (heard.append(args[1]), on_line(self, *args)))
+    take = CoordinatorServer._take
+    monkeypatch.setattr(CoordinatorServer, "_take", lambda self, *args: (heard.append(args[1]), take(self, *args)))
     newcomer = join(coordinator, "new", TOKEN).started()
     newcomer.client.send("ready")
     poll_until(lambda: len(heard) >= 2)
     newcomer.stop()
-    poll_until(lambda: "new" not in coordinator._switchboard._workers)
+    poll_until(lambda: "new" not in coordinator._server._workers)
     replay = dial(coordinator)
     replay.say(b"\n".join(heard) + b"\n")
     assert last_word(replay).code == "authentication"
-    assert "new" not in coordinator._switchboard._workers
+    assert "new" not in coordinator._server._workers
     assert worker.views_noticed == [1]
 
 
@@ -293,7 +293,7 @@ def test_progress_in_a_view_that_does_not_exist_is_refused(liar_and_worker):
 def test_fault_in_the_watch_does_not_end_it(serve, join, dial, monkeypatch):
     """Whoever falls silent is still noticed."""
     coordinator = serve(2, token=TOKEN, heartbeat_timeout_s=0.4)
-    monkeypatch.setattr(Switchboard, "_look_for_hung", lambda self, now: 1 / 0)
+    monkeypatch.setattr(CoordinatorServer, "_look_for_hung", lambda self, now: 1 / 0)
     silent = dial(coordinator)
     assert isinstance(silent.introduce("silent", TOKEN), wire.Welcome)
     worker = join(coordinator, "w0", TOKEN).started()
@@ -301,15 +301,15 @@ def test_fault_in_the_watch_does_not_end_it(serve, join, dial, monkeypatch):
 
 
 def test_addresses_of_standbys_are_bounded(serve, dial, monkeypatch):
-    monkeypatch.setattr(switchboard, "MAX_STANDBYS", 4)
+    monkeypatch.setattr(server, "MAX_STANDBYS", 4)
     coordinator = serve(1, token=TOKEN)
     for index in range(9):
         assert isinstance(dial(coordinator).introduce(f"n{index}", TOKEN, standby=1 + index), wire.Welcome)
-    assert len(coordinator._switchboard.standbys) <= 4
+    assert len(coordinator._server.standbys) <= 4
 
 
 def test_workers_are_bounded_and_one_that_comes_back_is_none_more(serve, join, dial, monkeypatch, caplog):
-    monkeypatch.setattr(switchboard, "MAX_WORKERS", 2)
+    monkeypatch.setattr(server, "MAX_WORKERS", 2)
     coordinator, key = serve(1, token=TOKEN), new_nonce()
     worker = join(coordinator, "w0", TOKEN).started()
     peers = [dial(coordinator) for _ in range(3)]
@@ -329,5 +329,5 @@ def test_worker_with_which_a_view_would_not_fit_into_a_message_is_refused(serve,
     assert isinstance(peers[0].introduce("w1", TOKEN), wire.Welcome)
     assert peers[1].introduce("w2", TOKEN).reason == "2 are connected, all that fit in a view"
     worker.stop()
-    poll_until(lambda: len(coordinator._switchboard._workers) == 1)
+    poll_until(lambda: len(coordinator._server._workers) == 1)
     assert isinstance(peers[2].introduce("w3", TOKEN), wire.Welcome)

@@ -45,7 +45,7 @@ class Member:
 
 def form(serve: Any, join: Any, limits: Limits, number: int) -> list[Member]:
     coordinator = serve(number, heartbeat_timeout_s=0.4, hang_timeout_s=limits.hang_timeout_s)
-    coordinator._switchboard._limits = limits
+    coordinator._server.liveness.limits = limits
     members = [Member(join, coordinator, f"w{index}") for index in range(number)]
     for member in members:
         member.worker.started()

@@ -39,7 +39,7 @@ def test_inquiry_about_one_that_the_others_go_on_without_says_why(form):
 def test_inquiry_before_the_first_view_says_nothing_against_anybody(serve, join):
     coordinator = serve(2)
     join(coordinator, "w0")
-    poll_until(lambda: coordinator._switchboard.state.workers)
+    poll_until(lambda: coordinator._server.state.workers)
     assert [ask(coordinator, worker) for worker in ("w0", "w1")] == ["", ""]
 
 
@@ -55,17 +55,17 @@ def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decide
     workers[0].client._line.hang_up()
     workers[1].client.next_view(1)
     name = workers[0].client.member.id
-    switchboard = coordinator._switchboard
-    assert switchboard._why_out(name)
-    switchboard._state = replace(switchboard._state, held="only 1 of 2")
-    assert switchboard._why_out(name) == ""
+    server = coordinator._server
+    assert server._why_out(name)
+    server.state = replace(server.state, held="only 1 of 2")
+    assert server._why_out(name) == ""
 
 
 def test_inquiry_of_a_standby_that_gathers_the_members_says_that_nothing_is_decided(job):  # noqa: F811
     coordinators, workers, _ = job(2)
     workers[0].client._stopped.set()
     coordinators[0].stop()
-    poll_until(lambda: coordinators[1]._switchboard.state.gathering_since is not None)
+    poll_until(lambda: coordinators[1]._server.state.gathering_since is not None)
     assert ask(coordinators[1], "w0") == ""
 
 
@@ -75,7 +75,7 @@ def test_inquiry_goes_from_a_standby_to_who_has_taken_over(job):  # noqa: F811
     workers[0].stop()
     poll_until(lambda: leader(coordinators) is not None)
     third = next(one for one in coordinators[1:] if one is not leader(coordinators))
-    poll_until(lambda: third._switchboard._leader)
+    poll_until(lambda: third._server._leader)
     name = workers[0].client.member.id
     poll_until(lambda: ask(third, name))
     assert ask(third, workers[1].client.member.id) == ""

@@ -188,9 +188,9 @@ def test_members_and_newcomers_tell_which_store_they_have(job: TrainingJob, tmp_
     job.wait_for_step(2)
     workers.append(job.start(job.train, options))
     job.view(3)
-    switchboard = job.coordinator._switchboard
-    assert switchboard is not None
-    job.wait_until(lambda events: len(switchboard.state.stores.told) == 3, "what all three have")
-    (store,) = set(switchboard.state.stores.told.values())
+    server = job.coordinator._server
+    assert server is not None
+    job.wait_until(lambda events: len(server.state.stores.told) == 3, "what all three have")
+    (store,) = set(server.state.stores.told.values())
     assert len(store) == (32 if has_store else 0)
     check_run(job, workers)

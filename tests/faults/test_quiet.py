@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from ef_common.control import wire
-from ef_common.control.switchboard import Connection, Switchboard
+from ef_common.control.peer import Peer
+from ef_common.control.server import CoordinatorServer
 from tests.faults.conftest import TrainingJob, check_run
 from tests.faults.hosts import in_each_framework
 
@@ -23,9 +24,9 @@ def test_normal_steps_send_the_coordinator_heartbeats_and_nothing_else(
 ) -> None:
     heard: list[type] = []
     training: set[str] = set()
-    hear = Switchboard._hear
+    hear = CoordinatorServer._hear
 
-    def listen(self: Switchboard, connection: Connection, worker: str, message: wire.FromWorker) -> None:
+    def listen(self: CoordinatorServer, peer: Peer, worker: str, message: wire.FromWorker) -> None:
         heard.append(type(message))
         if (
             isinstance(message, wire.Heartbeat)
@@ -33,9 +34,9 @@ def test_normal_steps_send_the_coordinator_heartbeats_and_nothing_else(
             and message.progress.number > NUM_BEFORE
         ):
             training.add(worker)
-        hear(self, connection, worker, message)
+        hear(self, peer, worker, message)
 
-    monkeypatch.setattr(Switchboard, "_hear", listen)
+    monkeypatch.setattr(CoordinatorServer, "_hear", listen)
     job = make_job()
     workers = job.start_world(2, job.train, {"length": 16000, **job.patient})  # no epoch ends
     job.wait_until(lambda _: len(training) == 2, "heartbeats from steps: what came before them has been heard, too")

@@ -19,9 +19,9 @@ QUICK = Pacing(smooth_s=3.0, after_s=3.0)
 
 def start(job: TrainingJob, *, evict: bool) -> tuple[WorkerProcess, list[WorkerProcess]]:
     """Three nodes, of which one takes much longer."""
-    switchboard = job.coordinator._switchboard
-    assert switchboard is not None
-    switchboard._pacing = QUICK
+    server = job.coordinator._server
+    assert server is not None
+    server.liveness.pacing = QUICK
     workers = [
         job.start(job.train, {**job.patient, "step_sleep_s": step_s, "evict_stragglers": evict, "length": 803})
         for step_s in (0.4, 0.05, 0.05)

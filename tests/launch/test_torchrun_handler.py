@@ -246,7 +246,7 @@ def test_handler_ends_the_job_at_the_third_death_at_one_step(handler, pauses, ca
             _invoke_run(handler, -11)
     with pytest.raises(ChildFailedError):
         _invoke_run(handler, -11)
-    why = handler._coordinator._switchboard.state.failed
+    why = handler._coordinator._server.state.failed
     assert "has died 3 times at step 6 of epoch 0 (SIGSEGV), on the positions 20-23" in why
     assert f"the job has failed: {why}" in caplog.text
     assert pauses == [0, 1]
@@ -256,7 +256,7 @@ def test_handler_tells_of_an_exception_before_there_was_a_worker(handler, pauses
     handler.next_rendezvous()
     with pytest.raises(ChildFailedError):
         _invoke_run(handler, 1)
-    assert "raised an exception before it had joined" in handler._coordinator._switchboard.state.failed
+    assert "raised an exception before it had joined" in handler._coordinator._server.state.failed
 
 
 @pytest.mark.parametrize(("status", "joined"), [(-9, False), (2, False), (1, True)])
@@ -265,7 +265,7 @@ def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, 
     if joined:
         Note(notes())
     _invoke_run(handler, status)
-    assert not handler._coordinator._switchboard.state.failed
+    assert not handler._coordinator._server.state.failed
 
 
 def test_handler_without_restarts_left_tells_why_when_it_ends(caplog):

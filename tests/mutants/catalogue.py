@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="worker-that-has-moved-counts-as-dead",
-        file="ef_common/control/switchboard.py",
+        file="ef_common/control/server.py",
         old='self._depart(connection, "it has gone to another coordinator", silent=True)',
         new='self._depart(connection, "it has gone to another coordinator")',
         harm="A coordinator that was stopped and goes on takes its workers for dead, and can begin a second group "

@@ -1,0 +1,52 @@
+"""What :class:`~ef_common.control.server.CoordinatorServer` asks of whoever runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ef_common.control.peer import Peer
+from ef_common.core.view import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Send bytes to a peer, after all that it was sent before. It is never waited for.
+
+    Args:
+        peer: To whom.
+        data: What.
+        can_wait: Leave the bytes out if the peer has not read the earlier ones: they will be repeated.
+    """
+
+    peer: Peer
+    data: bytes
+    can_wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrReset:
+    """Send bytes that must precede any end of the connection.
+
+    If they do not leave at once, reset the connection, and report :attr:`~ef_common.control.peer.End.UNSENT`.
+    """
+
+    peer: Peer
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a connection. Last words get a moment to be read; without any, it ends at once."""
+
+    peer: Peer
+    last_words: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Check whether the process of a member still listens, and report if its system refuses the connection."""
+
+    member: Member
+
+
+Output = Write | WriteOrReset | Close | Probe

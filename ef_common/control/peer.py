@@ -1,0 +1,66 @@
+"""What the coordinator knows of the other end of a connection."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ef_common.control import wire
+from ef_common.core.view import Member
+from ef_common.errors import ProtocolError
+
+
+class End(Enum):
+    """How a connection ended."""
+
+    CLOSED = "closed"  # in order: all that the peer had sent has come before
+    RESET = "reset"  # the peer's system knows nothing of it any more
+    BROKEN = "broken"  # no answer, or no way
+    UNSENT = "unsent"  # we have reset it, as the peer had not read all that it must know first
+
+
+class Peer:
+    """The other end of a connection: a stranger, until it has proved itself.
+
+    Args:
+        address: Its IP address; "" if it is gone.
+        now: When it has connected.
+    """
+
+    def __init__(self, address: str, now: float) -> None:
+        self.address = address
+        self.nonce = ""  # of our challenge
+        self.proof = ""  # ours, once the peer has proved itself
+        self.worker: str | None = None  # likewise
+        self.member: Member | None = None  # likewise
+        self.standby = 0  # port of the standby on the worker's node
+        self.returning = False  # it has said that it comes back, and not from where so far
+        self.relayed = (0, 0)  # generation of a view, and bytes that it has published to its members
+        self.since = now
+        self.heard = now  # time of the last sign of life
+        self.moved = False  # it lives, and has gone to another coordinator
+        self.dropped = False  # nothing of this peer counts any more
+        self._received = bytearray()
+
+    @property
+    def max_line_bytes(self) -> int:
+        """Bound of a line; a stranger's is small."""
+        return wire.MAX_STRANGER_BYTES if self.worker is None else wire.MAX_LINE_BYTES
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that have come."""
+        self._received += data
+
+    def next_line(self) -> bytes | None:
+        """Cut off the next line, without its newline; None if it is not complete.
+
+        Raises:
+            ProtocolError: It is too long.
+        """
+        end = self._received.find(b"\n", 0, self.max_line_bytes)
+        if end < 0:
+            if len(self._received) >= self.max_line_bytes:
+                raise ProtocolError(f"more than {self.max_line_bytes} bytes")
+            return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line

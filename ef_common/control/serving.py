@@ -1,0 +1,295 @@
+"""Runs a :class:`~ef_common.control.server.CoordinatorServer` over sockets, in an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from ef_common.control.outputs import Close, Output, Probe, Write, WriteOrReset
+from ef_common.control.peer import End, Peer
+from ef_common.control.server import CoordinatorServer
+from ef_common.control.sockets import peer_address, tune
+from ef_common.core.view import Member
+
+logger = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+"""A peer that leaves so much unread is dropped."""
+_READ_BYTES = 16 * 1024  # at once, so that other peers get their turn
+_ACCEPTS_AT_ONCE = 64
+_ACCEPT_PAUSE_S = 0.1
+_LINGER_S = 1.0
+_PROBE_TIMEOUT_S = 1.0
+_PROBES_AT_ONCE = 64
+_RESET_AT_CLOSE = struct.pack("@ii", 1, 0)
+
+
+class ServerLoop:
+    """Reports what happens on sockets, and the time, to the server; does what the server asks for.
+
+    All of it runs in the event loop.
+
+    Args:
+        loop: The event loop.
+        listener: The listening socket, not blocking.
+        server: The server.
+        on_population: Called with the number of connected workers whenever it has changed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        server: CoordinatorServer,
+        on_population: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._server = server
+        self._on_population = on_population
+        self._population = 0
+        self._streams: dict[Peer, Stream] = {}
+        self._open: set[Stream] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_probes = 0
+        self._alarm: asyncio.TimerHandle | None = None
+        self.buffer = bytearray(_READ_BYTES)  # what has come is taken in at once, so one is enough for all
+
+    def start(self) -> None:
+        """Begin to accept connections, and to tell the time."""
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._tick()
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+
+    def end_all(self) -> None:
+        """End all connections."""
+        for stream in list(self._open):
+            try:
+                stream.abort()
+            except Exception:  # the other connections must end, too
+                logger.exception("a connection does not end")
+
+    def let_sockets_close(self) -> None:
+        """After all connections have been ended, let the loop, which has stopped, close them."""
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))  # they are closed by callbacks
+        self._loop.run_until_complete(asyncio.sleep(0))
+
+    def close_in_child(self) -> None:
+        """Close a forked child's duplicates of all sockets."""
+        self._listener.close()
+        for stream in list(self._open):
+            stream.socket.close()
+
+    # ------------------------------------------------------------ what happens
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of files or memory
+                self._server.make_room(_ACCEPTS_AT_ONCE, f"cannot accept more: {error.strerror}")
+                self._carry_out()
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
+                return
+            stream = Stream(self, sock)
+            self._open.add(stream)
+            self._spawn(self._adopt(stream))
+
+    def _accept_again(self) -> None:
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    async def _adopt(self, stream: Stream) -> None:
+        try:
+            stream.socket.setblocking(False)
+            tune(stream.socket)
+            await self._loop.connect_accepted_socket(lambda: stream, stream.socket)
+        except (OSError, asyncio.CancelledError):  # it is gone already, or we stop
+            self._open.discard(stream)
+            stream.socket.close()
+
+    def _spawn(self, act: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(act)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def connected(self, stream: Stream) -> Peer:
+        """A peer has connected."""
+        peer = self._server.connect(peer_address(stream.socket), self._loop.time())
+        self._streams[peer] = stream
+        self._carry_out()
+        return peer
+
+    def received(self, peer: Peer, data: bytes) -> None:
+        """Bytes have come."""
+        self._report(self._server.receive, peer, data)
+
+    def overflowed(self, peer: Peer) -> None:
+        """A peer has not read what was written."""
+        self._report(self._server.overflow, peer, MAX_UNSENT_BYTES)
+
+    def ended(self, peer: Peer, how: End) -> None:
+        """A connection has ended."""
+        self._report(self._server.end, peer, how)
+
+    def closed(self, stream: Stream, peer: Peer | None) -> None:
+        """A socket is closed."""
+        self._open.discard(stream)
+        if peer is not None:
+            self._streams.pop(peer, None)
+
+    def _tick(self) -> None:
+        self._alarm = None
+        self._report(self._server.tick)
+
+    def _report(self, act: Callable[..., None], *what: object) -> None:
+        try:
+            act(*what, self._loop.time())
+        finally:
+            self._carry_out()
+
+    # ------------------------------------------------------------ what the server asks for
+
+    def _carry_out(self) -> None:
+        """Do all that the server asks for, in its order, and be there again at its deadline."""
+        outputs = self._server.outputs
+        while outputs:
+            self._do(outputs.popleft())
+        if self._server.num_workers != self._population:
+            self._population = self._server.num_workers
+            self._on_population(self._population)
+        if self._alarm is None or self._alarm.when() != self._server.deadline:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._loop.call_at(self._server.deadline, self._tick)
+
+    def _do(self, output: Output) -> None:
+        match output:
+            case Write(peer, data, can_wait):
+                stream = self._streams.get(peer)
+                if stream is not None and not (can_wait and stream.num_unsent):
+                    stream.write(data)
+            case WriteOrReset(peer, data):
+                stream = self._streams.get(peer)
+                if stream is not None:
+                    stream.write(data)
+                    if stream.num_unsent:
+                        stream.reset()
+                        self._server.end(peer, End.UNSENT, self._loop.time())
+            case Close(peer, last_words):
+                stream = self._streams.get(peer)
+                if stream is not None:
+                    stream.close(last_words)
+            case Probe(member):
+                if self._num_probes < _PROBES_AT_ONCE:
+                    self._num_probes += 1
+                    self._spawn(self._probe(member))
+
+    async def _probe(self, member: Member) -> None:
+        attempt = self._loop.create_connection(asyncio.Protocol, member.address, member.door)
+        try:
+            transport, _ = await asyncio.wait_for(attempt, _PROBE_TIMEOUT_S)
+            transport.abort()
+        except ConnectionRefusedError:
+            self._report(self._server.prove, member.id)
+        except (OSError, asyncio.TimeoutError) as error:  # proves nothing
+            logger.debug("no answer from where %s was: %s", member.id, error)
+        finally:
+            self._num_probes -= 1
+
+
+class Stream(asyncio.BufferedProtocol):
+    """The socket of one connection.
+
+    Args:
+        host: Is told what happens.
+        sock: The socket, kept so that forked children can close their duplicate of it.
+    """
+
+    def __init__(self, host: ServerLoop, sock: socket.socket) -> None:
+        self.socket = sock
+        self._host = host
+        self._peer: Peer | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ended = False  # by us, or the server has been told
+
+    @property
+    def num_unsent(self) -> int:
+        """How many bytes wait for the peer to read what was sent before."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, without waiting."""
+        if self._transport is not None and not self._ended:
+            self._transport.write(data)
+
+    def close(self, last_words: bytes) -> None:
+        """End the connection. Last words get a moment to be read; without any, it ends at once."""
+        if self._transport is None or not last_words:
+            self.abort()
+            return
+        self.write(last_words)
+        self._ended = True
+        self._transport.close()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
+
+    def reset(self) -> None:
+        """Let the peer's system know that the connection is no more, in place of all that was not sent."""
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._ended = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------ called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(f"expected a stream. Received: transport={transport!r}")
+        self._transport = transport
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        if self._ended:
+            transport.abort()
+        else:
+            self._peer = self._host.connected(self)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._host.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._peer is not None and not self._ended:
+            self._host.received(self._peer, bytes(self._host.buffer[:nbytes]))
+
+    def eof_received(self) -> None:
+        self._end(End.CLOSED)
+
+    def pause_writing(self) -> None:
+        if self._peer is not None and not self._ended:
+            # Not at once, as the server may be in the middle of something.
+            asyncio.get_running_loop().call_soon(self._host.overflowed, self._peer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reset = isinstance(exc, (ConnectionResetError, BrokenPipeError))
+        self._end(End.CLOSED if exc is None else End.RESET if reset else End.BROKEN)
+        self._host.closed(self, self._peer)
+
+    def _end(self, how: End) -> None:
+        if self._peer is not None and not self._ended:
+            self._ended = True
+            self._host.ended(self._peer, how)
