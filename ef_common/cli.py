@@ -278,9 +278,9 @@ def status(run: Path | None, once: bool, serve: bool, address: str, as_json: boo
 
 
 def _serve(run: Path | None, address: str) -> None:
-    from ef_common.control.sockets import parse_address
     from ef_common.launch import run_directory
     from ef_common.launch.environment import read_environment
+    from ef_common.protocol.addresses import parse_address
 
     try:
         from ef_common.report.serve import Server

@@ -128,7 +128,9 @@ class GroupFactory(Protocol):
 class ControlChannel(Protocol):
     """A worker's connection to the coordinator. Sends never raise: `next_view` reports a lost connection."""
 
-    change_pending: bool
+    @property
+    def change_pending(self) -> bool:
+        """Whether the members are about to change, or this worker is out: ask at the next boundary."""
 
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect and introduce this worker.

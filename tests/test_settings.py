@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 import ef_keras
-from ef_common.control.auth import Token
 from ef_common.core.cadence import Cadence
 from ef_common.core.compensation import Compensation
 from ef_common.core.retention import Retention
@@ -22,6 +21,7 @@ from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.environment import read_environment
 from ef_common.launch.torchrun_handler import Options
+from ef_common.protocol.auth import Token
 from ef_lightning import ElasticFlowStrategy
 
 TEXTS = st.one_of(

@@ -14,22 +14,15 @@ from functools import partial
 from typing import Any
 
 from ef_common import threads
-from ef_common.control.auth import Token
 from ef_common.control.herald import Herald
-from ef_common.control.server import CoordinatorServer
 from ef_common.control.serving import ServerLoop
-from ef_common.control.sockets import (
-    LOOPBACK,
-    Address,
-    call_in_forked_children,
-    format_address,
-    is_loopback,
-    listen,
-    raise_file_limit,
-)
+from ef_common.control.sockets import call_in_forked_children, listen, raise_file_limit
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
+from ef_common.protocol.auth import Token
+from ef_common.protocol.server import CoordinatorServer
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 
 from ef_common import threads
-from ef_common.control import wire
-from ef_common.control.auth import Token, new_nonce
-from ef_common.control.line import attempt_line
-from ef_common.control.server import CoordinatorServer
-from ef_common.control.sockets import LOOPBACK, Address
+from ef_common.control.leader_request import Conversation
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import LOOPBACK, Address
+from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.server import CoordinatorServer
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +114,7 @@ class Herald:
     def _tell(self, address: Address, news: _News) -> None:
         """Notify one coordinator."""
         try:
-            line, _ = attempt_line(
-                address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, returning=True
-            )
+            conversation = Conversation(address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S)
         except ConnectionRefusedError:
             if address == self._endpoint:
                 del self._tried[address]  # a coordinator that comes up there must hear it at once
@@ -127,6 +125,6 @@ class Herald:
         except Exception:  # the others must still be notified
             logger.exception("the standby at %s cannot be told what this coordinator knows", address)
         else:
-            line.send(wire.Follow(self._port, news.leads, news.failed))
-            line.close()
+            conversation.send(wire.Follow(self._port, news.leads, news.failed))
+            conversation.close()
             self._heard.add(address)

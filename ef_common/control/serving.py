@@ -1,4 +1,4 @@
-"""Runs a :class:`~ef_common.control.server.CoordinatorServer` over sockets, in an asyncio event loop."""
+"""Runs a :class:`~ef_common.protocol.server.CoordinatorServer` over sockets, in an asyncio event loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
-from ef_common.control.outputs import Close, Output, Probe, Write, WriteOrReset
-from ef_common.control.peer import End, Peer
-from ef_common.control.server import CoordinatorServer
 from ef_common.control.sockets import peer_address, tune
 from ef_common.core.view import Member
+from ef_common.protocol.peer import End, Peer
+from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.line import HELP
-from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback, parse_address
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
+from ef_common.protocol.introduction import HELP
 
 logger = logging.getLogger(__name__)
 

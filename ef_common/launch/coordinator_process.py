@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ef_common.control.auth import Token
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.sockets import Address, is_loopback
 from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost
+from ef_common.protocol.addresses import Address, is_loopback
+from ef_common.protocol.auth import Token
 
 logger = logging.getLogger(__name__)
 

@@ -42,12 +42,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ef_common.control.auth import Token
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
-from ef_common.control.sockets import Address, parse_address
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch.notice_sources import NoticeSource, source_for
+from ef_common.protocol.addresses import Address, parse_address
+from ef_common.protocol.auth import Token
 from ef_common.terminal import FORMATS, LOG_FORMAT
 
 COORDINATOR = "ELASTICFLOW_COORDINATOR"

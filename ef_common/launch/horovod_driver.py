@@ -196,10 +196,6 @@ class WatchedChannel:
         """Whether a change waits for a boundary."""
         return self._channel.change_pending
 
-    @change_pending.setter
-    def change_pending(self, pending: bool) -> None:
-        self._channel.change_pending = pending
-
     def start(self, on_view: Callable[[int], None]) -> bool:
         """Connect; the driver learns of each view as soon as it is known."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 
-from ef_common.control.sockets import Address
+from ef_common.protocol.addresses import Address
 
 SCOPE = "elasticflow"
 _TIMEOUT_S = 30.0

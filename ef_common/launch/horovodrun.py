@@ -33,9 +33,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from ef_common.control.auth import Token
-from ef_common.control.line import HELP
-from ef_common.control.sockets import Address, format_address, parse_address
 from ef_common.core.membership import Settings
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError, UsageError
 from ef_common.launch.coordinator_process import START_S, start_coordinator
@@ -43,6 +40,9 @@ from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
 from ef_common.launch.horovod_driver import FINISHED_KEY, Driver, WatchedChannel
 from ef_common.launch.horovod_store import Store, StoreLost
 from ef_common.ports import ControlChannel
+from ef_common.protocol.addresses import Address, format_address, parse_address
+from ef_common.protocol.auth import Token
+from ef_common.protocol.introduction import HELP
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,6 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ef_common.control.auth import Token
-from ef_common.control.sockets import LOOPBACK, format_address
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.child import end_with_parent
@@ -46,6 +44,8 @@ from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import handled, to_end
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.note import read_failure
+from ef_common.protocol.addresses import LOOPBACK, format_address
+from ef_common.protocol.auth import Token
 from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
 
 DEFAULT_NNODES = "1:8"

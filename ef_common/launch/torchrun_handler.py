@@ -48,17 +48,16 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
 
-from ef_common.control.auth import Token
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.failure_report import report_failure
-from ef_common.control.inquiry import inquire
-from ef_common.control.sockets import LOOPBACK, Address, format_address, is_loopback
+from ef_common.control.leader_request import inquire, report_failure
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.deaths import Deaths, directory_for_notes
 from ef_common.launch.frozen import Watch
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
+from ef_common.protocol.auth import Token
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from starlette.datastructures import URL, Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ef_common.control.auth import proves
+from ef_common.protocol.auth import proves
 
 _HEADERS = {
     b"cache-control": b"no-store",

@@ -23,9 +23,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ef_common.control.auth import Token, page_key
-from ef_common.control.sockets import Address, format_address, is_loopback, listen
+from ef_common.control.sockets import listen
 from ef_common.errors import UsageError
+from ef_common.protocol.addresses import Address, format_address, is_loopback
+from ef_common.protocol.auth import Token, page_key
 from ef_common.report.guard import Guard
 from ef_common.report.live import Live
 

@@ -35,10 +35,10 @@ from typing import Any
 import psutil
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.sockets import format_address
 from ef_common.core.membership import Settings
 from ef_common.events import Record
 from ef_common.launch import environment
+from ef_common.protocol.addresses import format_address
 from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 
 __all__ = ["GUARD_S", "HarnessError", "Job", "WorkerProcess"]

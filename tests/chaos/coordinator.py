@@ -10,8 +10,8 @@ from dataclasses import asdict
 import psutil
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.sockets import Address
 from ef_common.core.membership import Settings
+from ef_common.protocol.addresses import Address
 
 
 class CoordinatorProcess:

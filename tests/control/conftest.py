@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.auth import Token, new_nonce, worker_proof
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
+from ef_common.control.line import Line
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
+from ef_common.protocol import wire
+from ef_common.protocol.auth import Token, new_nonce, worker_proof
 
 GUARD_S = 30.0
 
@@ -82,6 +83,17 @@ class Worker:
     def stop(self) -> None:
         self.client.stop()
         self._thread.join(GUARD_S)
+
+
+def line_of(client: CoordinatorClient) -> Line:
+    """The socket of a client's connection."""
+    (line,) = client._lines.values()
+    return line
+
+
+def fall_silent(client: CoordinatorClient) -> None:
+    """Let a client say nothing more, and go to no other coordinator; it listens."""
+    client._protocol._stopped = True
 
 
 def in_loop(coordinator: Coordinator, act: Callable[[float], object]) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
-from ef_common.control import wire
 from ef_common.core.place import Place
 from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
+from ef_common.protocol import wire
 
 ABSURD = 5 * 10**8
 """A generation that is higher than any other."""

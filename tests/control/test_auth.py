@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.control.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
+from ef_common.protocol.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
 
 MEMBER = Member("a", "n", "10.0.0.1", 0, 2)
 

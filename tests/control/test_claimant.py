@@ -7,87 +7,109 @@ from collections.abc import Callable
 
 import pytest
 
-from ef_common.control import claimant
-from ef_common.control.claimant import Claimant
-from ef_common.core.quorum import Bid
+from ef_common.control.client import CoordinatorClient
 from ef_common.errors import StorageFailed
+from ef_common.protocol import wire
+from tests.control.conftest import Worker
+from tests.waiting import poll_until
 
-BID = Bid("000000003-" + "0f" * 16, ("a",))
+CLAIM = wire.Claim("000000003-" + "0f" * 16, ("a",))
 GUARD_S = 60.0
 
 
 class Store:
     """Answers when it is let, and fails as often as it is told."""
 
-    def __init__(self, failures: int = 0) -> None:
-        self.failures = failures
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
         self.num_asked = 0
         self.open = threading.Event()
-        self.told: list[tuple[str, tuple[str, ...]]] = []
-        self.answered = threading.Event()
 
     def claim(self, name: str, members: tuple[str, ...]) -> tuple[str, ...]:
         self.num_asked += 1
         self.open.wait(GUARD_S)
-        if self.num_asked <= self.failures:
-            raise StorageFailed("it is out of reach")
+        if self.failures:
+            raise self.failures.pop()
         return members
-
-    def tell(self, claim: str, named: tuple[str, ...]) -> None:
-        self.told.append((claim, named))
-        self.answered.set()
 
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claimant, "_AGAIN_S", 0.01)
+    monkeypatch.setattr("ef_common.protocol.client._CLAIM_AGAIN_S", 0.01)
 
 
-def start(store: Store) -> tuple[Callable[[Bid], None], threading.Event]:
-    stopped = threading.Event()
-    return Claimant(store.claim, store.tell, stopped=stopped).get, stopped
+@pytest.fixture
+def start(
+    form: Callable[..., tuple[object, list[Worker]]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Store], tuple[CoordinatorClient, list[wire.FromWorker]]]:
+    """A client with this store, and what it says from then on; it says nothing to its coordinator."""
+
+    def make(store: Store) -> tuple[CoordinatorClient, list[wire.FromWorker]]:
+        _, (worker,) = form(1)
+        client, said = worker.client, list[wire.FromWorker]()
+        client.use_store("0f" * 16, store.claim)
+        monkeypatch.setattr(client._protocol, "_say", said.append)
+        return client, said
+
+    return make
 
 
-def test_claimant_takes_no_error_for_an_answer() -> None:
-    store = Store(failures=3)
-    store.open.set()
-    start(store)[0](BID)
-    assert store.answered.wait(GUARD_S)
-    assert (store.told, store.num_asked) == ([(BID.claim, BID.members)], 4)
+def ask(client: CoordinatorClient) -> None:
+    client._do(lambda: client._protocol._hear(CLAIM))
 
 
-def test_claimant_that_is_asked_again_meanwhile_asks_once() -> None:
+def test_client_takes_no_error_of_the_store_for_an_answer(start) -> None:
     store = Store()
-    get, _ = start(store)
-    get(BID)
-    get(BID)
+    store.failures = [StorageFailed("it is out of reach")] * 3
     store.open.set()
-    assert store.answered.wait(GUARD_S)
+    client, said = start(store)
+    ask(client)
+    poll_until(lambda: said)
+    assert said == [wire.Claimed(CLAIM.claim, CLAIM.members)]
+    assert store.num_asked == 4
+
+
+def test_client_that_is_asked_again_meanwhile_asks_once(start) -> None:
+    store = Store()
+    client, said = start(store)
+    ask(client)
+    ask(client)
+    store.open.set()
+    poll_until(lambda: said)
     assert store.num_asked == 1
 
 
-def test_claimant_that_is_stopped_gives_up() -> None:
-    store = Store(failures=1)
-    get, stopped = start(store)
-    get(BID)
-    stopped.set()
-    store.open.set()
-    assert not store.answered.wait(0.2)
-    assert store.told == []
-
-
-def test_claimant_takes_no_unexpected_error_for_an_answer_either(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_is_asked_again_afterwards_asks_again(start) -> None:
     store = Store()
     store.open.set()
-    failures = [RuntimeError("out of order")] * 3
+    client, said = start(store)
+    ask(client)
+    poll_until(lambda: said)
+    ask(client)
+    poll_until(lambda: len(said) == 2)
+    assert store.num_asked == 2
 
-    def claim(name: str, members: tuple[str, ...]) -> tuple[str, ...]:
-        if failures:
-            raise failures.pop()
-        return store.claim(name, members)
 
-    Claimant(claim, store.tell, stopped=threading.Event()).get(BID)
-    assert store.answered.wait(GUARD_S)
-    assert store.told == [(BID.claim, BID.members)]
+def test_client_that_is_stopped_gives_up(start) -> None:
+    store = Store()
+    store.failures = [StorageFailed("it is out of reach")]
+    client, said = start(store)
+    ask(client)
+    poll_until(lambda: store.num_asked)
+    client.stop()
+    store.open.set()
+    poll_until(lambda: not any(thread.name == "elasticflow-claim" for thread in threading.enumerate()))
+    assert said == []
+    assert store.num_asked == 1
+
+
+def test_client_takes_no_unexpected_error_for_an_answer_either(start, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    store.failures = [RuntimeError("out of order")] * 3
+    store.open.set()
+    client, said = start(store)
+    ask(client)
+    poll_until(lambda: said)
+    assert said == [wire.Claimed(CLAIM.claim, CLAIM.members)]
     (warning,) = [record for record in caplog.records if "out of order" in record.getMessage()]
     assert warning.exc_info  # it is a defect, so it is logged with its place

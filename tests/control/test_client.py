@@ -10,18 +10,18 @@ from typing import get_args
 
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.auth import Token, new_nonce
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.line import Answer
-from ef_common.control.outputs import Write
 from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
+from ef_common.protocol import wire
+from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.introduction import Answer
+from ef_common.protocol.server_outputs import Write
 from ef_common.session import ControlChannel
 from ef_common.testing.ports import reserve_port
-from tests.control.conftest import in_loop
+from tests.control.conftest import in_loop, line_of
 from tests.waiting import poll_until
 
 MEMBER = Member("w", "n", "")
@@ -115,7 +115,7 @@ def test_client_that_lost_the_line_keeps_its_view(form):
     coordinator, workers = form(2)
     client = workers[0].client
     coordinator.stop()
-    while not client._inbox.ended:
+    while not client._protocol.end:
         time.sleep(0.01)
     assert client.next_view(0).generation == 1
     assert not client.change_pending
@@ -184,7 +184,7 @@ def test_client_fault_in_on_view_does_not_end_the_line(form, caplog):
 
 def test_client_send_from_a_signal_handler_inside_send_does_not_hang(form):
     _, workers = form(2)
-    line = workers[0].client._line
+    line = line_of(workers[0].client)
     before = signal.signal(signal.SIGUSR1, lambda *_: workers[0].client.send("leave"))
     try:
         with line._sending:  # as if the signal came while this thread sends
@@ -237,14 +237,14 @@ def test_client_does_not_tell_a_place_that_names_too_many_positions():
     client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
     client.tell_place(Place(0, 5))
     client.tell_place(Place(0, 9999, tuple(range(wire.MAX_RETURNED + 1))))
-    assert client._place == Place(0, 5)
+    assert client._protocol._own_place == Place(0, 5)
 
 
 def test_client_of_a_newcomer_that_looks_for_the_place_learns_that_the_job_is_over(form, join):
     coordinator, (member,) = form(1)
     newcomer = join(coordinator, "late").started().client
     member.client.send("close")
-    while not newcomer._inbox.ended:
+    while not newcomer._protocol.end:
         time.sleep(0.01)
     with pytest.raises(JobFinished):
         newcomer.job_place()

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.auth import Token
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.place import Place
 from ef_common.errors import AuthenticationError, Evicted, JobFinished, Left, UsageError
+from ef_common.protocol import wire
+from ef_common.protocol.auth import Token
 from tests.control.conftest import in_loop
 
 TOKEN = Token("hunter2")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
 import pytest
 
-from ef_common.control import client as client_module
 from ef_common.control import herald
-from ef_common.control.line import Line, attempt_line
-from ef_common.control.outputs import Write
-from ef_common.control.server import CoordinatorServer
+from ef_common.control.leader_request import Conversation
+from ef_common.control.line import Line
 from ef_common.control.serving import ServerLoop, Stream
 from ef_common.core.membership import Install
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
 from ef_common.note import Note
-from tests.control.conftest import in_loop
+from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Write
+from tests.control.conftest import in_loop, line_of
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
@@ -55,9 +56,9 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     waiting = Outcome(lambda: worker.client.next_view(1))
     fetching = Outcome(lambda: worker.client.bootstrap(1).get("k"))
     if place == "receive":
-        monkeypatch.setattr(worker.client._line, "receive", fail)
+        monkeypatch.setattr(line_of(worker.client), "read", fail)
     else:
-        monkeypatch.setattr(worker.client, "_receive", fail)
+        monkeypatch.setattr(worker.client._protocol, "receive", fail)
     server = coordinator._server
     words = Write(server._workers[worker.client.member.id], b'{"v":6,"t":"alive"}\n' * 2)
     in_loop(coordinator, lambda now: server.outputs.append(words))
@@ -92,23 +93,23 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
     client = workers[0].client
     opened: list[Line] = []
 
-    def attempt(*args: Any, **kwargs: Any) -> Any:
-        line, answer = attempt_line(*args, **kwargs)
-        opened.append(line)
-        return line, answer
+    class Kept(Line):
+        def __init__(self, sock: socket.socket) -> None:
+            super().__init__(sock)
+            opened.append(self)
 
     def refuse(report: object) -> None:
         raise ProtocolError("a message must fit into 2097152 bytes. Received: 2097153 bytes")
 
-    monkeypatch.setattr(client_module, "attempt_line", attempt)
-    monkeypatch.setattr(client_module, "_return_of", refuse)
+    monkeypatch.setattr("ef_common.control.client.Line", Kept)
+    monkeypatch.setattr("ef_common.protocol.client._return_of", refuse)
     waiting = Outcome(lambda: client.next_view(1))
-    client._line.give_up()
+    line_of(client).give_up()
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
     assert "ProtocolError: a message must fit into 2097152 bytes" in str(error)
     assert opened
-    assert all(line._socket.fileno() < 0 for line in opened)
+    poll_until(lambda: all(line._socket.fileno() < 0 for line in opened))
 
 
 def test_first_view_that_a_failed_reader_cannot_take_in_is_not_waited_for(serve, join, monkeypatch):
@@ -116,7 +117,7 @@ def test_first_view_that_a_failed_reader_cannot_take_in_is_not_waited_for(serve,
     worker = join(coordinator, "a")
     poll_until(lambda: coordinator._server.state.workers)
     poll_until(lambda: worker.client._threads)
-    monkeypatch.setattr(worker.client, "_receive_view", fail)
+    monkeypatch.setattr(worker.client._protocol, "_hear_view", fail)
     join(coordinator, "b")
     with pytest.raises(ThreadFailed):
         worker.started()
@@ -137,9 +138,9 @@ def test_herald_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F
     def attempt(*args: Any, **kwargs: Any) -> Any:
         if failures:
             raise failures.pop()
-        return attempt_line(*args, **kwargs)
+        return Conversation(*args, **kwargs)
 
-    monkeypatch.setattr(herald, "attempt_line", attempt)
+    monkeypatch.setattr(herald, "Conversation", attempt)
     monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
     coordinators, _, _ = job(3)
     coordinators[0].stop()

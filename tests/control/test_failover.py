@@ -13,13 +13,13 @@ import pytest
 from ef_common.control import sockets
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
-from ef_common.control.peer import End
-from ef_common.control.sockets import format_address
-from ef_common.control.wire import Moved, Redirect
 from ef_common.errors import Evicted
 from ef_common.note import Note
 from ef_common.pace import Pace
-from tests.control.conftest import in_loop
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import format_address
+from ef_common.protocol.peer import End
+from tests.control.conftest import fall_silent, in_loop, line_of
 from tests.waiting import poll_until
 
 GUARD_S = 60.0
@@ -69,8 +69,10 @@ def test_failover_of_the_coordinator_alone_keeps_the_view(job):
 
 def test_worker_that_has_gone_to_another_coordinator_is_not_taken_for_dead(job):
     coordinators, workers, _ = job(3)
-    workers[2].client._stopped.set()  # it does not return
-    workers[2].client._line.send(Moved())
+    fall_silent(workers[2].client)  # it does not return
+    line = line_of(workers[2].client)
+    line.queue(wire.encode(wire.Moved()))
+    line.flush()
     server = coordinators[0]._server
     poll_until(lambda: server.state.view is not None and server.state.view.generation > 1)
     assert "w2" not in server.state.view.ids
@@ -120,7 +122,7 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5)
     silent = workers[0].client
     # Its door stays open, and it goes nowhere: as if it was stopped.
-    silent._stopped.set()
+    fall_silent(silent)
     coordinators[0].stop()
     poll_until(lambda: coordinators[1]._server.state.held)
     assert "only 1 of 2 members of view 1" in coordinators[1]._server.state.held
@@ -137,7 +139,7 @@ def test_failover_to_one_of_two_goes_on_with_the_claim_when_the_other_only_is_si
         return winners.setdefault(name, members if has_it else ("w0",))
 
     coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5, claim=claim)
-    workers[0].client._stopped.set()  # its door stays open, and it goes nowhere
+    fall_silent(workers[0].client)  # its door stays open, and it goes nowhere
     coordinators[0].stop()
     if has_it:
         assert workers[1].client.next_view(1).ids == ("w1",)
@@ -200,7 +202,7 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
 
 def test_client_whose_connection_breaks_returns_to_the_same_coordinator(job):
     coordinators, workers, _ = job(3)
-    workers[1].client._line.give_up()
+    line_of(workers[1].client).give_up()
     poll_until(lambda: coordinators[0]._server.state.workers.get("w1"))
     workers[1].client.send("suspect", 1)
     for worker in (workers[0], workers[2]):
@@ -212,33 +214,40 @@ def test_client_that_is_sent_to_another_coordinator_does_not_try_the_old_one_fir
     coordinators, workers, _ = job(2)
     first, client = coordinators[0]._server, workers[1].client
     first._leader = format_address(coordinators[1].address)
-    coordinators[0]._loop.call_soon_threadsafe(first._redirect, "w1")
+    in_loop(coordinators[0], lambda now: first._redirect("w1"))
     poll_until(lambda: "w1" in coordinators[1]._server.state.workers)
-    assert client._address == coordinators[1].address
+    assert client._protocol._address == coordinators[1].address
 
 
-def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_take_it_again(job):
+def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_take_it_again(job, monkeypatch):
     """Where that one's node was cut off, it stays a minority for good."""
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     client = workers[2].client
-    client._address = coordinators[2].address  # it has gone there while it could reach nobody else
-    asked = []
-    client._try_to_return = lambda address: asked.append(address)
-    client._receive(Redirect("", "0" * 64))
-    client._line.give_up()
+    client._protocol._address = coordinators[2].address  # it has gone there while it could reach nobody else
+    asked, line = [], line_of(client)
+
+    class Unreached(Line):
+        @classmethod
+        def connect(cls, address, timeout_s):
+            asked.append(address)
+            raise ConnectionRefusedError
+
+    monkeypatch.setattr("ef_common.control.client.Line", Unreached)
+    client._do(lambda: client._protocol._hear(wire.Redirect("", "0" * 64)))
+    line.give_up()
     poll_until(lambda: len(set(asked)) > 1)
-    assert asked[0] != client._address
+    assert asked[0] != coordinators[2].address
 
 
 def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_without_it(job):
     """It may be the coordinator that hears nobody: those whom it would end are most of the members."""
     coordinators, workers, _ = job(3, heartbeat_timeout_s=0.5)
     for worker in workers[1:]:
-        worker.client._stopped.set()  # it says nothing more, and goes nowhere
+        fall_silent(worker.client)  # it goes nowhere, either
     poll_until(lambda: coordinators[0]._server.state.held)
     assert "only 1 of 3" in coordinators[0]._server.state.held
-    assert not any(worker.client._inbox.ended for worker in workers)
-    workers[1].client._line.hang_up()  # its process ends
+    assert not any(worker.client._protocol.end for worker in workers)
+    line_of(workers[1].client).hang_up()  # its process ends
     assert workers[0].client.next_view(1).ids == ("w0",)
     with pytest.raises(Evicted):
         workers[2].client.next_view(1)
@@ -246,15 +255,15 @@ def test_worker_that_is_silent_is_not_told_that_it_is_out_before_others_go_on_wi
 
 def test_client_whose_connection_breaks_publishes_again_what_may_be_lost(job):
     _, workers, _ = job(2)
-    workers[0].client._line.give_up()
+    line_of(workers[0].client).give_up()
     workers[0].client.bootstrap(1).put("key", b"value")
-    poll_until(lambda: workers[1].client._inbox._values.get("key") == b"value")
+    poll_until(lambda: workers[1].client._protocol._values.get("key") == b"value")
 
 
 def test_end_of_a_connection_that_proves_nothing_does_not_count_a_worker_as_gone(job):
     coordinators, workers, _ = job(3)
     server = coordinators[0]._server
-    workers[2].client._stopped.set()  # it does not return
+    fall_silent(workers[2].client)  # it does not return
     in_loop(coordinators[0], lambda now: server.end(server._workers["w2"], End.BROKEN, now))
     assert set(workers[0].client.next_view(1).ids) == {"w0", "w1"}
     assert server.state.gone == frozenset()
@@ -268,7 +277,7 @@ def test_line_that_is_left_without_a_word_is_reset():
     with contextlib.suppress(BlockingIOError):
         while near.send(bytes(65536)):
             pass  # until there is room for nothing more
-    Line(near).leave()
+    Line(near).leave(wire.encode(wire.Moved()))
     with far, pytest.raises(ConnectionResetError):
         read_to_the_end(far)
 
@@ -297,13 +306,11 @@ def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, joi
         fresh.stop()
 
 
-def test_worker_that_was_away_for_too_long_is_evicted(job):
+def test_worker_that_was_away_for_too_long_is_evicted(job, monkeypatch):
     _, workers, _ = job(3, heartbeat_timeout_s=0.5)
     away = workers[2].client
-    line = away._line
-    away._line = None  # it says nothing more
+    monkeypatch.setattr(away._protocol, "tick", lambda now: None)
     assert set(workers[0].client.next_view(1).ids) == {"w0", "w1"}
-    away._line = line
     with pytest.raises(Evicted):
         away.next_view(1)
 
@@ -315,17 +322,6 @@ def test_door_is_closed_to_forked_children_and_open_as_long_as_the_worker_lives(
     workers[0].stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", door))
-
-
-def test_client_that_is_let_go_of_at_once_pauses_before_it_returns(job, monkeypatch):
-    _, workers, _ = job(2)
-    client, pauses, lines = workers[1].client, [], iter([object()] * 3)
-    monkeypatch.setattr(client, "_read", lambda line: "it has ended")
-    monkeypatch.setattr(client, "_return", lambda: next(lines, None))
-    monkeypatch.setattr(client._stopped, "wait", lambda seconds: pauses.append(seconds))
-    client._keep(object())
-    assert len(pauses) == 4
-    assert all(0 < seconds < 1 for seconds in pauses)
 
 
 class Beats(Note):

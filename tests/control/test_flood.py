@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.auth import Token
-from ef_common.control.sockets import LOOPBACK
 from ef_common.core.membership import Settings
 from ef_common.core.place import Place
 from ef_common.core.progress import Progress
 from ef_common.launch.coordinator_process import start_coordinator
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import LOOPBACK
+from ef_common.protocol.auth import Token
 from tests.control.conftest import Peer
 from tests.control.test_robustness import HELLO
 
@@ -61,7 +61,7 @@ class Job:
         assert self._most_files < MAX_FILES
         assert self._most_bytes < MORE_BYTES
         assert [worker.views_noticed for worker in self.workers] == [[1], [1]]
-        assert not any(worker.client._inbox.ended for worker in self.workers)
+        assert not any(worker.client._protocol.end for worker in self.workers)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_member_that_floods_the_others_is_refused_before_it_costs_them_their_lin
             flooder.say(wire.Relay(2, f"{number}", b"x" * 700_000))
     for worker in job.workers:
         assert set(worker.client.next_view(2).ids) == {"w0", "w1"}
-        assert not worker.client._inbox.ended
+        assert not worker.client._protocol.end
     reader.join()  # it has been refused
     flooder.close()
     job.look()

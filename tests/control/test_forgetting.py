@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ef_common.control import herald as module
-from ef_common.control import server, wire
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.herald import Herald
 from ef_common.core.membership import Membership
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
+from ef_common.protocol import server, wire
 from tests.control.conftest import in_loop
 from tests.waiting import poll_until
 
@@ -83,7 +83,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
 
-    class FakeLine:
+    class FakeConversation:
         def send(self, message: wire.FromWorker) -> None:
             pass
 
@@ -93,15 +93,15 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def make(board: Any, *, cut: tuple[int, ...] = (), refuse: tuple[int, ...] = (), endpoint: Any = None) -> Any:
         tried: list[tuple[int, float]] = []
 
-        def attempt(address: tuple[str, int], *args: object, **kwargs: object) -> tuple[FakeLine, None]:
+        def attempt(address: tuple[str, int], *args: object, **kwargs: object) -> FakeConversation:
             tried.append((address[1], clock.now - 1000.0))
             if address[1] in refuse:
                 raise ConnectionRefusedError
             if address[1] in cut:
                 raise TimeoutError
-            return FakeLine(), None
+            return FakeConversation()
 
-        monkeypatch.setattr(module, "attempt_line", attempt)
+        monkeypatch.setattr(module, "Conversation", attempt)
         herald = Herald("c", board, None, port=1, endpoint=endpoint)
 
         def look_until(seconds: float) -> list[tuple[int, float]]:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ef_common.control import server, wire
-from ef_common.control.auth import Token, new_nonce
-from ef_common.control.server import CoordinatorServer
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
+from ef_common.protocol import server, wire
+from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.server import CoordinatorServer
 from tests.control.lies import ABSURD, calls
 from tests.waiting import poll_until
 
@@ -208,7 +208,7 @@ def test_stranger_that_has_settled_in_another_view_of_the_same_generation_depose
     ghost.say(replace(COMES_BACK, promised=2, settled=2, received=(Link(A_VIEW), Link(others))))
     ghost.hear_all()
     assert coordinator._server.state.view == ours
-    assert not worker.client._inbox.ended
+    assert not worker.client._protocol.end
     assert refusals(caplog) == ["worker ghost names views that nobody can have issued"]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ef_common.control import wire
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.progress import Limits, Progress
 from ef_common.errors import Evicted
 from ef_common.pace import NUM_FIRST, Pace
+from ef_common.protocol import wire
 
 
 class Member:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.inquiry import inquire
+from ef_common.control.leader_request import inquire
 from ef_common.core.view import Member
 from ef_common.errors import Evicted
 from ef_common.note import Note, lives
+from ef_common.protocol import wire
+from tests.control.conftest import fall_silent, line_of
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
 
@@ -31,7 +32,7 @@ def test_inquiry_about_a_member_and_a_newcomer_says_that_they_are_not_out(form, 
 
 def test_inquiry_about_one_that_the_others_go_on_without_says_why(form):
     coordinator, workers = form(3)
-    workers[0].client._line.hang_up()
+    line_of(workers[0].client).hang_up()
     assert workers[1].client.next_view(1).world_size == 2
     assert ask(coordinator, workers[0].client.member.id) == "view 2 is without it"
 
@@ -52,7 +53,7 @@ def test_inquiry_after_the_job_has_failed_says_why(form):
 def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decided(form):
     """It may be this one that is cut off, and its newest view may never have come about."""
     coordinator, workers = form(3)
-    workers[0].client._line.hang_up()
+    line_of(workers[0].client).hang_up()
     workers[1].client.next_view(1)
     name = workers[0].client.member.id
     server = coordinator._server
@@ -63,7 +64,7 @@ def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decide
 
 def test_inquiry_of_a_standby_that_gathers_the_members_says_that_nothing_is_decided(job):  # noqa: F811
     coordinators, workers, _ = job(2)
-    workers[0].client._stopped.set()
+    fall_silent(workers[0].client)
     coordinators[0].stop()
     poll_until(lambda: coordinators[1]._server.state.gathering_since is not None)
     assert ask(coordinators[1], "w0") == ""
@@ -97,7 +98,7 @@ def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, 
         return [life.beats for life in lives(tmp_path).values()]
 
     poll_until(lambda: beats() > [3])
-    worker.client._receive(wire.Evicted("silent for 3 s"))
+    worker.client._do(lambda: worker.client._protocol._hear(wire.Evicted("silent for 3 s")))
     before = beats()
     poll_until(lambda: beats() > before)  # the reader thread knows it, the main thread does not
     with pytest.raises(Evicted):

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.auth import Token
-from ef_common.control.server import MAX_RELAYED_BYTES, MAX_STRANGERS
 from ef_common.control.serving import MAX_UNSENT_BYTES
+from ef_common.protocol import wire
+from ef_common.protocol.auth import Token
+from ef_common.protocol.server import MAX_RELAYED_BYTES, MAX_STRANGERS
 
 _FIELDS = b'"member":["a","n","",0,1,0,0],"nonce":"%s","key":"%s","proof":"%s","returning":false'
 HELLO = b'{"v":6,"t":"hello",%s}\n' % (_FIELDS % (b"0" * 32, b"0" * 32, b"0" * 64))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ef_common.control import wire
 from ef_common.core.place import Place
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
+from ef_common.protocol import wire
 
 NONCE, KEY, PROOF = "0f" * 16, "1e" * 16, "a9" * 32
 MEMBERS = (

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ef_common.control import wire
-from ef_common.control.peer import Peer
-from ef_common.control.server import CoordinatorServer
+from ef_common.protocol import wire
+from ef_common.protocol.peer import Peer
+from ef_common.protocol.server import CoordinatorServer
 from tests.faults.conftest import TrainingJob, check_run
 from tests.faults.hosts import in_each_framework
 

@@ -16,10 +16,10 @@ import torch
 from ef_common.audit import audit
 from ef_common.collectives.codec import ARRAYS
 from ef_common.collectives.torch_codec import TENSORS
-from ef_common.control import wire
 from ef_common.core.lineage import CheckpointId
 from ef_common.errors import InvalidCheckpoint, NewerFormat, ProtocolError
 from ef_common.events import EventLogError, read
+from ef_common.protocol import wire
 from ef_common.report.page import embedded
 from ef_common.report.timeline import snapshot_of
 from ef_common.storage import manifest as manifests

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ef_common.control.auth import Token
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError
 from ef_common.launch.coordinator_process import Order, serve, start_coordinator
+from ef_common.protocol.auth import Token
 
 TOKEN = Token("secret")
 
@@ -35,7 +35,7 @@ def test_coordinator_is_nobodys_child_and_serves_who_knows_the_token(tmp_path: P
         client = CoordinatorClient(address, Member("w", "n", ""), TOKEN)
         assert not client.start(lambda generation: None)
         assert client.next_view(0).ids == ("w",)
-        assert client._timeout_s == 7.0  # what the coordinator has told
+        assert client._protocol._timeout_s == 7.0  # what the coordinator has told
         client.stop()
         with pytest.raises(AuthenticationError):
             CoordinatorClient(address, Member("x", "n", ""), Token("other")).start(lambda generation: None)

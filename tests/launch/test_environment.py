@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.control.auth import Token
 from ef_common.errors import UsageError
 from ef_common.launch.environment import read_environment
 from ef_common.launch.notice_sources import FileSource
+from ef_common.protocol.auth import Token
 
 
 def test_environment_full_is_read():

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ef_common.control.auth import Token, new_nonce
-from ef_common.control.sockets import LOOPBACK, Address, parse_address
 from ef_common.launch import environment
+from ef_common.protocol.addresses import LOOPBACK, Address, parse_address
+from ef_common.protocol.auth import Token, new_nonce
 from ef_common.testing.ports import free_ports
 from tests.control.conftest import Peer
 from tests.control.lies import Call, calls

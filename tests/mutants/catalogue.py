@@ -91,47 +91,47 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="worker-that-has-moved-counts-as-dead",
-        file="ef_common/control/server.py",
-        old='self._depart(connection, "it has gone to another coordinator", silent=True)',
-        new='self._depart(connection, "it has gone to another coordinator")',
+        file="ef_common/protocol/server.py",
+        old='self._depart(peer, "it has gone to another coordinator", silent=True)',
+        new='self._depart(peer, "it has gone to another coordinator")',
         harm="A coordinator that was stopped and goes on takes its workers for dead, and can begin a second group "
         "beside them.",
     ),
     Mutant(
         name="successor-is-not-told-of-the-boundary",
-        file="ef_common/control/client.py",
+        file="ef_common/protocol/client.py",
         old="        at_boundary=report.at_boundary,\n",
         new="        at_boundary=False,\n",
         harm="If the coordinator is lost while workers wait at a boundary for newcomers, they wait there for ever.",
     ),
     Mutant(
         name="proof-of-a-worker-without-the-challenge",
-        file="ef_common/control/auth.py",
+        file="ef_common/protocol/auth.py",
         old='return _proof(token, "worker", server_nonce, client_nonce, key,',
         new='return _proof(token, "worker", client_nonce, key,',
         harm="Whoever has overheard the introduction of a worker can connect under its name without the token.",
     ),
     Mutant(
         name="published-values-are-not-sent-again",
-        file="ef_common/control/client.py",
-        old="                for message in self._relayed:  # they may have been lost with the old line\n"
-        "                    line.send(message)\n",
+        file="ef_common/protocol/client.py",
+        old="            for message in self._relayed:  # they may have been lost with the old link\n"
+        "                self._say(message)\n",
         new="",
         harm="If the line of a worker breaks while a group is being built, the others wait for its address for ever.",
     ),
     Mutant(
         name="failure-is-believed-without-a-proof",
-        file="ef_common/control/line.py",
-        old="    if not proves(coordinator_proof(",
-        new="    if not isinstance(answer, wire.Failed) and not proves(coordinator_proof(",
+        file="ef_common/protocol/introduction.py",
+        old="if not proves(expected, message.proof):",
+        new="if not isinstance(message, wire.Failed) and not proves(expected, message.proof):",
         harm="A stranger who listens at the address of a coordinator can end the workers by saying that the job has "
         "failed.",
     ),
     Mutant(
-        name="claimant-tells-for-whom-it-has-asked",
-        file="ef_common/control/claimant.py",
-        old="self._tell(bid.claim, named)",
-        new="self._tell(bid.claim, bid.members)",
+        name="client-tells-for-whom-it-has-asked",
+        file="ef_common/protocol/client.py",
+        old="self._say(wire.Claimed(bid.claim, named))",
+        new="self._say(wire.Claimed(bid.claim, bid.members))",
         harm="In a network that has fallen apart both sides believe that they have the claim, and train on.",
     ),
     Mutant(

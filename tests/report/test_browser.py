@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ef_common.cli import main
-from ef_common.control.auth import Token
+from ef_common.protocol.auth import Token
 from ef_common.testing.harness import Job
 from tests.report.browser import NEEDS_BROWSER, chromium, opened, wait_until
 from tests.report.generated import large, small

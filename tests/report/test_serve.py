@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.control.auth import Token, page_key
 from ef_common.errors import UsageError
 from ef_common.launch import run_directory
+from ef_common.protocol.auth import Token, page_key
 from ef_common.testing.ports import free_ports
 from tests.report.generated import BEGAN, small
 

@@ -26,6 +26,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/horovod": ("tests/horovod", "tests/collectives"),
     "ef_common/launch": ("tests/launch", "tests/faults/test_horovodrun.py", "tests/faults/test_plain_torchrun.py"),
     "ef_common/parts.py": ("tests/test_parts.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
+    "ef_common/protocol": ("tests/protocol", "tests/control", "tests/simulation", "tests/faults/test_failover.py"),
     "ef_common/program": ("tests/program", "tests/faults/test_program.py"),
     "ef_common/report": ("tests/report",),
     "ef_common/storage": ("tests/storage", "tests/faults/test_sharing.py", "tests/faults/test_restart.py"),

@@ -27,12 +27,12 @@ from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 
-from ef_common.control.sockets import is_address, parse_address
 from ef_common.core.place import Place
 from ef_common.core.progress import KINDS, SETTLING, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError, UsageError
+from ef_common.protocol.addresses import is_address, parse_address
 
 VERSION = 6
 MAX_STRANGER_BYTES = 4 * 1024

@@ -6,9 +6,9 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from ef_common.control.peer import Peer
 from ef_common.core.progress import Heard, Limits, Longest, Progress, Verdict, judge
 from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slowest
+from ef_common.protocol.peer import Peer
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
-"""What :class:`~ef_common.control.server.CoordinatorServer` asks of whoever runs it."""
+"""What :class:`~ef_common.protocol.server.CoordinatorServer` asks of whoever runs it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ef_common.control.peer import Peer
 from ef_common.core.view import Member
+from ef_common.protocol.peer import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Write:
 class WriteOrReset:
     """Send bytes that must precede any end of the connection.
 
-    If they do not leave at once, reset the connection, and report :attr:`~ef_common.control.peer.End.UNSENT`.
+    If they do not leave at once, reset the connection, and report :attr:`~ef_common.protocol.peer.End.UNSENT`.
     """
 
     peer: Peer

@@ -13,18 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from ef_common.control import wire
-from ef_common.control.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
-from ef_common.control.liveness import Liveness
-from ef_common.control.outputs import Close, Output, Probe, Write, WriteOrReset
-from ef_common.control.peer import End, Peer
-from ef_common.control.sockets import Address, format_address
 from ef_common.core import membership
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
 from ef_common.core.place import Place
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import Address, format_address
+from ef_common.protocol.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
+from ef_common.protocol.liveness import Liveness
+from ef_common.protocol.peer import End, Peer
+from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +151,10 @@ class CoordinatorServer:
         """Bytes of a peer have come."""
         self._now = now
         peer.heard = now
-        peer.feed(data)
+        peer.lines.feed(data)
         while not peer.dropped:
             try:
-                line = peer.next_line()
+                line = peer.lines.next()
             except ProtocolError as error:
                 self._refuse(peer, "long line", str(error))
                 return
@@ -227,7 +227,7 @@ class CoordinatorServer:
     def _take(self, peer: Peer, line: bytes) -> None:
         """Take a line of a stranger or of a worker."""
         try:
-            message = wire.decode_from_worker(line, max_bytes=peer.max_line_bytes)
+            message = wire.decode_from_worker(line, max_bytes=peer.lines.max_bytes)
         except ProtocolError as error:
             self._refuse(peer, "malformed message", str(error))
             return
@@ -275,6 +275,7 @@ class CoordinatorServer:
                 self._forget(before)
                 self._close(before)
             peer.worker = member.id
+            peer.lines.max_bytes = wire.MAX_LINE_BYTES
             peer.returning = message.returning
             self._keys[member.id] = message.key
             self._workers[member.id] = peer

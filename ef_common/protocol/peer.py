@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ef_common.control import wire
 from ef_common.core.view import Member
-from ef_common.errors import ProtocolError
+from ef_common.protocol import wire
+from ef_common.protocol.lines import Lines
 
 
 class End(Enum):
@@ -39,28 +39,4 @@ class Peer:
         self.heard = now  # time of the last sign of life
         self.moved = False  # it lives, and has gone to another coordinator
         self.dropped = False  # nothing of this peer counts any more
-        self._received = bytearray()
-
-    @property
-    def max_line_bytes(self) -> int:
-        """Bound of a line; a stranger's is small."""
-        return wire.MAX_STRANGER_BYTES if self.worker is None else wire.MAX_LINE_BYTES
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes that have come."""
-        self._received += data
-
-    def next_line(self) -> bytes | None:
-        """Cut off the next line, without its newline; None if it is not complete.
-
-        Raises:
-            ProtocolError: It is too long.
-        """
-        end = self._received.find(b"\n", 0, self.max_line_bytes)
-        if end < 0:
-            if len(self._received) >= self.max_line_bytes:
-                raise ProtocolError(f"more than {self.max_line_bytes} bytes")
-            return None
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
-        return line
+        self.lines = Lines(wire.MAX_STRANGER_BYTES)

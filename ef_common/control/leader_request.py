@@ -1,0 +1,179 @@
+"""Short conversations with a coordinator, of those who are no workers: launchers, and other coordinators."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from ef_common.control.line import Line
+from ef_common.core.view import Member
+from ef_common.errors import AuthenticationError, ProtocolError
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import Address, format_address, parse_address
+from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.introduction import Answer, Introduction
+from ef_common.protocol.lines import Lines
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+_KEY = new_nonce()
+
+
+class Conversation:
+    """A connection to a coordinator, for a few messages.
+
+    Args:
+        address: Where the coordinator is.
+        member: Who speaks; nobody else may have its id.
+        token: The job token, or None.
+        key: The speaker's own secret, the same whenever it connects.
+        timeout_s: How long each step may take.
+
+    Raises:
+        AuthenticationError: The token is missing on one side, or they differ.
+        OSError: Nobody answers in time.
+        ProtocolError: The peer is no coordinator, or one of another version.
+
+    Attributes:
+        answer: What the coordinator has said to the introduction.
+    """
+
+    def __init__(
+        self, address: Address, member: Member, token: Token | None, *, key: str = _KEY, timeout_s: float = ANSWER_S
+    ) -> None:
+        self._line = Line.connect(address, timeout_s, timeout_s)
+        self._lines = Lines(wire.MAX_STRANGER_BYTES)
+        try:
+            self.answer = self._introduce(Introduction(member, token, key=key, address=address, returning=True))
+        except BaseException:
+            self._line.close()
+            raise
+        self._lines.max_bytes = wire.MAX_LINE_BYTES
+
+    def _introduce(self, introduction: Introduction) -> Answer:
+        while introduction.answer is None:
+            reply = introduction.take(self._lines)
+            if reply is not None:
+                self._say(reply)
+            elif not self._listen():
+                raise ConnectionResetError("it closed the connection")
+        return introduction.answer
+
+    def _say(self, data: bytes) -> None:
+        self._line.queue(data)
+        self._line.flush()
+
+    def _listen(self) -> bool:
+        """Wait for bytes; False at the end of the connection."""
+        data = self._line.read()
+        self._lines.feed(data)
+        return bool(data)
+
+    def send(self, message: wire.FromWorker) -> None:
+        """Say something."""
+        self._say(wire.encode(message))
+
+    def receive(self) -> wire.FromCoordinator | None:
+        """Wait for something; None at the end of the connection.
+
+        Raises:
+            ProtocolError: The peer does not speak our protocol.
+            TimeoutError: Nothing came in time.
+        """
+        while (line := self._lines.next()) is None:
+            if not self._listen():
+                return None
+        return wire.decode_from_coordinator(line)
+
+    def close(self) -> None:
+        """End it."""
+        self._line.close()
+
+
+def report_failure(addresses: Sequence[Address], member: Member, token: Token | None, why: str, *, fatal: bool) -> str:
+    """Report to the leading coordinator that the job has failed.
+
+    Args:
+        addresses: Where the coordinator may be. A standby may name another address.
+        member: The one that reports; nobody else may have its id.
+        token: The job token, or None.
+        why: One line.
+        fatal: It ends the job. Else only if the job has not begun yet.
+
+    Returns:
+        Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
+    """
+    answer = ask_leader(addresses, member, token, wire.Fail(why, fatal))
+    return answer.why if isinstance(answer, wire.Failed) else ""
+
+
+def inquire(addresses: Sequence[Address], member: Member, token: Token | None, worker: str) -> str | None:
+    """Ask the leading coordinator whether a worker is out.
+
+    Args:
+        addresses: Where the coordinator may be. A standby may name another address.
+        member: The one that asks; nobody else may have its id.
+        token: The job token, or None.
+        worker: Id of the worker.
+
+    Returns:
+        Why it is out; "" if it is not, or that is not decided; None if nobody was reached who knows.
+    """
+    answer = ask_leader(addresses, member, token, wire.Inquire(worker))
+    if isinstance(answer, (wire.Evicted, wire.Failed)):
+        return answer.reason if isinstance(answer, wire.Evicted) else answer.why
+    return "" if isinstance(answer, wire.Alive) else None
+
+
+def ask_leader(
+    addresses: Sequence[Address], member: Member, token: Token | None, message: wire.Fail | wire.Inquire
+) -> wire.FromCoordinator | None:
+    """Send a message to the leading coordinator; each step with each address takes at most `ANSWER_S`.
+
+    Args:
+        addresses: Where the coordinator may be. A standby may name another address.
+        member: The sender; nobody else may have its id.
+        token: The job token, or None.
+        message: The message.
+
+    Returns:
+        The answer; None if nobody was reached, or nobody leads.
+    """
+    todo = list(addresses)
+    asked: set[Address] = set()
+    while todo:
+        address = todo.pop(0)
+        if address in asked:
+            continue
+        asked.add(address)
+        try:
+            answer = _ask(address, member, token, message)
+        except (OSError, ProtocolError, AuthenticationError) as error:
+            logger.debug("no coordinator at %s: %s", format_address(address), error)
+            continue
+        if not isinstance(answer, wire.Redirect):
+            if answer is not None:
+                return answer
+        elif answer.address:
+            todo.insert(0, parse_address(answer.address, what="the address that a standby named"))
+    return None
+
+
+def _ask(
+    address: Address, member: Member, token: Token | None, message: wire.Fail | wire.Inquire
+) -> wire.FromCoordinator | None:
+    conversation = Conversation(address, member, token)
+    try:
+        if not isinstance(conversation.answer, wire.Welcome):
+            return conversation.answer
+        conversation.send(message)
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            answer = conversation.receive()
+            if answer is None or isinstance(answer, (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive)):
+                return answer
+        return None
+    finally:
+        conversation.close()

@@ -1,0 +1,645 @@
+"""A worker's end of the control plane as a state machine.
+
+It does no I/O and has no clock: whoever runs it (:class:`~ef_common.control.client.CoordinatorClient` with sockets and
+threads, the simulator over a simulated network) reports what has happened, with the time, and carries out its `outputs`
+in order. The worker's own thread waits until one of :meth:`~Client.started`, :meth:`~Client.newer_view` and
+:meth:`~Client.value` has an answer.
+
+If nodes keep standbys, a link that ends is no loss: the client looks for a coordinator, at the old address, at those
+that its newest view names, and at that of its own node, until one takes it. There it tells where the worker stands
+(:mod:`ef_common.core.standing`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ef_common.core.membership import Phase, Returned
+from ef_common.core.place import Place
+from ef_common.core.progress import Progress
+from ef_common.core.quorum import Bid
+from ef_common.core.standing import Standing
+from ef_common.core.view import Member, View
+from ef_common.errors import (
+    AuthenticationError,
+    CoordinatorLost,
+    Evicted,
+    GroupBroken,
+    JobFailed,
+    JobFinished,
+    Left,
+    ProtocolError,
+    TrainingOver,
+)
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
+from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.client_outputs import (
+    ClientOutput,
+    Close,
+    Connect,
+    EndSending,
+    GetClaim,
+    Hung,
+    Leave,
+    Link,
+    Replaced,
+    Send,
+    Straggles,
+    Trust,
+)
+from ef_common.protocol.introduction import HELP, Answer, Introduction
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_TIMEOUT = 4
+"""Number of heartbeats that a worker sends within the heartbeat timeout."""
+_FIRST_ATTEMPT_S, _ATTEMPT_S = 10.0, 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_S = 0.02, 1.0, 0.1
+_CLAIM_AGAIN_S = 1.0
+_SILENT_TIMEOUTS = 1.5
+"""A worker leaves a coordinator after this many heartbeat timeouts without an answer: it is evicted by then."""
+_ABOVE_ALL = 1 << 60  # a generation that is newer than any view
+
+_MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
+    "ready": lambda training: wire.Ready(max(1, training)),
+    "begin": wire.Begin,
+    "at_boundary": wire.AtBoundary,
+    "suspect": wire.Suspect,
+    "settled": wire.Settled,
+    "leave": lambda generation: wire.Leave(),
+    "close": lambda generation: wire.Close(),
+    "bye": lambda generation: wire.Bye(),
+}
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search for a coordinator that takes this worker."""
+
+    until: float
+    pause_s: float
+    longest_pause_s: float
+    attempt: int = 0  # number of the next one
+    round_began: int = 0  # number of the first attempt since the last pause
+
+
+class Client:
+    """The worker's end.
+
+    Times are those of a monotonic clock, in seconds.
+
+    Args:
+        address: Where to look for the coordinator first.
+        member: This worker. With an empty address the coordinator fills in the one that it sees.
+        token: The job token, or None.
+        connect_timeout_s: How long to look for a coordinator.
+        progress: How this worker moves on, to be told in its heartbeats; None if that is not known.
+        chance: Source of random pauses.
+
+    Attributes:
+        outputs: What is to be done, the oldest first; whoever does it removes it.
+        member: This worker.
+        standing: What it has heard and told.
+        change_pending: A change of the members is planned, or this worker is out: it must ask at its next boundary.
+        place: The place of the members, as far as it is known.
+        training: The training that the members are in, as far as it is known.
+        end: Why nothing more will come, once that is so.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        member: Member,
+        token: Token | None,
+        *,
+        connect_timeout_s: float = 60.0,
+        progress: Callable[[], Progress | None] = lambda: None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.outputs: deque[ClientOutput] = deque()
+        self.member = member
+        self.standing = Standing()
+        self.change_pending = False
+        self.place: Place | None = None
+        self.training = 1
+        self.end: Exception | None = None
+        self._address = address
+        self._token = token
+        self._key = new_nonce()
+        self._connect_timeout_s = connect_timeout_s
+        self._progress = progress
+        self._chance = chance or random.Random()
+        self._now = self._ticked_at = 0.0
+        self._view: View | None = None
+        self._values: dict[str, bytes] = {}
+        self._warm_up = False
+        self._own_place: Place | None = None
+        self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
+        self._timeout_s = 0.0
+        self._beat_at: float | None = None  # None before the first coordinator has taken it
+        self._link: Link | None = None  # to the coordinator that has taken it
+        self._old: Link | None = None  # the one before, until the first attempt to come back has ended
+        self._trying: Link | None = None
+        self._tried_until = 0.0
+        self._search: _Search | None = None
+        self._try_at: float | None = None
+        self._hint: Address | None = None  # where the coordinator is, as a standby has said
+        self._sent_away = False  # the coordinator that it has no longer wants it
+        self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
+        self._stopped = False
+        self._claims: dict[Bid, float | None] = {}  # that are asked for, and when to ask again
+
+    @property
+    def generation(self) -> int:
+        """Generation of the newest view, 0 before the first."""
+        return 0 if self._view is None else self._view.generation
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`tick` is to be called, or None; it may be called earlier, too."""
+        trying = None if self._trying is None else self._tried_until
+        times = (self._beat_at, self._try_at, trying, *self._claims.values())
+        return None if self._stopped else min((time for time in times if time is not None), default=None)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more will be said."""
+        return self._stopped
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be said or heard: there will be no connection any more."""
+        return self._stopped and self._link is None
+
+    # ------------------------------------------------------------ what the worker waits for
+
+    def started(self) -> bool | None:
+        """How the worker starts: True to warm up, False if the first view is there; None if that is not clear.
+
+        Raises:
+            AuthenticationError, CoordinatorLost, JobFailed, JobFinished, ProtocolError: There is no start.
+        """
+        if self._warm_up or self._view is not None:
+            return self._warm_up
+        self._raise_end()
+        return None
+
+    def newer_view(self, after: int) -> View | None:
+        """The newest view, if its generation is above `after`.
+
+        Raises:
+            TrainingOver: In a newcomer: the members are in a later training than the one that it is ready for.
+            MembershipError: Nothing more will come, see :attr:`end`.
+        """
+        # A lost link harms nobody who has a view; every other end concerns this worker itself.
+        if not isinstance(self.end, CoordinatorLost):
+            self._raise_end()
+        if self._view is not None and self._view.generation > after:
+            return self._view
+        if not self.standing.links and self.training > self.standing.training:
+            raise TrainingOver(f"the others are in training {self.training}")
+        self._raise_end()
+        return None
+
+    def value(self, generation: int, key: str) -> bytes | None:
+        """A value that a member of the view of `generation` has published.
+
+        Raises:
+            GroupBroken: The view has been replaced, or nothing more will come.
+        """
+        if self.generation != generation:
+            raise GroupBroken(f"view {generation} has been replaced")
+        if key not in self._values and self.end is not None:
+            raise GroupBroken(f"no more values of view {generation} can come: {self.end}")
+        return self._values.get(key)
+
+    def _raise_end(self) -> None:
+        if self.end is not None:
+            raise self.end
+
+    # ------------------------------------------------------------ what the worker says
+
+    def start(self, now: float) -> None:
+        """Look for the coordinator, and introduce this worker."""
+        self._now = self._ticked_at = now
+        longest_pause_s = _PAUSE_S if self.member.standby else _LONGEST_PAUSE_S
+        self._search = _Search(now + self._connect_timeout_s, _FIRST_PAUSE_S, longest_pause_s)
+        self._try_next()
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        """Tell the coordinator something; see :class:`~ef_common.ports.ControlChannel`."""
+        if kind not in _MESSAGES:
+            raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
+        self.standing = self.standing.told(kind, generation)
+        self._say(_MESSAGES[kind](generation))
+
+    def fail(self, why: str) -> None:
+        """Report an exception of the user's code, which ends the job."""
+        self.standing = replace(self.standing, failed=why)
+        self._say(wire.Fail(why, fatal=False))
+
+    def publish(self, generation: int, key: str, value: bytes) -> None:
+        """Publish a value to the members of a view."""
+        message = wire.Relay(generation, key, value)
+        if generation == self.generation:
+            self._values[key] = value
+            self._relayed.append(message)
+        self._say(message)
+
+    def tell_place(self, place: Place) -> None:
+        """Report this member's place in the next heartbeats. A place that names too much is left out."""
+        if len(place.returned) <= wire.MAX_RETURNED:
+            self._own_place = place
+
+    def tell_store(self, store: str) -> None:
+        """Report the store that this worker has; only the first counts."""
+        if self.standing.store is None:
+            self.standing = replace(self.standing, store=store)
+            self._say(wire.Store(store))
+
+    def stop(self) -> None:
+        """Nothing more will be said. May be repeated."""
+        if not self._stopped:
+            self._stop(CoordinatorLost("this worker has closed its line to the coordinator"))
+            if self._link is not None:
+                self.outputs.append(EndSending(self._link))
+
+    def break_off(self, error: Exception) -> None:
+        """Whoever runs this can hear nothing more, or say nothing more: the worker must end.
+
+        The end of the link tells the coordinator. It may count as the end of this process, because this worker goes to
+        no other coordinator any more.
+        """
+        self._stop(error)
+        if self._link is not None:
+            self.outputs.append(Close(self._link))
+            self._link = None
+        self._put_out(error)
+
+    def _stop(self, end: Exception) -> None:
+        self._stopped = True
+        self.end = self.end or end
+        self._search = self._try_at = None
+        if self._trying is not None:
+            self.outputs.append(Close(self._trying))
+            self._trying = None
+        self._leave_old()
+
+    # ------------------------------------------------------------ what happens
+
+    def connected(self, link: Link, now: float) -> None:
+        """A connection is there; the coordinator speaks first."""
+        self._now = link.heard = now
+        if link is not self._trying:  # that took too long
+            self.outputs.append(Close(link))
+
+    def unreached(self, link: Link, problem: str, now: float) -> None:
+        """A connection could not be made."""
+        self._now = now
+        if link is self._trying:
+            self._fail_attempt(problem)
+
+    def receive(self, link: Link, data: bytes, now: float) -> None:
+        """Bytes have come."""
+        self._now = link.heard = now
+        link.lines.feed(data)
+        while (link is self._link or link is self._trying) and self._take(link):
+            pass
+
+    def _take(self, link: Link) -> bool:
+        """Take the next line; returns whether there was one."""
+        try:
+            if link is self._link:
+                line = link.lines.next()
+                message = None if line is None else wire.decode_from_coordinator(line)
+            else:
+                reply = link.introduction.take(link.lines)
+        except (ProtocolError, AuthenticationError) as error:
+            self._refuse(link, error)
+            return False
+        if link is self._link:
+            if message is not None:
+                self._hear(message)
+            return message is not None
+        if link.introduction.answer is not None:
+            self._heed(link, link.introduction.answer)
+        elif reply is not None:
+            self.outputs.append(Send(link, reply))
+        return reply is not None
+
+    def ended(self, link: Link, *, in_order: bool, now: float) -> None:
+        """A connection has ended; `in_order`: by the coordinator, after all that it had to say."""
+        self._now = now
+        if link is self._trying:
+            self._fail_attempt("it closed the connection")
+        elif link is self._link:
+            self._lose(f"the connection to the coordinator at {format_address(link.address)} has ended", over=in_order)
+
+    def claimed(self, bid: Bid, named: tuple[str, ...] | None, now: float) -> None:
+        """The store has said who has a claim; None: it has not said, and is asked again."""
+        self._now = now
+        if bid not in self._claims:
+            return
+        if named is None:
+            self._claims[bid] = now + _CLAIM_AGAIN_S
+        else:
+            del self._claims[bid]
+            logger.warning("the claim %s is of %s", bid.claim, ", ".join(named))
+            self._say(wire.Claimed(bid.claim, named))
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        slept_s, self._now, self._ticked_at = now - self._ticked_at, now, now
+        if self._stopped:
+            return
+        if self._trying is not None and now >= self._tried_until:
+            self._fail_attempt("timed out")
+        if self._try_at is not None and now >= self._try_at:
+            self._try_next()
+        if self._beat_at is not None and now >= self._beat_at:
+            self._beat_at = now + self._period_s
+            self._say(wire.Heartbeat(self._own_place, self._progress()))
+        for bid, due in self._claims.items():
+            if due is not None and now >= due:
+                self._claims[bid] = None
+                self.outputs.append(GetClaim(bid))
+        link = self._link
+        if link is None:
+            return
+        if slept_s > 2 * self._period_s:
+            link.heard = now  # it was us who did not listen
+        elif self._can_return and now - link.heard > _SILENT_TIMEOUTS * self._timeout_s:
+            self._lose("the coordinator is silent", over=False)
+
+    @property
+    def _period_s(self) -> float:
+        return self._timeout_s / BEATS_PER_TIMEOUT
+
+    def _say(self, message: wire.FromWorker) -> None:
+        if self._link is not None and not self._stopped:
+            self.outputs.append(Send(self._link, wire.encode(message)))
+
+    # ------------------------------------------------------------ from one coordinator to another
+
+    @property
+    def _can_return(self) -> bool:
+        """Whether another coordinator may accept this worker."""
+        if self.standing.phase is Phase.EARLY:  # nothing has begun that it could go on with
+            return self._hint is not None
+        return bool(self.member.standby or self.standing.successors)
+
+    def _lose(self, why: str, *, over: bool) -> None:
+        """The link has ended, or is given up; `over`: the coordinator has ended it."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        if self._stopped or self.end is not None or not self._can_return:
+            self.outputs.append(Close(link))
+            self._finish(CoordinatorLost(why))
+            return
+        logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
+        self.standing = self.standing.parted(over=over)
+        self._old = link
+        if self._sent_away:
+            self._search_on()
+        if self._now < link.since + _PAUSE_S:  # whoever took this worker did not want it
+            self._try_at = self._now + self._pause(_PAUSE_S)
+        else:
+            self._try_next()
+
+    def _search_on(self) -> None:
+        """The coordinator that this worker had does not take it back: search for another one."""
+        self._leave_old()
+        skip = 0 if self._taken else self._chance.randrange(8)  # who knows different standbys meets by chance
+        if self._sent_away and skip % len(self._candidates()) == 0:
+            skip += 1  # the first one is the one that has sent it away
+        self._taken = self._sent_away = False
+        self._search = _Search(self._now + self._connect_timeout_s, _PAUSE_S, _PAUSE_S, skip, skip)
+
+    def _leave_old(self) -> None:
+        link, self._old = self._old, None
+        if link is not None:
+            self.outputs.append(Leave(link, wire.encode(wire.Moved())))
+
+    def _pause(self, typical_s: float) -> float:
+        return typical_s * self._chance.uniform(0.5, 1.5)
+
+    def _candidates(self) -> list[Address]:
+        own = [(LOOPBACK, self.member.standby)] if self.member.standby else []
+        hint = [] if self._hint is None else [self._hint]
+        return list(dict.fromkeys([*hint, self._address, *self.standing.successors, *own]))
+
+    def _try_next(self) -> None:
+        """Try the next address."""
+        self._try_at = None
+        search = self._search
+        if self._old is not None:  # it may be the connection alone that broke
+            address = self._address
+        elif search is not None:
+            candidates = self._candidates()
+            address = candidates[search.attempt % len(candidates)]
+            search.attempt += 1
+            if self._hint is not None:
+                address, self._hint = self._hint, None
+        else:
+            return
+        begun = self.standing.phase is not Phase.EARLY
+        introduction = Introduction(self.member, self._token, key=self._key, address=address, returning=begun)
+        timeout_s = _ATTEMPT_S
+        if search is not None and not begun and not self.member.standby:
+            timeout_s = max(0.1, min(search.until - self._now, _FIRST_ATTEMPT_S))
+        self._trying = Link(address, introduction, wire.MAX_STRANGER_BYTES, self._now)
+        self._tried_until = self._now + timeout_s
+        self.outputs.append(Connect(self._trying, timeout_s))
+
+    def _fail_attempt(self, problem: str) -> None:
+        """An attempt has come to nothing."""
+        link, self._trying = self._trying, None
+        if link is None:
+            return
+        self.outputs.append(Close(link))
+        where = format_address(link.address)
+        logger.debug("%s does not take us: %s", where, problem)
+        search = self._search
+        if search is None:
+            self._search_on()
+            self._try_next()
+        elif self._now > search.until:
+            within = f"within {self._connect_timeout_s:g} s"
+            self._finish(CoordinatorLost(f"no coordinator at {where} {within} ({problem}). {HELP}"))
+        elif search.attempt - search.round_began >= len(self._candidates()):
+            search.round_began = search.attempt
+            self._try_at = self._now + self._pause(search.pause_s)
+            search.pause_s = min(2 * search.pause_s, search.longest_pause_s)
+        else:
+            self._try_next()
+
+    def _finish(self, end: Exception) -> None:
+        """Nothing more will come."""
+        self._stopped = True
+        self._search = self._try_at = None
+        self.end = self.end or end
+
+    def _refuse(self, link: Link | None, error: ProtocolError | AuthenticationError) -> None:
+        """A peer says what no coordinator says."""
+        if link is None:
+            return
+        if link is self._link:
+            where = format_address(link.address)
+            self._lose(f"the coordinator at {where} sent what the protocol does not allow: {error}", over=False)
+        elif self._beat_at is None:  # the user's settings must be wrong
+            self._trying = None
+            self.outputs.append(Close(link))
+            self._finish(error)
+        else:
+            self._fail_attempt(str(error))
+
+    def _heed(self, link: Link, answer: Answer) -> None:
+        """A coordinator has answered to the introduction."""
+        begins = self._beat_at is None
+        if isinstance(answer, wire.Welcome):
+            self._take_up(link, answer)
+        elif isinstance(answer, wire.Redirect):
+            if begins and not self.member.standby:
+                where = format_address(link.address)
+                self._fail_for_good(link, CoordinatorLost(f"a standby listens at {where}, and this node has none"))
+                return
+            self._redirect(link.address, answer)
+            self._fail_attempt("it is a standby")
+        elif isinstance(answer, wire.Failed):
+            self._fail_for_good(link, JobFailed(answer.why))
+            if not begins:
+                self._put_out(JobFailed(answer.why))
+        elif begins:
+            self._fail_for_good(link, JobFinished("the job has ended"))
+        else:
+            self._fail_attempt("the job has ended there")
+
+    def _fail_for_good(self, link: Link, end: Exception) -> None:
+        self.outputs.append(Close(link))
+        self._trying = None
+        self._leave_old()
+        self._finish(end)
+
+    def _take_up(self, link: Link, welcome: wire.Welcome) -> None:
+        """Use a new link: tell where this worker stands before anything else."""
+        self._trying, self._search, self._sent_away = None, None, False
+        self._timeout_s = welcome.heartbeat_timeout_s
+        self._beat_at = self._now + self._period_s
+        self._address = link.address
+        self._link = link
+        link.since = self._now
+        link.lines.max_bytes = wire.MAX_LINE_BYTES
+        self.outputs.append(Trust(link, self._timeout_s))
+        if not link.introduction.returning:
+            self._hear(welcome)
+            if self.standing.failed:  # while the coordinator was sought
+                self._say(wire.Fail(self.standing.failed, fatal=False))
+            if self.standing.leaving:
+                self._say(wire.Leave())
+        else:
+            self._say(_return_of(self.standing.report(self.member)))
+            for message in self._relayed:  # they may have been lost with the old link
+                self._say(message)
+        self._leave_old()  # if there is still one, the same coordinator has this worker again
+
+    def _redirect(self, by: Address, redirect: wire.Redirect) -> None:
+        if redirect.address:
+            host, port = parse_address(redirect.address, what="the address that a standby named")
+            # What a standby reaches on its own machine, others reach under the address of that machine.
+            self._hint = (by[0] if is_loopback(host) else host, port)
+
+    # ------------------------------------------------------------ messages
+
+    def _hear(self, message: wire.FromCoordinator) -> None:
+        match message:
+            case wire.NewView(view):
+                self._hear_view(view)
+            case wire.Relay(generation, key, value):
+                if generation == self.generation:
+                    self._values[key] = value
+            case wire.Announce(generation):
+                if generation == self.generation:
+                    self.change_pending = True
+            case wire.Welcome(warm_up=warm_up, standbys=standbys, training=training):
+                if warm_up:
+                    self.training = training
+                    self.standing = self.standing.warming(standbys)
+                    self._warm_up = True
+            case wire.Resumed():
+                self._taken = True
+            case wire.Claim(claim, members):
+                self.standing = self.standing.claiming()
+                bid = Bid(claim, members)
+                if bid not in self._claims:  # else a coordinator that asks again gets the answer, too
+                    self._claims[bid] = None
+                    self.outputs.append(GetClaim(bid))
+            case wire.Agreed(generation, members):
+                self.standing = self.standing.agreed(generation, members)
+            case wire.Resign():
+                self.send("leave")
+            case wire.Redirect():
+                self._sent_away = True
+                self._redirect(self._address, message)
+            case wire.Alive():
+                pass
+            case wire.JobPlace(place):
+                self.place = place
+            case wire.Skip(training):
+                self.standing = self.standing.behind()
+                self.training = training
+            case wire.Finish():
+                self.end = self.end or JobFinished("the job has ended")
+            case wire.Evicted(reason, hung):
+                self._put_out(Evicted(f"the others went on without worker {self.member.id}: {reason}"))
+                if hung:
+                    self.outputs.append(Hung(reason))
+            case wire.Failed(why):
+                self._put_out(JobFailed(why))
+            case wire.Straggler(slow, ratio, waiting):
+                self.outputs.append(Straggles(slow, ratio, waiting))
+            case wire.Error(reason=reason):
+                self.end = self.end or CoordinatorLost(f"the coordinator closed the connection: {reason}")
+            case wire.Challenge():
+                self._refuse(self._link, ProtocolError("a second challenge"))
+
+    def _put_out(self, end: Exception) -> None:
+        self.end = self.end or end
+        # A world of one has no peers whose loss would tell it: it must ask at its next boundary.
+        self.change_pending = True
+        self.outputs.append(Replaced(_ABOVE_ALL))
+
+    def _hear_view(self, view: View) -> None:
+        if view.rank_of(self.member.id) is None:
+            self.end = self.end or Left(view.reason, last=not view.members)
+        elif view.generation <= self.generation:
+            self._refuse(self._link, ProtocolError(f"view {view.generation} came after view {self.generation}"))
+            return
+        else:
+            self.change_pending = False
+            self.standing = self.standing.received(view)
+            self._relayed = []
+            self._taken = True
+            self._view = view
+            self._values = {}
+        self.outputs.append(Replaced(view.generation))
+
+
+def _return_of(report: Returned) -> wire.Return:
+    return wire.Return(
+        report.phase.value,
+        report.promised,
+        report.settled,
+        report.received,
+        at_boundary=report.at_boundary,
+        suspects=report.suspects,
+        closed=report.closed,
+        failed=report.failed,
+        store=report.store,
+        training=report.training,
+    )

@@ -1,0 +1,116 @@
+"""What :class:`~ef_common.protocol.client.Client` asks of whoever runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ef_common.core.quorum import Bid
+from ef_common.protocol.addresses import Address
+from ef_common.protocol.introduction import Introduction
+from ef_common.protocol.lines import Lines
+
+
+class Link:
+    """One connection to a coordinator.
+
+    Args:
+        address: Where the coordinator is.
+        introduction: The handshake.
+        max_bytes: Longest line before the coordinator has proved itself.
+        now: When the connection is asked for.
+
+    Attributes:
+        heard: When something came last.
+        lines: What has come.
+    """
+
+    def __init__(self, address: Address, introduction: Introduction, max_bytes: int, now: float) -> None:
+        self.address = address
+        self.introduction = introduction
+        self.since = self.heard = now
+        self.lines = Lines(max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connect to a coordinator, within some seconds; report how that ends, what comes, and the end."""
+
+    link: Link
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send bytes, after all that was to be sent on the same link before."""
+
+    link: Link
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The coordinator has proved itself.
+
+    Give the link up where bytes do not leave for `timeout_s`, or are not acknowledged for five times as long.
+    """
+
+    link: Link
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a link at once. Nothing more is reported of it."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End a link to a coordinator that must not take that for the end of this process.
+
+    Send `word`, if it can be sent at once after all that was to be sent before; else reset the connection.
+    """
+
+    link: Link
+    word: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndSending:
+    """Send all that was to be sent, and no more; what comes is still reported, until the coordinator ends the link."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class GetClaim:
+    """Ask the store for a claim, and report the answer, or that there was none."""
+
+    bid: Bid
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A newer view than the one of this generation's group is known, or none will come: end what is older."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """The others go on without this worker, since it has kept them waiting: see that its process ends."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Straggles:
+    """This worker is slower than the others, or no longer; see :class:`~ef_common.core.stragglers.Report`."""
+
+    slow: bool
+    ratio: float
+    waiting: float
+
+
+ClientOutput = Connect | Send | Trust | Close | Leave | EndSending | GetClaim | Replaced | Hung | Straggles

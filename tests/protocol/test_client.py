@@ -1,0 +1,213 @@
+"""The worker's end of the control plane, without sockets, threads or clocks."""
+
+from __future__ import annotations
+
+import random
+from typing import TypeVar
+
+import pytest
+
+from ef_common.core.membership import Membership, Settings
+from ef_common.core.progress import Limits
+from ef_common.core.view import Member, View
+from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFailed
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import Address
+from ef_common.protocol.auth import Token
+from ef_common.protocol.client import Client
+from ef_common.protocol.client_outputs import ClientOutput, Close, Connect, EndSending, Leave, Link, Send, Trust
+from ef_common.protocol.peer import Peer
+from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Write, WriteOrReset
+
+T = TypeVar("T", bound=ClientOutput)
+
+ENDPOINT = ("10.0.0.1", 1000)
+OTHER = ("10.0.0.2", 1000)
+VIEW = View(1, (Member("w", "n", "10.0.0.1", standby=1000), Member("x", "m", "10.0.0.2", standby=1000)))
+
+
+def drain(client: Client, kind: type[T]) -> list[T]:
+    """All that the client asks for; those of this kind."""
+    outputs, client.outputs = list(client.outputs), type(client.outputs)()
+    return [output for output in outputs if isinstance(output, kind)]
+
+
+def make(*, standby: int = 0, address: Address = ENDPOINT, token: Token | None = None) -> Client:
+    client = Client(address, Member("w", "n", "", standby=standby), token, chance=random.Random(0))
+    client.start(0.0)
+    return client
+
+
+def serve(*, token: Token | None = None, state: Membership | None = None) -> CoordinatorServer:
+    server = CoordinatorServer(0.0, token=token, settings=Settings(), heartbeat_timeout_s=4.0, limits=Limits())
+    server.state = state or server.state
+    return server
+
+
+def introduce(client: Client, server: CoordinatorServer, now: float) -> tuple[Link, Peer]:
+    """Let the client connect to the server, and both say what they have to say until the client is taken."""
+    link = drain(client, Connect)[-1].link
+    peer = server.connect("10.0.0.9", now)
+    client.connected(link, now)
+    while server.outputs or client.outputs:
+        while server.outputs:
+            output = server.outputs.popleft()
+            if isinstance(output, (Write, WriteOrReset)):
+                client.receive(link, output.data, now)
+        for sent in drain(client, Send):
+            server.receive(peer, sent.data, now)
+    return link, peer
+
+
+def member(now: float = 0.0, *, standby: int = 1000) -> tuple[Client, Link]:
+    """A client in view 1."""
+    client = make(standby=standby)
+    link, _ = introduce(client, serve(), now)
+    client.receive(link, wire.encode(wire.NewView(VIEW)), now)
+    client.outputs.clear()
+    return client, link
+
+
+def test_client_is_taken_and_beats_four_times_in_a_timeout() -> None:
+    client = make()
+    link, _ = introduce(client, serve(), 1.0)
+    assert client.started() is None
+    beats = []
+    for tenth in range(11, 60):
+        client.tick(tenth / 10)
+        beats += [tenth / 10 for sent in drain(client, Send) if b"heartbeat" in sent.data]
+        client.receive(link, wire.encode(wire.Alive()), tenth / 10)
+    assert beats == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_client_that_nobody_answers_says_where_it_has_looked_and_for_how_long() -> None:
+    client, now, num_attempts = make(), 0.0, 0
+    while client.end is None:
+        for connect in drain(client, Connect):
+            num_attempts += 1
+            client.unreached(connect.link, "Connection refused", now)
+        now = client.deadline or now
+        client.tick(now)
+    assert 55.0 < now < 63.0
+    assert 40 < num_attempts < 150  # ever more rarely
+    with pytest.raises(CoordinatorLost, match=r"at 10\.0\.0\.1:1000 within 60 s \(Connection refused\).*TOKEN"):
+        client.started()
+    assert client.is_over
+
+
+def test_attempt_that_takes_too_long_is_given_up_and_closed_if_it_succeeds_later() -> None:
+    client = make(standby=1000)
+    first = drain(client, Connect)[0]
+    client.tick(first.timeout_s)
+    assert drain(client, Close)[0].link is first.link
+    client.connected(first.link, first.timeout_s + 0.1)
+    assert [close.link for close in drain(client, Close)] == [first.link]
+
+
+def test_client_of_an_impostor_looks_no_further_at_its_start() -> None:
+    client = make(token=Token("hunter2"))
+    link = drain(client, Connect)[0].link
+    client.connected(link, 0.0)
+    client.receive(link, wire.encode(wire.Challenge("0f" * 16)), 0.0)
+    client.receive(link, wire.encode(wire.Welcome(False, 4.0, "0" * 64, ())), 0.0)
+    with pytest.raises(AuthenticationError, match="impostor"):
+        client.started()
+    assert client.is_over
+
+
+def test_messages_that_come_in_pieces_are_taken_when_they_are_whole() -> None:
+    client, link = member()
+    data = wire.encode(wire.Announce(1)) + wire.encode(wire.Evicted("silent"))
+    for index in range(len(data) - 1):
+        client.receive(link, data[index : index + 1], 1.0)
+    assert client.change_pending
+    assert client.end is None
+    client.receive(link, data[-1:], 1.0)
+    with pytest.raises(Evicted):
+        client.newer_view(1)
+
+
+def test_what_is_said_while_the_coordinator_is_sought_is_told_to_it() -> None:
+    client = make()
+    client.fail("ValueError")
+    server = serve()
+    introduce(client, server, 0.0)
+    assert server.state.failed == "ValueError"
+    with pytest.raises(JobFailed):
+        client.started()
+
+
+def test_client_whose_link_ends_tries_the_same_coordinator_before_it_leaves_it() -> None:
+    client, old = member()
+    client.ended(old, in_order=True, now=2.0)
+    (connect,) = drain(client, Connect)
+    assert connect.link.address == ENDPOINT
+    assert client.standing.links[0].over
+    client.unreached(connect.link, "Connection refused", 2.0)
+    assert [leave.link for leave in client.outputs if isinstance(leave, Leave)] == [old]
+
+
+def test_client_that_is_let_go_of_at_once_pauses_before_it_returns() -> None:
+    client, old = member(now=1.0)
+    client.ended(old, in_order=True, now=1.01)
+    assert drain(client, Connect) == []
+    assert client.deadline is not None
+    assert 1.01 < client.deadline < 1.2
+    client.tick(client.deadline)
+    assert len(drain(client, Connect)) == 1
+
+
+def test_client_tries_one_address_after_the_other_and_pauses_after_each_round() -> None:
+    client, old = member()
+    client.ended(old, in_order=False, now=1.0)
+    client.unreached(drain(client, Connect)[0].link, "refused", 1.0)
+    asked = []
+    while connects := drain(client, Connect):
+        asked.append(connects[0].link.address)
+        client.unreached(connects[0].link, "refused", 1.0)
+    assert asked == [ENDPOINT, OTHER, ("127.0.0.1", 1000)]
+    client.tick(1.01)
+    assert drain(client, Connect) == []
+    client.tick(1.2)
+    assert len(drain(client, Connect)) == 1
+
+
+def test_client_that_hears_nothing_leaves_its_coordinator_unless_it_was_itself_that_slept() -> None:
+    client, _ = member()
+    client.tick(100.0)  # it was asleep
+    assert drain(client, Connect) == []
+    for tenth in range(1000, 1055):
+        client.tick(tenth / 10)
+    assert drain(client, Connect) == []
+    client.tick(106.1)
+    assert len(drain(client, Connect)) == 1
+    assert not client.standing.links[0].over
+
+
+def test_worker_tells_where_it_stands_before_anything_else() -> None:
+    client, old = member()
+    client.publish(1, "key", b"value")
+    client.ended(old, in_order=False, now=2.0)
+    server = serve(state=Membership(idle=True))
+    link = drain(client, Connect)[0].link
+    peer = server.connect("10.0.0.9", 2.0)
+    client.connected(link, 2.0)
+    client.receive(link, server.outputs.popleft().data, 2.0)
+    server.receive(peer, drain(client, Send)[0].data, 2.0)
+    client.receive(link, server.outputs.popleft().data, 2.0)
+    outputs = list(client.outputs)
+    assert [type(output) for output in outputs] == [Trust, Send, Send, Leave]
+    assert b'"t":"return"' in outputs[1].data
+    assert b'"t":"relay"' in outputs[2].data
+
+
+def test_client_that_is_stopped_ends_its_link_in_order_and_goes_nowhere() -> None:
+    client, link = member()
+    client.send("bye")
+    client.stop()
+    assert [type(output) for output in client.outputs] == [Send, EndSending]
+    assert not client.is_over
+    client.ended(link, in_order=True, now=1.0)
+    assert client.is_over
+    assert drain(client, Connect) == []
