@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from ef_common import threads
-from ef_common.control.herald import Herald
+from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.serving import ServerLoop
 from ef_common.control.sockets import call_in_forked_children, listen, raise_file_limit
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
+from ef_common.protocol.announcer import Announcer
 from ef_common.protocol.auth import Token
 from ef_common.protocol.server import CoordinatorServer
 
@@ -78,7 +79,7 @@ class Coordinator:
         self._standby = standby
         self._endpoint = endpoint
         self._name = secrets.token_hex(8)
-        self._herald: Herald | None = None
+        self._announcer: LeaderAnnouncer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: CoordinatorServer | None = None
@@ -132,14 +133,15 @@ class Coordinator:
             name=self._name,
         )
         self._serving = ServerLoop(self._loop, listener, self._server, self._note_population)
-        self._herald = Herald(self._name, self._server, self._token, port=port, endpoint=self._endpoint)
+        announcer = Announcer(port=port, endpoint=self._endpoint)
+        self._announcer = LeaderAnnouncer(self._name, self._server, self._token, announcer)
         call_in_forked_children(self._close_in_child)
         self._thread = threads.start(
-            partial(self._serve, self._loop, self._serving, self._herald),
+            partial(self._serve, self._loop, self._serving, self._announcer),
             name="elasticflow-coordinator",
             job="serves the workers of the job",
         )
-        self._herald.start()
+        self._announcer.start()
         what = "a standby of the coordinator" if self._standby else "the coordinator"
         logger.info("%s listens on %s", what, format_address(self.address))
 
@@ -147,8 +149,8 @@ class Coordinator:
         """End all connections and the thread. May be repeated."""
         if self._loop is None or self._thread is None:
             return
-        if self._herald is not None:
-            self._herald.stop()
+        if self._announcer is not None:
+            self._announcer.stop()
         if self._thread.is_alive():
             with suppress(RuntimeError):  # its thread has failed, and is about to end
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -182,13 +184,13 @@ class Coordinator:
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, serving: ServerLoop, herald: Herald) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop, serving: ServerLoop, announcer: LeaderAnnouncer) -> None:
         with ExitStack() as at_end:  # all of it, whatever one of them raises: workers and `wait_until_idle` wait for it
             at_end.callback(self._note_population, 0)
             at_end.callback(loop.close)
             at_end.callback(serving.let_sockets_close)
             at_end.callback(serving.end_all)
-            at_end.callback(herald.stop)  # or it would go on telling others that this one leads
+            at_end.callback(announcer.stop)  # or it would go on telling others that this one leads
             at_end.callback(serving.stop)
             loop.call_soon(serving.start)
             loop.run_forever()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.control import herald
+from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.leader_request import Conversation
 from ef_common.control.line import Line
 from ef_common.control.serving import ServerLoop, Stream
@@ -132,7 +132,7 @@ def knows_the_leader(coordinators) -> bool:
     return other._server._leader.endswith(f":{first.address[1]}")
 
 
-def test_herald_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F811
+def test_announcer_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F811
     failures = [RuntimeError("out of order")] * 3
 
     def attempt(*args: Any, **kwargs: Any) -> Any:
@@ -140,24 +140,24 @@ def test_herald_that_fails_once_tells_all_the_same(job, monkeypatch):  # noqa: F
             raise failures.pop()
         return Conversation(*args, **kwargs)
 
-    monkeypatch.setattr(herald, "Conversation", attempt)
-    monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
+    monkeypatch.setattr("ef_common.control.leader_announcer.Conversation", attempt)
+    monkeypatch.setattr("ef_common.protocol.announcer._AGAIN_S", 0.05)
     coordinators, _, _ = job(3)
     coordinators[0].stop()
     poll_until(lambda: knows_the_leader(coordinators[1:]))
     assert not failures
 
 
-def test_herald_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
-    look, failures = herald.Herald._look, [RuntimeError("out of order")] * 2
+def test_announcer_that_cannot_look_looks_again(job, monkeypatch):  # noqa: F811
+    look, failures = LeaderAnnouncer._look, [RuntimeError("out of order")] * 2
 
-    def fail_first(self: herald.Herald) -> None:
+    def fail_first(self: LeaderAnnouncer) -> None:
         if failures:
             raise failures.pop()
         look(self)
 
-    monkeypatch.setattr(herald.Herald, "_look", fail_first)
-    monkeypatch.setattr(herald, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(LeaderAnnouncer, "_look", fail_first)
+    monkeypatch.setattr("ef_common.control.leader_announcer._AFTER_FAULT_S", 0.05)
     coordinators, _, _ = job(3)
     coordinators[0].stop()
     poll_until(lambda: knows_the_leader(coordinators[1:]))
@@ -185,7 +185,7 @@ def test_coordinator_whose_loop_ends_tells_its_workers_and_its_host(form, monkey
         assert isinstance(one.get(), CoordinatorLost)
     assert coordinator.wait_until_idle(GUARD_S)
     poll_until(coordinator._loop.is_closed)
-    assert coordinator._herald._stopped.is_set()  # it would go on telling others that this coordinator leads
+    assert coordinator._announcer._stopped.is_set()  # it would go on telling others that this coordinator leads
 
 
 @pytest.mark.parametrize("standbys", [False, True])

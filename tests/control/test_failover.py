@@ -291,7 +291,7 @@ def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, joi
     coordinators, _, _ = job(2)
     endpoint = coordinators[0].address
     for standby in coordinators[1:]:
-        standby._herald._endpoint = endpoint
+        standby._announcer._announcer.endpoint = endpoint
     coordinators[0].stop()
     poll_until(lambda: leader(coordinators[1:]))
     fresh = Coordinator(endpoint, heartbeat_timeout_s=60.0)

@@ -87,10 +87,10 @@ def test_failure_is_told_to_all_standbys_for_those_who_come_to_them_afterwards(j
 def test_failure_is_not_told_at_the_endpoint_where_the_next_job_may_be(job, serve):  # noqa: F811
     coordinators, workers, _ = job(2)
     next_job = serve(2)
-    coordinators[0]._herald._endpoint = next_job.address
+    coordinators[0]._announcer._announcer.endpoint = next_job.address
     workers[1].client.fail(WHY)
     poll_until(lambda: coordinators[1]._server.state.failed)
-    assert next_job.address not in coordinators[0]._herald._tried
+    assert next_job.address not in coordinators[0]._announcer._announcer._tried
     assert not next_job._server.state.failed
 
 

@@ -1,0 +1,84 @@
+"""Tells other coordinators that this one leads or gathers members, or that the job has failed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from ef_common import threads
+from ef_common.control.leader_request import Conversation
+from ef_common.core.view import Member
+from ef_common.errors import AuthenticationError, ProtocolError
+from ef_common.protocol.addresses import LOOPBACK, Address
+from ef_common.protocol.announcer import LOOK_S, Announcer
+from ef_common.protocol.auth import Token, new_nonce
+from ef_common.protocol.server import CoordinatorServer
+
+logger = logging.getLogger(__name__)
+
+_AFTER_FAULT_S = 5.0
+_ATTEMPT_S = 0.5
+
+
+class LeaderAnnouncer:
+    """A thread that carries out what an :class:`~ef_common.protocol.announcer.Announcer` chooses.
+
+    Args:
+        name: The coordinator's.
+        server: What it has decided, and whom it has heard of.
+        token: The job token, or None.
+        announcer: Who is to be told.
+    """
+
+    def __init__(self, name: str, server: CoordinatorServer, token: Token | None, announcer: Announcer) -> None:
+        self._member = Member(name, "coordinator", LOOPBACK)
+        self._server = server
+        self._token = token
+        self._key = new_nonce()
+        self._announcer = announcer
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        threads.start(self._run, name="elasticflow-announcer", job="tells other coordinators who leads")
+
+    def stop(self) -> None:
+        """End the thread without waiting for a connection attempt. May be repeated."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        pause_s = LOOK_S
+        while not self._stopped.wait(pause_s):
+            pause_s = LOOK_S
+            try:
+                self._look()
+            except Exception:  # other coordinators wait for the news, so the thread must continue
+                logger.exception("other coordinators cannot be told what this one knows; trying again")
+                pause_s = _AFTER_FAULT_S
+
+    def _look(self) -> None:
+        """Tell every coordinator whose turn it is."""
+        while not self._stopped.is_set():
+            server = self._server
+            # A copy, because another thread changes it.
+            address = self._announcer.next(server.state, list(server.standbys), time.monotonic())
+            if address is None:
+                return
+            self._tell(address)
+
+    def _tell(self, address: Address) -> None:
+        """Tell one coordinator."""
+        try:
+            conversation = Conversation(address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S)
+        except ConnectionRefusedError:
+            if self._announcer.refused(address):
+                self._server.standbys.pop(address, None)
+        except (OSError, ProtocolError, AuthenticationError) as error:
+            logger.debug("no standby at %s: %s", address, error)
+        except Exception:  # the others must still be told
+            logger.exception("the standby at %s cannot be told what this coordinator knows", address)
+        else:
+            conversation.send(self._announcer.news)
+            conversation.close()
+            self._announcer.told(address)

@@ -1,0 +1,100 @@
+"""Whom a coordinator tells that it leads or gathers members, or that the job has failed, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ef_common.core.membership import Membership
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import Address
+
+LOOK_S = 0.25
+"""How often somebody should be looked for whose turn it is."""
+_AGAIN_S, _RARELY_S = 5.0, 15.0  # a worker looks for a coordinator for longer than either
+_IN_DOUBT_S = 300.0
+
+
+@dataclass(frozen=True)
+class _News:
+    leads: bool = False
+    failed: str = ""
+
+
+class Announcer:
+    """Chooses among the standbys of all nodes, and the coordinator at the endpoint.
+
+    It repeats the news every 5 s for some minutes after the newest sign that others lead or look for a quorum, because
+    workers may turn to a standby at any time meanwhile. Later it tries only the standbys that it has not reached so
+    far, every 15 s: a node may be cut off for hours. A standby that gathers members announces that, which is such a
+    sign again. A standby whose port is closed is gone for good; at the endpoint another agent may come up. A
+    coordinator that has never taken over from another one, and never lost a worker without a word, has no news unless
+    the job has failed.
+
+    Args:
+        port: On which the coordinator listens.
+        endpoint: Where new workers look for the coordinator, or None.
+    """
+
+    def __init__(self, *, port: int, endpoint: Address | None) -> None:
+        self.port = port
+        self.endpoint = endpoint
+        self._tried: dict[Address, float] = {}  # time of the newest attempt
+        self._heard: set[Address] = set()  # where an attempt has succeeded
+        self._told = _News()
+        self._news_at = 0.0
+
+    @property
+    def news(self) -> wire.Follow:
+        """What is to be told."""
+        return wire.Follow(self.port, self._told.leads, self._told.failed)
+
+    def has_news(self, state: Membership) -> bool:
+        """Whether anybody is to be told anything."""
+        return bool(state.failed) or (state.view is not None and state.contested)
+
+    def next(self, state: Membership, standbys: Iterable[Address], now: float) -> Address | None:
+        """Who is to be told next, the newest standbys first, as former ones may not answer any more; None for nobody.
+
+        Args:
+            state: What the coordinator has decided.
+            standbys: The standbys that it has heard of, the newest last.
+            now: Time of a monotonic clock, in seconds.
+        """
+        if not self.has_news(state):
+            return None
+        news = _News(leads=not state.failed and not state.held, failed=state.failed)
+        if news != self._told and (news.leads or news.failed):
+            self._tried, self._heard = {}, set()
+            self._news_at = now
+        self._told = news
+        known = dict.fromkeys(reversed(list(standbys)))
+        if self.endpoint is not None and not state.failed:  # the next job may be there already
+            known[self.endpoint] = None
+        self._tried = {address: when for address, when in self._tried.items() if address in known}
+        self._heard.intersection_update(known)
+        in_doubt = now < max(self._news_at, state.contested_at) + _IN_DOUBT_S
+        for address in known:
+            if self._is_due(address, now, in_doubt=in_doubt):
+                self._tried[address] = now
+                return address
+        return None
+
+    def _is_due(self, address: Address, now: float, *, in_doubt: bool) -> bool:
+        if address not in self._tried:
+            return True
+        since_s = now - self._tried[address]
+        if in_doubt or address == self.endpoint:
+            return since_s >= _AGAIN_S
+        return address not in self._heard and since_s >= _RARELY_S
+
+    def told(self, address: Address) -> None:
+        """It has been told."""
+        self._heard.add(address)
+
+    def refused(self, address: Address) -> bool:
+        """Nobody listens there; returns whether nobody ever will again."""
+        if address == self.endpoint:  # a coordinator that comes up there must hear it at once
+            self._tried[address] = self._tried.get(address, 0.0) - _AGAIN_S + LOOK_S
+            return False
+        return True
