@@ -64,6 +64,8 @@ _CLAIM_AGAIN_S = 1.0
 _SILENT_TIMEOUTS = 1.5
 """A worker leaves a coordinator after this many heartbeat timeouts without an answer: it is evicted by then."""
 _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
+_IN_FLIGHT_S = 0.5
+"""After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
 
 _MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
     "ready": lambda training: wire.Ready(max(1, training)),
@@ -151,6 +153,7 @@ class Client:
         self._hint: Address | None = None  # where the coordinator is, as a standby has said
         self._sent_away = False  # the coordinator that it has no longer wants it
         self._taken = True  # not known to be in vain: the coordinator that it has, or had last, leads
+        self._replace_at: float | None = None  # when to end the group of a job that has failed
         self._stopped = False
         self._claims: dict[Bid, float | None] = {}  # that are asked for, and when to ask again
 
@@ -163,7 +166,7 @@ class Client:
     def deadline(self) -> float | None:
         """When :meth:`tick` is to be called, or None; it may be called earlier, too."""
         trying = None if self._trying is None else self._tried_until
-        times = (self._beat_at, self._try_at, trying, *self._claims.values())
+        times = (self._beat_at, self._try_at, trying, self._replace_at, *self._claims.values())
         return None if self._stopped else min((time for time in times if time is not None), default=None)
 
     @property
@@ -285,6 +288,7 @@ class Client:
         self._stopped = True
         self.end = self.end or end
         self._search = self._try_at = None
+        self._replace()
         if self._trying is not None:
             self.outputs.append(Close(self._trying))
             self._trying = None
@@ -355,6 +359,8 @@ class Client:
     def tick(self, now: float) -> None:
         """Time has passed."""
         slept_s, self._now, self._ticked_at = now - self._ticked_at, now, now
+        if self._replace_at is not None and now >= self._replace_at:
+            self._replace()
         if self._stopped:
             return
         if self._trying is not None and now >= self._tried_until:
@@ -484,6 +490,13 @@ class Client:
         self._stopped = True
         self._search = self._try_at = None
         self.end = self.end or end
+        self._replace()
+
+    def _replace(self) -> None:
+        """Let the group of a job that has failed end."""
+        if self._replace_at is not None:
+            self._replace_at = None
+            self.outputs.append(Replaced(_ABOVE_ALL))
 
     def _refuse(self, link: Link | None, error: ProtocolError | AuthenticationError) -> None:
         """A peer says what no coordinator says."""
@@ -544,9 +557,12 @@ class Client:
                 self._say(wire.Leave())
         else:
             self._say(_return_of(self.standing.report(self.member)))
-            for message in self._relayed:  # they may have been lost with the old link
-                self._say(message)
+            self._publish_again()  # it may have been lost with the old link
         self._leave_old()  # if there is still one, the same coordinator has this worker again
+
+    def _publish_again(self) -> None:
+        for message in self._relayed:
+            self._say(message)
 
     def _redirect(self, by: Address, redirect: wire.Redirect) -> None:
         if redirect.address:
@@ -573,6 +589,9 @@ class Client:
                     self._warm_up = True
             case wire.Resumed():
                 self._taken = True
+            case wire.Republish(generation):
+                if generation == self.generation:
+                    self._publish_again()
             case wire.Claim(claim, members):
                 self.standing = self.standing.claiming()
                 bid = Bid(claim, members)
@@ -600,7 +619,9 @@ class Client:
                 if hung:
                     self.outputs.append(Hung(reason))
             case wire.Failed(why):
-                self._put_out(JobFailed(why))
+                self.end = self.end or JobFailed(why)
+                self.change_pending = True
+                self._replace_at = self._now + _IN_FLIGHT_S
             case wire.Straggler(slow, ratio, waiting):
                 self.outputs.append(Straggles(slow, ratio, waiting))
             case wire.Error(reason=reason):

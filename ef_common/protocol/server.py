@@ -262,8 +262,6 @@ class CoordinatorServer:
         elif member.id not in self._workers and self._members_bytes + wire.size_of(member) > wire.MAX_MEMBERS_BYTES:
             number = len(self._workers)
             self._refuse(peer, "too many workers", f"{number} are connected, all that fit in a view")
-        elif member.id in self._workers and not message.returning:
-            self._refuse(peer, "double worker", f"worker {member.id} is connected already")
         else:
             peer.proof = coordinator_proof(self._token, client_nonce=nonce, server_nonce=peer.nonce)
             peer.standby = member.standby
@@ -271,9 +269,11 @@ class CoordinatorServer:
             self._note_standbys(peer.member)
             self._strangers.pop(peer, None)
             before = self._workers.get(member.id)
-            if before is not None:  # its line was broken, and it is here again before that was noticed
+            if before is not None:  # that connection has broken, or was given up, and this has not been noticed
                 self._forget(before)
                 self._close(before)
+                if not message.returning:  # it holds nothing of what has been decided for it
+                    self._submit(membership.Gone(member.id, "it has begun anew"), None)
             peer.worker = member.id
             peer.lines.max_bytes = wire.MAX_LINE_BYTES
             peer.returning = message.returning
@@ -386,6 +386,8 @@ class CoordinatorServer:
             self._places[worker] = place
 
     def _hear_progress(self, peer: Peer, worker: str, progress: Progress | None) -> None:
+        if self.state.failed:
+            return  # it need not know any views then
         if progress is not None and progress.generation > self.state.generation:
             self._refuse(peer, "impossible", f"it is in view {progress.generation}, which does not exist")
         elif progress is not None:
@@ -578,6 +580,9 @@ class CoordinatorServer:
                 self._send(wire.encode(wire.Resign()), worker)
             case membership.Resume(view):
                 self._send(wire.encode(wire.Resumed(view.generation)), *view.ids)
+            case membership.Republish(view, worker):
+                others = (other for other in view.ids if other != worker)
+                self._send(wire.encode(wire.Republish(view.generation)), *others)
             case membership.Dismiss(worker, why):
                 if worker in self._workers:
                     self._evict(self._workers[worker], why)

@@ -34,7 +34,7 @@ from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError, UsageError
 from ef_common.protocol.addresses import is_address, parse_address
 
-VERSION = 6
+VERSION = 7
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -568,6 +568,13 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Republish:
+    """A member of this view has come back: publish again what you have published, as it may lack that."""
+
+    generation: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """Try to get this claim in the store for these members."""
 
@@ -659,6 +666,7 @@ FromCoordinator = (
     | Finish
     | Alive
     | Resumed
+    | Republish
     | Claim
     | Agreed
     | Resign
@@ -700,6 +708,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "finish": Finish,
     "alive": Alive,
     "resumed": Resumed,
+    "republish": Republish,
     "claim": Claim,
     "agreed": Agreed,
     "resign": Resign,

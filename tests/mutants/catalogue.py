@@ -114,8 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="published-values-are-not-sent-again",
         file="ef_common/protocol/client.py",
-        old="            for message in self._relayed:  # they may have been lost with the old link\n"
-        "                self._say(message)\n",
+        old="            self._publish_again()  # it may have been lost with the old link\n",
         new="",
         harm="If the line of a worker breaks while a group is being built, the others wait for its address for ever.",
     ),

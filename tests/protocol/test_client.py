@@ -15,7 +15,17 @@ from ef_common.protocol import wire
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
-from ef_common.protocol.client_outputs import ClientOutput, Close, Connect, EndSending, Leave, Link, Send, Trust
+from ef_common.protocol.client_outputs import (
+    ClientOutput,
+    Close,
+    Connect,
+    EndSending,
+    Leave,
+    Link,
+    Replaced,
+    Send,
+    Trust,
+)
 from ef_common.protocol.peer import Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write, WriteOrReset
@@ -200,6 +210,24 @@ def test_worker_tells_where_it_stands_before_anything_else() -> None:
     assert [type(output) for output in outputs] == [Trust, Send, Send, Leave]
     assert b'"t":"return"' in outputs[1].data
     assert b'"t":"relay"' in outputs[2].data
+
+
+def test_collectives_in_flight_have_a_moment_to_end_when_the_job_has_failed() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Failed("w1 raised", "0" * 64)), 1.0)
+    assert client.change_pending
+    client.tick(1.4)
+    assert drain(client, Replaced) == []
+    client.tick(1.5)
+    assert [replaced.generation > 1 << 32 for replaced in drain(client, Replaced)] == [True]
+
+
+def test_they_have_none_when_the_coordinator_ends_the_link() -> None:
+    client, link = member()
+    client.receive(link, wire.encode(wire.Failed("w1 raised", "0" * 64)), 1.0)
+    client.ended(link, in_order=True, now=1.1)
+    assert len(drain(client, Replaced)) == 1
+    assert client.is_over
 
 
 def test_client_that_is_stopped_ends_its_link_in_order_and_goes_nowhere() -> None:

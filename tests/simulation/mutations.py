@@ -14,13 +14,16 @@ import pytest
 from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
-from ef_common.core.membership import Phase, claims, failure, roster, rules, takeover
+from ef_common.core.membership import Announce, Phase, claims, failure, roster, rules, takeover
 from ef_common.core.replay import FRESH
 from ef_common.core.standing import Standing
 from ef_common.errors import Left
+from ef_common.protocol import liveness
+from ef_common.protocol.client import Client
+from ef_common.protocol.server import CoordinatorServer
 from ef_common.session import Session
-from ef_common.testing.simulation import hangs, operations, trainer
-from ef_common.testing.simulation.control import Line
+from ef_common.testing.simulation import operations, trainer
+from ef_common.testing.simulation.channel import Channel
 
 Patch = pytest.MonkeyPatch
 
@@ -230,7 +233,7 @@ def everybody_saves(patch: Patch) -> None:
 
 def save_though_others_stay(patch: Patch) -> None:
     """Whoever is rank 0 saves when it leaves."""
-    patch.setattr("ef_common.testing.simulation.control.Left", lambda reason, *, last: Left(reason, last=True))
+    patch.setattr("ef_common.protocol.client.Left", lambda reason, *, last: Left(reason, last=True))
 
 
 def nobody_saves(patch: Patch) -> None:
@@ -297,7 +300,7 @@ def forget_the_failure(patch: Patch) -> None:
 
 def take_an_exception_for_a_loss(patch: Patch) -> None:
     """The others go on without the one that raised."""
-    patch.setattr("ef_common.testing.simulation.control.Line.fail", lambda self, why: True)
+    patch.setattr(Channel, "fail", lambda self, why: True)
 
 
 # ---------------------------------------------------------------- of the quorum, and of how a standby takes over
@@ -417,7 +420,7 @@ def blame_who_waits(patch: Patch) -> None:
         others = tuple(member for member in members if member not in verdict.hung)
         return replace(verdict, hung=others) if verdict.hung else verdict
 
-    patch.setattr(hangs, "judge", wrong)
+    patch.setattr(liveness, "judge", wrong)
 
 
 def look_at_who_computes_alone(patch: Patch) -> None:
@@ -428,7 +431,7 @@ def look_at_who_computes_alone(patch: Patch) -> None:
         hung = tuple(member for member in verdict.hung if not heard[member].progress.waits)
         return replace(verdict, hung=hung)
 
-    patch.setattr(hangs, "judge", wrong)
+    patch.setattr(liveness, "judge", wrong)
 
 
 def let_all_wait_for_ever(patch: Patch) -> None:
@@ -457,7 +460,7 @@ def claim_without_exclusivity(patch: Patch) -> None:
 
 def take_an_error_for_a_win(patch: Patch) -> None:
     """A store that fails counts as one that has said yes."""
-    patch.setattr(Line, "_fail", lambda self, bid: self._answer(bid.claim, bid.members))
+    patch.setattr(Channel, "_fail", lambda self, bid: self._answer(bid, bid.members))
 
 
 def half_of_the_issuer_needs_no_claim(patch: Patch) -> None:
@@ -509,6 +512,37 @@ def wait_out_a_broken_meeting(patch: Patch) -> None:
     patch.setattr(Session, "_meet_at_boundary", lambda self: meet(self) or True)
 
 
+def keep_what_was_published(patch: Patch) -> None:
+    """A member that comes back while groups are built lacks what the others have published meanwhile."""
+    patch.setattr(takeover, "Republish", lambda view, worker: Announce(view))
+
+
+def publish_once(patch: Patch) -> None:
+    """A member that comes back does not publish again what may be lost with its old connection."""
+    patch.setattr(Client, "_publish_again", lambda self: None)
+
+
+def hear_nothing_of_the_silent(patch: Patch) -> None:
+    """Who is silent, and is taken for lost, is told at once, whether others go on without it or not."""
+    suspend = CoordinatorServer._suspend
+
+    def hasty(self: CoordinatorServer, peers: Any, why: str) -> None:
+        suspend(self, peers, why)
+        self._tell_out()
+
+    patch.setattr(CoordinatorServer, "_suspend", hasty)
+
+
+def take_each_end_for_a_death(patch: Patch) -> None:
+    """Whoever ends its connection is dead, though it says that it goes to another coordinator."""
+    depart = CoordinatorServer._depart
+
+    def grim(self: CoordinatorServer, peer: Any, why: str, **rest: Any) -> None:
+        depart(self, peer, why, **rest | {"silent": False})
+
+    patch.setattr(CoordinatorServer, "_depart", grim)
+
+
 def nobody_claims(patch: Patch) -> None:
     """Half of the members waits, though it could have the claim."""
     patch.setattr(claims, "ask", lambda state, settings: (state, ()))
@@ -534,6 +568,10 @@ _OF_FAILOVER = {
         count_who_leaves,
         few_do_not_claim,
         wait_out_a_broken_meeting,
+        keep_what_was_published,
+        publish_once,
+        hear_nothing_of_the_silent,
+        take_each_end_for_a_death,
         nobody_claims,
     )
 }

@@ -358,6 +358,19 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
+class Republish:
+    """Tell the other members of this view that a member is back, and may lack what they have published to it.
+
+    Args:
+        view: The view.
+        worker: The member.
+    """
+
+    view: View
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """Tell the members of this view that it continues under this coordinator."""
 
@@ -407,6 +420,7 @@ Action = (
     | Finish
     | Dismiss
     | Redirect
+    | Republish
     | Resume
     | StepDown
     | Abort

@@ -18,6 +18,7 @@ from ef_common.core.membership.model import (
     Phase,
     Ready,
     Redirect,
+    Republish,
     Resume,
     Returned,
     Settings,
@@ -95,7 +96,9 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
         return after, (welcome, *actions), reason
     announce = (Announce(view),) if state.announced else ()
     after, actions, reason = rules.plan(state, settings) if event.at_boundary else (state, (), "")
-    return after, (welcome, *announce, *_agreed(state, view), *actions), reason or f"{worker} is back"
+    # What the others have published for it, so that it can build its group, may be lost with its old connection.
+    again = () if worker in state.settled else (Republish(view, worker),)
+    return after, (welcome, *announce, *_agreed(state, view), *again, *actions), reason or f"{worker} is back"
 
 
 def is_news(state: Membership, received: tuple[Link, ...], settled: int) -> bool:

@@ -19,12 +19,11 @@ from ef_common.core.membership import Event, Gone, Membership, Phase, Returned, 
 from ef_common.core.quorum import generation_of
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
-from ef_common.testing.simulation.hangs import HUNG
 
 _HARM = ("returned", "rerun", "replayed", "made up", "loss", "all lost", "out of time")
 """What does not happen in a gentle run, before the end of the training."""
-SILENT = "silent for too long"
-"""Why a worker is gone that is evicted."""
+HUNG = "hung"
+"""End of a worker that its agent ends, since the others go on without it."""
 _IN = (Phase.MEMBER, Phase.LEAVING)
 
 
@@ -75,6 +74,11 @@ def lost_in(event: Event) -> tuple[str, ...]:
         case Silent(workers):
             return workers
     return ()
+
+
+def has_hung(event: Gone) -> bool:
+    """Whether a worker is gone because it has kept the others waiting."""
+    return " hung: " in event.why
 
 
 def _check_memory(state: Membership) -> None:
@@ -133,7 +137,7 @@ class Invariants:
         complete = present <= phases <= set(members) if self.failover and not incomplete else phases == present
         if len(set(members)) != len(members) or not complete:
             raise Violation(f"view {members}, but the members are {sorted(phases)}")
-        if isinstance(event, Silent) or (isinstance(event, Gone) and event.why.startswith(HUNG)):
+        if isinstance(event, Silent) or (isinstance(event, Gone) and has_hung(event)):
             self.evicted.update(lost_in(event))
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return

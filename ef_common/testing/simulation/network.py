@@ -314,6 +314,10 @@ class Factory:
         if self._newest > view.generation:
             raise GroupBroken(f"view {view.generation} has been replaced")
         self.end = End(self._network.mesh(view), self._process, rank, self._mark)
+        bootstrap.put(f"{rank}", f"{self._process.name} in {view.generation}".encode())
+        for other, member in enumerate(view.ids):
+            if other != rank and bootstrap.get(f"{other}") != f"{member} in {view.generation}".encode():
+                raise Violation(f"{self._process.name} gets what {member} has not published")
         self.end.connect()
         return self.end
 

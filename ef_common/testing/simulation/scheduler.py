@@ -21,14 +21,20 @@ class Scheduler:
 
     Args:
         seed: Seed of every random choice.
+
+    Attributes:
+        now: The time, in seconds.
+        num_events: Events so far.
+        num_foreseen: Events that are to come, without those of `idle_at`.
     """
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
         self.num_events = 0
+        self.num_foreseen = 0
         self.random = random.Random(f"elasticflow/simulation/{seed}")
         self.hub: greenlet = getcurrent()
-        self._queue: list[tuple[float, int, Act, tuple[Any, ...]]] = []
+        self._queue: list[tuple[float, int, bool, Act, tuple[Any, ...]]] = []
         self._num_pushed = 0
 
     def after(self, delay_s: float, act: Act, *args: Any) -> None:
@@ -37,15 +43,28 @@ class Scheduler:
 
     def at(self, time_s: float, act: Act, *args: Any) -> None:
         """Do something at a time (now, if that has passed)."""
+        self.num_foreseen += 1
+        self._push(time_s, True, act, args)
+
+    def idle_at(self, time_s: float, act: Act, *args: Any) -> None:
+        """The same for what goes on and on, though nothing else happens: messages and alarms."""
+        self._push(time_s, False, act, args)
+
+    def idle_after(self, delay_s: float, act: Act, *args: Any) -> None:
+        """Likewise, later."""
+        self.idle_at(self.now + delay_s, act, *args)
+
+    def _push(self, time_s: float, foreseen: bool, act: Act, args: tuple[Any, ...]) -> None:
         self._num_pushed += 1
-        heapq.heappush(self._queue, (max(self.now, time_s), self._num_pushed, act, args))
+        heapq.heappush(self._queue, (max(self.now, time_s), self._num_pushed, foreseen, act, args))
 
     def advance(self) -> bool:
         """Carry out the next event; False if there is none."""
         if not self._queue:
             return False
-        self.now, _, act, args = heapq.heappop(self._queue)
+        self.now, _, foreseen, act, args = heapq.heappop(self._queue)
         self.num_events += 1
+        self.num_foreseen -= foreseen
         act(*args)
         return True
 

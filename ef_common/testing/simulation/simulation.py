@@ -14,11 +14,11 @@ from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, MembershipError
 from ef_common.pace import Pace
 from ef_common.session import Session
+from ef_common.testing.simulation.channel import Channel
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
-from ef_common.testing.simulation.control import FIRST, HERALD_S, MESSAGE_S, Coordinator, Line
+from ef_common.testing.simulation.coordinator import FIRST, Coordinator, address_of
 from ef_common.testing.simulation.cuts import Cuts
-from ef_common.testing.simulation.hangs import BEAT_S, GRACE_S, HUNG
-from ef_common.testing.simulation.invariants import Invariants, Violation, lost_in
+from ef_common.testing.simulation.invariants import HUNG, Invariants, Violation, has_hung, lost_in
 from ef_common.testing.simulation.network import Factory, Network
 from ef_common.testing.simulation.schedule import USERS_PLACES, Fault, Schedule
 from ef_common.testing.simulation.scheduler import Process, Scheduler
@@ -33,8 +33,12 @@ STANDSTILL_S = 20.0
 """It has halted if nobody has made an update for so long."""
 _FOREVER_S = 900.0
 _UNKNOWN_S = 8.0
+QUIET_S = 30.0
+"""If nothing but heartbeats has happened for so long, nothing else will: all limits of the control plane are lower."""
 _DETECTION_S = 2.5
 """From the limit to the eviction, at most: what a step takes, heartbeats, messages."""
+_GRACE_IF_HUNG_S = 2.0
+"""So long a worker that is told that it hung may take to come back."""
 _SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
@@ -89,17 +93,26 @@ class Worker:
         self._simulation = simulation
         scheduler = simulation.scheduler
         self.process = Process(scheduler, name, self._run)
-        standby = simulation.standby_of(len(simulation.workers))
-        member = Member(id=name, node=f"node of {name}", address="", standby=standby, door=standby)
+        index = len(simulation.workers)
+        standby = simulation.standby_of(index)
+        host, _ = address_of(index + FIRST)
+        member = Member(id=name, node=f"node of {name}", address=host, standby=standby, door=standby)
         self.factory = Factory(simulation.network, self.process, self.mark)
-        endpoint = next((number for number, c in simulation.coordinators.items() if c.alive), FIRST)
-        replaced = self.factory.replaced
-        self.line = Line(simulation.coordinators, endpoint, self.process, member, self.mark, replaced, simulation.store)
         self.pace = Pace(lambda: scheduler.now)
-        self.line.on_hung = lambda: scheduler.after(GRACE_S, simulation.end_if_hung, self)
+        self.channel = Channel(
+            simulation.coordinators,
+            next((number for number, c in simulation.coordinators.items() if c.alive), FIRST),
+            self.process,
+            member,
+            mark=self.mark,
+            replaced=self.factory.replaced,
+            progress=self.pace.read,
+            store=simulation.store,
+        )
+        self.channel.on_hung = lambda: scheduler.after(_GRACE_IF_HUNG_S, simulation.end_if_hung, self)
         self.session = Session(
             member,
-            channel=self.line,
+            channel=self.channel,
             groups=self.factory,
             on_event=self._on_event,
             clock=lambda: scheduler.now,
@@ -155,6 +168,7 @@ class Worker:
             if told:
                 self._simulation.fail()
             self.session.stop()
+        self.channel.die()
         self.ended_at = self._simulation.scheduler.now
         self._simulation.note(self.name, self.end)
 
@@ -204,6 +218,7 @@ class Simulation:
         self.coordinators: dict[int, Coordinator] = {}
         self._add_coordinator()
         self._closed = False
+        self._active_at = 0.0  # when something else than heartbeats has happened, or was to come
         self.halted = False
         self._strikes = _Strikes()
         self._num_rescues = 0
@@ -216,15 +231,13 @@ class Simulation:
             self._settings,
             number=number,
             cuts=self.cuts,
-            limits=Limits(job.hang_timeout_s, unknown_s=_UNKNOWN_S) if job.hang_timeout_s else None,
+            heartbeat_timeout_s=job.heartbeat_timeout_s,
+            limits=Limits(job.hang_timeout_s, unknown_s=_UNKNOWN_S),
+            others=self.coordinators,
             is_dead=lambda worker: not self.workers[worker].running,
             observer=self._observe,
             note=self.note,
-            count=self.count,
         )
-        coordinator.on_lead = self._leads
-        if coordinator.watch is not None:
-            coordinator.watch.start()
         self.coordinators[number] = coordinator
 
     def standby_of(self, index: int) -> int:
@@ -235,27 +248,10 @@ class Simulation:
             self._add_coordinator()
         return index + FIRST
 
-    def _leads(self, leader: Coordinator) -> None:
-        """It tells all others, as far as it reaches them."""
-        if not leader.state.held and not leader.state.failed and leader.state.generation > 1:
-            self.count("takeover")
-        if leader.state.failed:
-            self.scheduler.after(self.scheduler.delay(HERALD_S), self._tell_others, leader)
-        else:
-            self._tell_others(leader)
-
-    def _tell_others(self, leader: Coordinator, *, again: bool = True) -> None:
-        """Tell those that are reached; unless `again`, only those that have not been since the newest sign of doubt."""
-        for other in self.coordinators.values():
-            known = not again and leader.told.get(other.number, -1.0) >= leader.state.contested_at
-            if leader.alive and other is not leader and not known and not self.cuts.until(leader.name, other.name):
-                leader.told[other.number] = self.scheduler.now
-                self.scheduler.after(self.scheduler.delay(MESSAGE_S), other.heed, leader)
-
     @property
     def coordinator(self) -> Coordinator:
         """The one that leads, or has led last."""
-        leading = [c for c in self.coordinators.values() if c.alive and c.state.view is not None and c.lines]
+        leading = [c for c in self.coordinators.values() if c.alive and c.state.view is not None and c.workers]
         return max(leading, key=lambda c: c.state.generation, default=self.coordinators[FIRST])
 
     # ------------------------------------------------------------ the run
@@ -296,16 +292,24 @@ class Simulation:
                     return
                 if self.schedule.job.hang_timeout_s and self._nobody_can_tell():
                     return
+                if scheduler.num_foreseen:
+                    self._active_at = scheduler.now
+                elif not any(worker.lively for worker in self.workers.values()):
+                    return
+                elif scheduler.now > self._active_at + QUIET_S:
+                    break
                 if scheduler.num_events > MAX_EVENTS or scheduler.now > MAX_TIME_S:
                     raise Violation(f"no end after {scheduler.num_events} events, at {scheduler.now:.1f} s")
             waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
             if not waiting:
                 return
-            if self._cannot_begin_anew():
+            exhausted = self._num_rescues >= MAX_RESCUES
+            nobody_can = exhausted and any(worker.end == CANNOT_BEGIN for worker in self.workers.values())
+            if nobody_can or self._cannot_begin_anew():
                 self.count("halted")
                 self.halted = True
                 return
-            if len(self.coordinator.lines) >= self.schedule.job.min_nodes or self._num_rescues >= MAX_RESCUES:
+            if len(self.coordinator.workers) >= self.schedule.job.min_nodes or exhausted:
                 raise Violation(f"nothing can happen any more, and {', '.join(waiting)} wait")
             self._num_rescues += 1  # held below min_nodes: as it should be
             self.count("rescued")
@@ -333,15 +337,20 @@ class Simulation:
         if any(record.made_at > self.scheduler.now - STANDSTILL_S for record in updates):
             return
         lively = {name: worker for name, worker in self.workers.items() if worker.lively}
-        received = [worker.line.standing.view for worker in lively.values() if worker.line.standing.view is not None]
+        received = [
+            worker.channel.standing.view for worker in lively.values() if worker.channel.standing.view is not None
+        ]
         newest = self.invariants.formed[max(self.invariants.formed)]
         last = max(received, key=lambda view: view.generation).ids if received else newest  # maybe it never came about
         going_on = {name for name, worker in lively.items() if not worker.session.leaving}
-        if all(2 * len(going_on.intersection(ids)) > len(ids) for ids in (newest, last)) and self._somebody_can_lead():
+        most = all(2 * len(going_on.intersection(ids)) > len(ids) for ids in (newest, last))
+        if most and self._somebody_can_lead(going_on.intersection(newest)):
             raise Violation(f"{', '.join(sorted(going_on))} are most of {', '.join(newest)}, and do not go on")
 
-    def _somebody_can_lead(self) -> bool:
-        return any(coordinator.alive for coordinator in self.coordinators.values())
+    def _somebody_can_lead(self, names: set[str]) -> bool:
+        """Some coordinator is left of which all of these workers know."""
+        left = {number for number, coordinator in self.coordinators.items() if coordinator.alive}
+        return bool(left.intersection(*(self.workers[name].channel.known for name in names)))
 
     def fail(self) -> None:
         """A worker whose code has raised an exception has heard that all others were told."""
@@ -419,12 +428,15 @@ class Simulation:
                 self.count("restart")
 
     def _observe(self, before: Membership, event: Event, after: Membership) -> None:
+        self._active_at = self._active_at if after == before else self.scheduler.now
         self.invariants.decided(before, event, after)
         self._closed = self._closed or after.closed
         view = after.view
         if after.held and not before.held:
             self.count("held back")
-        if isinstance(event, Gone) and event.why.startswith(HUNG):
+        if before.view is None and view is not None and not after.held and after.generation > 1:
+            self.count("takeover")
+        if isinstance(event, Gone) and has_hung(event):
             self.count("evicted as hung")
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
@@ -470,18 +482,10 @@ class Simulation:
         self.workers[worker.name] = worker
         self.note(worker.name, "arrives")
         worker.process.start()
-        if self.schedule.job.hang_timeout_s:
-            self.scheduler.after(BEAT_S, self._beat, worker)
-
-    def _beat(self, worker: Worker) -> None:
-        if worker.running:
-            self.scheduler.after(BEAT_S, self._beat, worker)
-            if not worker.process.frozen:
-                worker.line.beat(worker.pace.read())
 
     def end_if_hung(self, worker: Worker) -> None:
         """A worker was told that it keeps the others waiting; its agent starts it anew, if it does not hear that."""
-        if worker.running and not worker.line.heard_end:
+        if worker.running and not worker.channel.heard_end:
             self.count("ended as hung")
             self._crash(worker)
             worker.end = HUNG
@@ -536,11 +540,11 @@ class Simulation:
             if here:
                 victim.process.sleep(0.0)
         elif fault.kind == "outpaced":
-            self.coordinator.handle(Outpaced(victim.name))
+            self.coordinator.submit(Outpaced(victim.name))
         elif fault.kind == "hang":
             self._hang(victim, fault.duration_s)
         elif fault.kind == "slow":
-            victim.line.slow_until = self.scheduler.now + fault.duration_s
+            victim.channel.slow_until = self.scheduler.now + fault.duration_s
         elif fault.kind == "raise":
             victim.raises = True
         elif fault.kind == "break":
@@ -598,18 +602,6 @@ class Simulation:
         if fault.direction != "out":
             self.cuts.cuts.append((other, one, end))
         self.scheduler.at(end, self._heal)
-        timeout = self.schedule.job.heartbeat_timeout_s
-        for worker in self.workers.values():
-            wire = worker.line.wire
-            if wire is None or not worker.running:
-                continue
-            up = self.cuts.until(worker.name, wire.coordinator.name)
-            down = self.cuts.until(wire.coordinator.name, worker.name)
-            silent_s = timeout * (1.0 + 0.2 * self.scheduler.random.random())
-            if up > self.scheduler.now + silent_s:
-                self.scheduler.after(silent_s, wire.coordinator.evict, wire)
-            if max(up, down) > self.scheduler.now + 1.5 * timeout:
-                self.scheduler.after(1.5 * timeout, worker.line.silent, wire)
 
     def _suspend(self, fault: Fault) -> None:
         """A node stands still, with its coordinator and its worker."""
@@ -624,13 +616,6 @@ class Simulation:
         index, names = coordinator.number - FIRST, list(self.workers)
         if index < len(names) and self.workers[names[index]].running:
             self._freeze(self.workers[names[index]], fault.duration_s)
-        patience_s = 1.5 * self.schedule.job.heartbeat_timeout_s
-        if fault.duration_s <= patience_s:
-            return
-        for worker in self.workers.values():
-            wire = worker.line.wire
-            if wire is not None and wire.coordinator is coordinator and not worker.process.frozen:
-                self.scheduler.after(patience_s, worker.line.silent, wire)
 
     def _half_of(self, nodes: list[set[str]]) -> set[str]:
         """Half of the members, or some, with their nodes; the others keep theirs."""
@@ -649,21 +634,17 @@ class Simulation:
             return False
         if state.announced:
             return False
-        known = [self.workers[name].line.standing.links[-1:] for name in state.view.ids]
+        known = [self.workers[name].channel.standing.links[-1:] for name in state.view.ids]
         return any(name in reaching for name in state.view.ids) and all(
             links and links[0].agreed and links[0].view == state.view for links in known
         )
 
     def _heal(self) -> None:
         self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
-        for coordinator in self.coordinators.values():
-            state = coordinator.state
-            if coordinator.alive and state.contested and state.view and not state.held:
-                self._tell_others(coordinator, again=False)
 
     def _crash(self, victim: Worker) -> None:
         victim.end = "crashed"
-        victim.line.hang_up()
+        victim.channel.die()
         victim.factory.die()
         victim.process.kill()
 
@@ -671,8 +652,6 @@ class Simulation:
         victim.num_freezes += 1
         victim.process.freeze()
         victim.factory.freeze()
-        timeout = self.schedule.job.heartbeat_timeout_s * (1.0 + 0.2 * self.scheduler.random.random())
-        self.scheduler.after(timeout, self._silent, victim, victim.num_freezes)
         if duration_s < _FOREVER_S:
             self.scheduler.after(duration_s, self._thaw, victim, victim.num_freezes)
 
@@ -686,10 +665,10 @@ class Simulation:
     def _expect_eviction(self, victim: Worker, since: float) -> None:
         """The others must go on without a hung worker as soon as was promised."""
         leader = self.coordinator
-        view, watch = leader.state.view, leader.watch
-        if not victim.running or watch is None or view is None or victim.name not in leader.lines:
+        view, liveness = leader.state.view, leader.server.liveness
+        if not victim.running or view is None or victim.name not in leader.workers:
             return
-        others = [self.workers[name] for name in view.ids if name in leader.lines and name != victim.name]
+        others = [self.workers[name] for name in view.ids if name in leader.workers and name != victim.name]
         lively = [other for other in others if other.hangs_until < self.scheduler.now and not other.process.frozen]
         progress = victim.pace.read()
         if progress is None or view.rank_of(victim.name) is None or not lively:
@@ -697,7 +676,7 @@ class Simulation:
         in_a_collective = progress.waits and progress.generation == view.generation  # as all others are
         few = 2 * len(lively) >= len(others) + 1
         kind = progress.kind if few and not in_a_collective else OTHER
-        due = max(since, watch.viewed_at) + 1.2 * limit_of(kind, watch.longest, watch.limits) + _DETECTION_S
+        due = max(since, liveness.viewed_at) + 1.2 * limit_of(kind, liveness.longest, liveness.limits) + _DETECTION_S
         if self.scheduler.now < due or leader.state.held or not leader.alive:
             self.scheduler.after(max(0.1, due - self.scheduler.now), self._expect_eviction, victim, since)
         elif any(not (told := other.pace.read()) or not told.waits for other in lively):
@@ -705,31 +684,14 @@ class Simulation:
         else:
             raise Violation(f"{victim.name} hangs since {since:.2f}, and the others wait")
 
-    def _silent(self, victim: Worker, freeze: int) -> None:
-        wire = victim.line.wire
-        if victim.running and victim.process.frozen and victim.num_freezes == freeze and wire is not None:
-            if wire.coordinator.suspended:
-                self.scheduler.after(self.schedule.job.heartbeat_timeout_s, self._silent, victim, freeze)
-            else:
-                wire.coordinator.evict(wire)
-
     def _thaw(self, victim: Worker, freeze: int) -> None:
         if not victim.running or victim.num_freezes != freeze:
             return
         self.note(victim.name, "thaws")
         victim.process.frozen = False
-        victim.line.thaw()
+        victim.channel.thaw()
         victim.factory.thaw()
         victim.process.thaw()
-        wire = victim.line.wire
-        if wire is None:
-            return
-        patience_s = 1.5 * self.schedule.job.heartbeat_timeout_s
-        cut = max(
-            self.cuts.until(victim.name, wire.coordinator.name), self.cuts.until(wire.coordinator.name, victim.name)
-        )
-        if wire.coordinator.lines.get(victim.name) is not wire or cut > self.scheduler.now + patience_s:  # no answers
-            self.scheduler.after(patience_s, victim.line.silent, wire)
 
     def _leave(self, victim: Worker) -> None:
         phase = self.coordinator.state.workers.get(victim.name, (None, None))[1]

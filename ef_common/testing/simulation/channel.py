@@ -1,0 +1,353 @@
+"""Runs a worker's real client of the control plane in the simulated network: the `ControlChannel` port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ef_common.core.place import Place
+from ef_common.core.progress import Progress
+from ef_common.core.quorum import Bid
+from ef_common.core.standing import Standing
+from ef_common.core.view import Member, View
+from ef_common.errors import JobFailed
+from ef_common.ports import GetClaim
+from ef_common.protocol.client import Client
+from ef_common.protocol.client_outputs import (
+    ClientOutput,
+    Close,
+    Connect,
+    EndSending,
+    Hung,
+    Leave,
+    Link,
+    Replaced,
+    Send,
+)
+from ef_common.protocol.client_outputs import (
+    GetClaim as AskForClaim,
+)
+from ef_common.protocol.peer import End
+from ef_common.testing.simulation.claims import PLACE, ClaimStore
+from ef_common.testing.simulation.coordinator import Coordinator, address_of
+from ef_common.testing.simulation.invariants import Violation
+from ef_common.testing.simulation.scheduler import Process, Ticket
+from ef_common.testing.simulation.streams import MESSAGE_S, Alarm, Stream
+
+_FAIL_S = 2.0
+_SEEK_S = 60.0
+_SLOW = 10.0  # still heard within the heartbeat timeout
+_WORDLESS = 0.05
+_CLAIM_S, _SLOW_CLAIM_S = 0.05, 3.0
+_SLOW_STORE, _FAILING_STORE = 0.2, 0.2
+T = TypeVar("T")
+
+
+class Channel:
+    """A worker's channel to the coordinators.
+
+    Args:
+        coordinators: All of them, by their numbers.
+        endpoint: Number of the one to begin with.
+        process: This end.
+        member: This worker.
+        mark: Called with the name of a place that the worker passes.
+        replaced: Called with the generation of a newer view: a group that is being built is in vain.
+        progress: How this worker moves on.
+        store: The store of claims.
+    """
+
+    def __init__(
+        self,
+        coordinators: Mapping[int, Coordinator],
+        endpoint: int,
+        process: Process,
+        member: Member,
+        *,
+        mark: Callable[[str], None],
+        replaced: Callable[[int], None],
+        progress: Callable[[], Progress | None],
+        store: ClaimStore,
+    ) -> None:
+        self.slow_until = 0.0
+        self.heard_end = False
+        self.on_hung: Callable[[], None] = lambda: None
+        self._coordinators = coordinators
+        self._scheduler = coordinators[endpoint].scheduler
+        self._cuts = coordinators[endpoint].cuts
+        self._process = process
+        self._mark = mark
+        self._replaced = replaced
+        self._store = store
+        self._on_view: Callable[[int], None] = lambda generation: None
+        self._ticket: Ticket | None = None
+        self._links: dict[Stream, Link] = {}
+        self._streams: dict[Link, Stream] = {}
+        self._backlog: list[Callable[[], None]] = []  # what has come while the process was frozen
+        self._alarm = Alarm(self._scheduler, self._tick)
+        self._client = Client(
+            address_of(endpoint),
+            member,
+            None,
+            connect_timeout_s=_SEEK_S,
+            progress=progress,
+            chance=self._scheduler.random,
+        )
+
+    @property
+    def standing(self) -> Standing:
+        """What the worker has heard and told."""
+        return self._client.standing
+
+    @property
+    def known(self) -> set[int]:
+        """Numbers of the coordinators that the worker would turn to."""
+        return {number for _, number in self._client._candidates()}
+
+    # ------------------------------------------------------------ port
+
+    @property
+    def change_pending(self) -> bool:
+        """See the port."""
+        return self._client.change_pending
+
+    def start(self, on_view: Callable[[int], None]) -> bool:
+        """See the port."""
+        self._on_view = on_view
+        self._do(lambda: self._client.start(self._scheduler.now))
+        return self._wait(self._client.started)
+
+    def send(self, kind: str, generation: int = 0) -> None:
+        """See the port."""
+        self._do(lambda: self._client.send(kind, generation))
+
+    def fail(self, why: str) -> bool:
+        """See the port."""
+        self._do(lambda: self._client.fail(why))
+        deadline = self._scheduler.now + _FAIL_S
+        self._scheduler.at(deadline, self._wake)
+        while self._client.end is None and self._scheduler.now < deadline:
+            self._pause()
+        return isinstance(self._client.end, JobFailed)
+
+    def next_view(self, after: int) -> View:
+        """See the port."""
+        self._mark("next_view")
+        return self._wait(lambda: self._client.newer_view(after))
+
+    def bootstrap(self, generation: int) -> Values:
+        """See the port."""
+        return Values(self, generation)
+
+    def publish(self, generation: int, key: str, value: bytes) -> None:
+        """Publish a value to the members of a view."""
+        self._do(lambda: self._client.publish(generation, key, value))
+
+    def value(self, generation: int, key: str) -> bytes:
+        """Wait for a value that a member of the view of `generation` publishes."""
+        return self._wait(lambda: self._client.value(generation, key))
+
+    def is_replaced(self, generation: int) -> bool:
+        """Whether waiting for the group of a view is useless."""
+        return self._client.end is not None or self._client.generation != generation
+
+    def tell_place(self, place: Place) -> None:
+        """See the port."""
+        self._client.tell_place(place)
+
+    def job_place(self) -> Place | None:
+        """See the port."""
+        self._raise_end()
+        return self._client.place
+
+    def job_training(self) -> int:
+        """See the port."""
+        self._raise_end()
+        return self._client.training
+
+    def use_store(self, store: str, claim: GetClaim | None = None) -> None:
+        """See the port. The claims are those of the simulated store."""
+        self._do(lambda: self._client.tell_store(store))
+
+    def stop(self) -> None:
+        """See the port."""
+        self._do(self._client.stop)
+
+    def _raise_end(self) -> None:
+        if self._client.end is not None:
+            self.heard_end = True
+            raise self._client.end
+
+    def _wait(self, ready: Callable[[], T | None]) -> T:
+        while True:
+            try:
+                value = ready()
+            except Exception as error:
+                self.heard_end = self.heard_end or error is self._client.end
+                raise
+            if value is not None:
+                return value
+            self._pause()
+
+    def _pause(self) -> None:
+        self._ticket = Ticket(self._process)
+        self._process.wait()
+
+    def _wake(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            self._scheduler.idle_after(0.0, ticket.resolve)
+
+    # ------------------------------------------------------------ what happens
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        """Bytes have come."""
+        if not self._later(lambda: self.hear(stream, data)) and stream in self._links:
+            self._do(lambda: self._client.receive(self._links[stream], data, self._scheduler.now))
+
+    def lose(self, stream: Stream, *, in_order: bool) -> None:
+        """A connection has ended."""
+        if not self._later(lambda: self.lose(stream, in_order=in_order)) and stream in self._links:
+            link, now = self._links[stream], self._scheduler.now
+            self._do(lambda: self._client.ended(link, in_order=in_order, now=now))
+
+    def _tick(self) -> None:
+        if not self._later(self._tick):
+            self._do(lambda: self._client.tick(self._scheduler.now))
+
+    def _later(self, act: Callable[[], None]) -> bool:
+        if self._process.alive and self._process.frozen:
+            self._backlog.append(act)
+        return self._process.frozen or not self._process.alive
+
+    def thaw(self) -> None:
+        """The process takes in what has come meanwhile."""
+        backlog, self._backlog = self._backlog, []
+        for act in backlog:
+            act()
+
+    def die(self) -> None:
+        """The process has ended: so do its connections, after what it had sent."""
+        for stream in list(self._links):
+            stream.closed_near = True
+            stream.end_up()
+
+    def _do(self, act: Callable[[], None]) -> None:
+        act()
+        while self._client.outputs:
+            self._carry_out(self._client.outputs.popleft())
+        self._alarm.set(self._client.deadline)
+        self._wake()
+
+    # ------------------------------------------------------------ what the client asks for
+
+    def _carry_out(self, output: ClientOutput) -> None:
+        match output:
+            case Connect(link, timeout_s):
+                self._connect(link, timeout_s)
+            case Send(link, data):
+                if link in self._streams:
+                    self._streams[link].up(data)
+            case Close(link):
+                self._part(link, End.CLOSED)
+            case Leave(link, word):
+                wordless = self._scheduler.chance(_WORDLESS)
+                if not wordless and link in self._streams:
+                    self._streams[link].up(word)
+                self._part(link, End.RESET if wordless else End.CLOSED)
+            case EndSending(link):
+                if link in self._streams:
+                    self._streams[link].end_up()
+            case AskForClaim(bid):
+                self._request(bid)
+            case Replaced(generation):
+                self._on_view(generation)
+                self._replaced(generation)
+            case Hung():
+                self.on_hung()
+
+    def _connect(self, link: Link, timeout_s: float) -> None:
+        coordinator, scheduler = self._coordinators[link.address[1]], self._scheduler
+        names = self._client.member.id, coordinator.name
+        if self._cuts.until(*names) or self._cuts.until(*names[::-1]):
+            scheduler.after(timeout_s, self._fail_to_connect, link, "timed out")
+        elif not coordinator.alive:
+            scheduler.after(scheduler.delay(MESSAGE_S), self._fail_to_connect, link, "refused")
+        else:
+            stream = Stream(scheduler, self._cuts, self, coordinator, names, self._slowness)
+            self._links[stream], self._streams[link] = link, stream
+            scheduler.after(scheduler.delay(MESSAGE_S), self._succeed_to_connect, stream)
+
+    def _slowness(self) -> float:
+        return _SLOW if self._scheduler.now < self.slow_until else 1.0
+
+    def _fail_to_connect(self, link: Link, problem: str) -> None:
+        if not self._later(lambda: self._fail_to_connect(link, problem)):
+            self._do(lambda: self._client.unreached(link, problem, self._scheduler.now))
+
+    def _succeed_to_connect(self, stream: Stream) -> None:
+        """Both ends are connected; that of a process that stands still, too."""
+        stream.far.accept(stream, self._client.member.address)
+        self._note_connected(stream)
+
+    def _note_connected(self, stream: Stream) -> None:
+        if not self._later(lambda: self._note_connected(stream)) and stream in self._links:
+            self._do(lambda: self._client.connected(self._links[stream], self._scheduler.now))
+
+    def _part(self, link: Link, how: End) -> None:
+        stream = self._streams.pop(link, None)
+        if stream is not None:
+            del self._links[stream]
+            stream.closed_near = True
+            stream.end_up(how)
+
+    # ------------------------------------------------------------ claims
+
+    def _request(self, bid: Bid) -> None:
+        """A request sets out to the store; whatever becomes of this worker, it will come there."""
+        name, scheduler = self._client.member.id, self._scheduler
+        cut = max(self._cuts.until(name, PLACE), self._cuts.until(PLACE, name))
+        slow = scheduler.random.random() < _SLOW_STORE
+        delay_s = scheduler.delay(_SLOW_CLAIM_S if slow else _CLAIM_S)
+        scheduler.at(max(scheduler.now, cut) + delay_s, self._create, bid)
+
+    def _create(self, bid: Bid) -> None:
+        if not self._client.standing.store:
+            raise Violation(f"{self._client.member.id} is asked for a claim, and has no store")
+        named = self._store.get(bid)
+        if self._scheduler.random.random() < _FAILING_STORE:  # done, and reported as failed
+            self._fail(bid)
+        else:
+            self._scheduler.after(self._scheduler.delay(_CLAIM_S), self._answer, bid, named)
+
+    def _fail(self, bid: Bid) -> None:
+        self._answer(bid, None)
+
+    def _answer(self, bid: Bid, named: tuple[str, ...] | None) -> None:
+        if not self._later(lambda: self._answer(bid, named)):
+            self._do(lambda: self._client.claimed(bid, named, self._scheduler.now))
+
+
+class Values:
+    """The `Bootstrap` port: the values that the coordinator relays.
+
+    Args:
+        channel: The worker's channel.
+        generation: That of the view.
+    """
+
+    def __init__(self, channel: Channel, generation: int) -> None:
+        self._channel = channel
+        self._generation = generation
+
+    def put(self, key: str, value: bytes) -> None:
+        """See the port."""
+        self._channel.publish(self._generation, key, value)
+
+    def get(self, key: str) -> bytes:
+        """See the port."""
+        return self._channel.value(self._generation, key)
+
+    def replaced(self) -> bool:
+        """See the port."""
+        return self._channel.is_replaced(self._generation)

@@ -1,0 +1,336 @@
+"""Runs the real server of a coordinator in the simulated network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ef_common.core import membership
+from ef_common.core.membership import Event, Membership, Settings
+from ef_common.core.progress import Limits
+from ef_common.core.view import Member
+from ef_common.errors import ProtocolError
+from ef_common.protocol import wire
+from ef_common.protocol.addresses import LOOPBACK, Address
+from ef_common.protocol.announcer import LOOK_S, Announcer
+from ef_common.protocol.auth import new_nonce
+from ef_common.protocol.introduction import Introduction
+from ef_common.protocol.lines import Lines
+from ef_common.protocol.peer import End, Peer
+from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
+from ef_common.testing.simulation.cuts import Cuts
+from ef_common.testing.simulation.invariants import Violation
+from ef_common.testing.simulation.scheduler import Scheduler
+from ef_common.testing.simulation.streams import MESSAGE_S, Alarm, Stream
+
+FIRST = 1
+"""Number of the coordinator with which the job begins; those of the others are above it."""
+ATTEMPT_S = 0.5
+_UNSENT = 0.1  # of what is written to a peer that cannot be reached
+_FORGIVEN = ("no introduction", "slow reader")
+"""Why an honest worker may be refused: its connection is cut."""
+
+Observer = Callable[[Membership, Event, Membership], None]
+
+
+def address_of(number: int) -> Address:
+    """Where the coordinator of this number is."""
+    return f"node{number}", number
+
+
+class Server(CoordinatorServer):
+    """The real server; who watches it is told of each decision, and that an honest worker is never refused."""
+
+    observer: Observer
+    note: Callable[[str], None]
+
+    def _decide(self, event: Event, cause: Peer | None) -> None:
+        before = self.state
+        deadline = membership.next_deadline(before, self._settings)
+        super()._decide(event, cause)
+        self.observer(before, event, self.state)
+        overdue = isinstance(event, membership.Tick) and deadline is not None and self._now >= deadline
+        if overdue and membership.next_deadline(self.state, self._settings) == deadline:
+            raise Violation(f"a tick at the deadline {deadline:.3f} does not change it")
+
+    def _perform(self, action: membership.Action) -> None:
+        self.note(str(action))
+        super()._perform(action)
+
+    def _break(self, error: Exception) -> None:
+        raise error
+
+    def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol") -> None:
+        if kind not in _FORGIVEN:
+            raise Violation(f"an honest worker is refused: {kind}: {why}")
+        super()._refuse(peer, kind, why, code=code)
+
+
+class Coordinator:
+    """A process with a coordinator's server.
+
+    Args:
+        scheduler: The clock.
+        settings: Settings of the job.
+        number: Its port, and its node.
+        cuts: The state of the network.
+        heartbeat_timeout_s: A worker that is silent for longer is evicted.
+        limits: Who is taken for hung.
+        others: All coordinators, by number.
+        is_dead: Whether nobody listens where a worker's process would.
+        observer: Called with (state before, event, state after).
+        note: Writes a line of the trace.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        settings: Settings,
+        *,
+        number: int = FIRST,
+        cuts: Cuts,
+        heartbeat_timeout_s: float,
+        limits: Limits,
+        others: Mapping[int, Coordinator],
+        is_dead: Callable[[str], bool],
+        observer: Observer,
+        note: Callable[[str, str], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.name = f"c{number}"
+        self.number = number
+        self.settings = settings
+        self.alive = True
+        self.tells_left: int | None = None  # it dies after so many messages
+        self.cuts = cuts
+        self.server = Server(
+            scheduler.now,
+            token=None,
+            settings=settings,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            limits=limits,
+            standby=number > FIRST,
+            name=f"{number:08}",
+        )
+        self.server.observer = self._observe
+        self.server.note = lambda text: note(self.name, text)
+        self._observer = observer
+        self._others = others
+        self._is_dead = is_dead
+        self._note = note
+        self._streams: dict[Peer, Stream] = {}
+        self._peers: dict[Stream, Peer] = {}
+        self._alarm = Alarm(scheduler, self._tick)
+        self._suspended: list[Callable[[], None]] | None = None  # what has come since it stands still
+        self._announcer = Announcer(port=number, endpoint=None)
+        self._announces = False
+        self._key = new_nonce()
+        self._alarm.set(self.server.deadline)
+
+    @property
+    def state(self) -> Membership:
+        """What it has decided."""
+        return self.server.state
+
+    @property
+    def workers(self) -> Mapping[str, Peer]:
+        """Who is connected."""
+        return self.server._workers
+
+    # ------------------------------------------------------------ standing still, and dying
+
+    @property
+    def suspended(self) -> bool:
+        """It stands still."""
+        return self._suspended is not None
+
+    def suspend(self) -> None:
+        """Let it stand still."""
+        self._suspended = []
+
+    def resume(self) -> None:
+        """Let it go on, with what has come meanwhile."""
+        backlog, self._suspended = self._suspended or [], None
+        for act in backlog:
+            act()
+
+    def _later(self, act: Callable[[], None]) -> bool:
+        if self._suspended is None:
+            return False
+        self._suspended.append(act)
+        return True
+
+    def die(self) -> None:
+        """Its process is killed: all connections end, after what was sent on them."""
+        if self.alive:
+            self._note(self.name, "*** dies")
+            self.alive = False
+            self.server.outputs.clear()
+            for stream in self._peers:
+                stream.closed_far = True
+                stream.end_down()
+
+    # ------------------------------------------------------------ what happens
+
+    def accept(self, stream: Stream, address: str) -> None:
+        """Somebody has connected, from this address."""
+        if not self._later(lambda: self.accept(stream, address)) and self.alive:
+
+            def connect(now: float) -> None:
+                peer = self.server.connect(address, now)
+                self._streams[peer], self._peers[stream] = stream, peer
+
+            self.do(connect)
+
+    def receive(self, stream: Stream, data: bytes) -> None:
+        """Bytes have come."""
+        if not self._later(lambda: self.receive(stream, data)) and stream in self._peers:
+            self.do(lambda now: self.server.receive(self._peers[stream], data, now))
+
+    def end(self, stream: Stream, how: End) -> None:
+        """A connection has ended."""
+        if not self._later(lambda: self.end(stream, how)) and stream in self._peers:
+            self.do(lambda now: self.server.end(self._peers[stream], how, now))
+
+    def submit(self, event: Event) -> None:
+        """Somebody who watches the workers has found something."""
+        self.do(lambda now: self.server._submit(event, None))
+
+    def _tick(self) -> None:
+        if not self._later(self._tick):
+            self.do(self.server.tick)
+
+    def do(self, act: Callable[[float], object]) -> None:
+        """Let the server do something, and do what it asks for."""
+        if self.alive:
+            act(self.scheduler.now)
+            while self.server.outputs:
+                self._carry_out(self.server.outputs.popleft())
+            self._alarm.set(self.server.deadline)
+
+    def _observe(self, before: Membership, event: Event, after: Membership) -> None:
+        if after.view is not None and after.view is not before.view:
+            view = after.view
+            self._note(self.name, f"view {view.generation} = {', '.join(view.ids)}; {view.reason}; hold={view.hold}")
+        self._observer(before, event, after)
+        if not self._announces and self._announcer.has_news(after):
+            self._announces = True
+            self.scheduler.idle_after(LOOK_S * self.scheduler.random.random(), self._announce)
+
+    # ------------------------------------------------------------ what the server asks for
+
+    def _carry_out(self, output: Output) -> None:
+        match output:
+            case Write(peer, data):
+                self._streams[peer].down(data)
+                self._count_down()
+            case WriteOrReset(peer, data) if self._is_unsent(peer):
+                self._part(peer, in_order=False)
+                self.server.end(peer, End.UNSENT, self.scheduler.now)
+            case WriteOrReset(peer, data):
+                self._streams[peer].down(data)
+                self._count_down()
+            case Close(peer, last_words):
+                if last_words and peer in self._streams:
+                    self._streams[peer].down(last_words)
+                self._part(peer, in_order=True)
+            case Probe(member):
+                self.scheduler.idle_after(self.scheduler.delay(MESSAGE_S), self._probe, member)
+
+    def _is_unsent(self, peer: Peer) -> bool:
+        return self.cuts.until(*self._streams[peer].names[::-1]) > 0 and self.scheduler.chance(_UNSENT)
+
+    def _count_down(self) -> None:
+        if self.tells_left is not None:
+            self.tells_left -= 1
+            if self.tells_left <= 0:
+                self.die()
+
+    def _part(self, peer: Peer, *, in_order: bool) -> None:
+        stream = self._streams.pop(peer, None)
+        if stream is not None:
+            del self._peers[stream]
+            stream.closed_far = True
+            stream.end_down(in_order=in_order)
+
+    def _probe(self, member: Member) -> None:
+        reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
+        if reached and self._is_dead(member.id) and not self._later(lambda: self._probe(member)):
+            self.do(lambda now: self.server.prove(member.id, now))
+
+    # ------------------------------------------------------------ to other coordinators
+
+    def _announce(self) -> None:
+        """Tell others what it knows, as long as there is something to tell."""
+        if self._later(self._announce) or not self.alive:
+            return
+        address = self._announcer.next(self.state, self.server.standbys, self.scheduler.now)
+        self._announces = self._announcer.has_news(self.state)
+        if address is not None:
+            Announcement(self, address, self._announcer.news)
+        elif self._announces:
+            self.scheduler.idle_after(LOOK_S, self._announce)
+
+    def announced(self, address: Address, outcome: str) -> None:
+        """An attempt to tell another coordinator has ended: it was "told", "refused" or not "reached"."""
+        if outcome == "told":
+            self._announcer.told(address)
+        elif outcome == "refused" and self._announcer.refused(address):
+            self.server.standbys.pop(address, None)
+        self._announce()
+
+
+class Announcement:
+    """A conversation of one coordinator with another one, in which it says what it knows.
+
+    Args:
+        coordinator: Who speaks.
+        address: To whom.
+        message: What it says.
+    """
+
+    def __init__(self, coordinator: Coordinator, address: Address, message: wire.Follow) -> None:
+        self._coordinator = coordinator
+        self._address = address
+        self._message = message
+        self._lines = Lines(wire.MAX_STRANGER_BYTES)
+        self._is_over = False
+        member = Member(f"{coordinator.number:08}", "coordinator", LOOPBACK)
+        self._introduction = Introduction(member, None, key=coordinator._key, address=address, returning=True)
+        other, scheduler = coordinator._others.get(address[1]), coordinator.scheduler
+        names = coordinator.name, f"c{address[1]}"
+        cut = coordinator.cuts.until(*names) or coordinator.cuts.until(*names[::-1])
+        if other is None or (not cut and not other.alive):
+            scheduler.idle_after(scheduler.delay(MESSAGE_S), self._end, "refused")
+            return
+        scheduler.idle_after(ATTEMPT_S, self._end, "unreached")
+        if not cut:
+            self._stream = Stream(scheduler, coordinator.cuts, self, other, names)
+            scheduler.idle_after(scheduler.delay(MESSAGE_S), other.accept, self._stream, f"node{coordinator.number}")
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        """Bytes have come."""
+        if self._is_over or self._coordinator._later(lambda: self.hear(stream, data)):
+            return
+        self._lines.feed(data)
+        try:
+            while (reply := self._introduction.take(self._lines)) is not None:
+                if self._introduction.answer is not None:
+                    stream.up(wire.encode(self._message))
+                    self._end("told")
+                    return
+                stream.up(reply)
+        except ProtocolError:
+            self._end("unreached")
+
+    def lose(self, stream: Stream, *, in_order: bool) -> None:
+        """The connection has ended."""
+        self._end("unreached")
+
+    def _end(self, outcome: str) -> None:
+        if not self._is_over and not self._coordinator._later(lambda: self._end(outcome)):
+            self._is_over = True
+            if outcome == "told":
+                self._stream.closed_near = True
+                self._stream.end_up()
+            self._coordinator.announced(self._address, outcome)

@@ -1,0 +1,154 @@
+"""Connections in the simulated network: bytes keep their order in each direction, and may come in pieces.
+
+What is sent on different connections does not keep its order. Where the network is cut, bytes and ends wait until it is
+whole again. An end that was not forced comes after all bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ef_common.protocol.peer import End
+from ef_common.testing.simulation.cuts import Cuts
+from ef_common.testing.simulation.scheduler import Scheduler
+
+MESSAGE_S = 0.005
+_IN_PIECES = 0.05
+
+
+class Near(Protocol):
+    """Who has connected."""
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        """Bytes have come."""
+
+    def lose(self, stream: Stream, *, in_order: bool) -> None:
+        """The connection has ended."""
+
+
+class Far(Protocol):
+    """Who was connected to."""
+
+    def accept(self, stream: Stream, address: str) -> None:
+        """Somebody has connected, from this address."""
+
+    def receive(self, stream: Stream, data: bytes) -> None:
+        """Bytes have come."""
+
+    def end(self, stream: Stream, how: End) -> None:
+        """The connection has ended."""
+
+
+class Stream:
+    """A connection between two places.
+
+    Args:
+        scheduler: The clock.
+        cuts: The state of the network.
+        near: Who has connected.
+        far: Who was connected to.
+        names: The places of both, as the cuts name them.
+        slowness: How many times a message takes longer than others do.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cuts: Cuts,
+        near: Near,
+        far: Far,
+        names: tuple[str, str],
+        slowness: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.near = near
+        self.far = far
+        self.names = names
+        self.closed_near = False  # nothing that comes there counts any more
+        self.closed_far = False
+        self._scheduler = scheduler
+        self._cuts = cuts
+        self._slowness = slowness
+        self._ended_up = self._ended_down = False
+        self._due_up = self._due_down = 0.0
+
+    def up(self, data: bytes) -> None:
+        """Bytes set out to the far end."""
+        for piece in self._pieces(data):
+            self._send_up(self._receive, piece)
+
+    def end_up(self, how: End = End.CLOSED) -> None:
+        """The near end has ended the connection."""
+        if not self._ended_up:
+            self._ended_up = True
+            self._send_up(self._end, how)
+
+    def down(self, data: bytes) -> None:
+        """Bytes set out to the near end."""
+        for piece in self._pieces(data):
+            self._send_down(self._hear, piece)
+
+    def end_down(self, *, in_order: bool = True) -> None:
+        """The far end has ended the connection."""
+        if not self._ended_down:
+            self._ended_down = True
+            self._send_down(self._lose, in_order)
+
+    def _pieces(self, data: bytes) -> tuple[bytes, ...]:
+        if len(data) < 2 or not self._scheduler.chance(_IN_PIECES):
+            return (data,)
+        at = self._scheduler.random.randrange(1, len(data))
+        return data[:at], data[at:]
+
+    def _send_up(self, act: Callable[..., None], what: Any) -> None:
+        self._due_up = self._due(self._due_up, *self.names)
+        self._scheduler.idle_at(self._due_up, act, what)
+
+    def _send_down(self, act: Callable[..., None], what: Any) -> None:
+        self._due_down = self._due(self._due_down, *self.names[::-1])
+        self._scheduler.idle_at(self._due_down, act, what)
+
+    def _due(self, before: float, source: str, target: str) -> float:
+        now = max(self._scheduler.now, self._cuts.until(source, target))
+        return max(before, now + self._scheduler.delay(MESSAGE_S * self._slowness()))
+
+    def _receive(self, data: bytes) -> None:
+        if not self.closed_far:
+            self.far.receive(self, data)
+
+    def _end(self, how: End) -> None:
+        if not self.closed_far:
+            self.far.end(self, how)
+
+    def _hear(self, data: bytes) -> None:
+        if not self.closed_near:
+            self.near.hear(self, data)
+
+    def _lose(self, in_order: bool) -> None:
+        if not self.closed_near:
+            self.near.lose(self, in_order=in_order)
+
+
+class Alarm:
+    """Calls somebody at the newest time that it was set to, or earlier.
+
+    Args:
+        scheduler: The clock.
+        ring: Who is called.
+    """
+
+    def __init__(self, scheduler: Scheduler, ring: Callable[[], None]) -> None:
+        self._scheduler = scheduler
+        self._ring = ring
+        self._at: float | None = None
+
+    def set(self, time_s: float | None) -> None:
+        """Call at this time."""
+        if time_s is not None and (self._at is None or time_s < self._at):
+            self._at = time_s
+            self._scheduler.idle_at(time_s, self._call, time_s)
+
+    def _call(self, time_s: float) -> None:
+        if time_s == self._at:
+            self._at = None
+            self._ring()
