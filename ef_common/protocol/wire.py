@@ -23,7 +23,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 
@@ -55,6 +55,7 @@ _MAX_NAMED = 2**20  # members of all views of a message: to name one again costs
 
 
 _NO_VIEW = View(0, ())
+_PROGRESS = tuple(field.name for field in fields(Progress))
 _T = TypeVar("_T")
 
 
@@ -303,7 +304,7 @@ def _load_progress(value: Any) -> Progress | None:
 
 
 def _dump_progress(progress: Progress | None) -> list[Any] | None:
-    return None if progress is None else list(astuple(progress))
+    return None if progress is None else [getattr(progress, name) for name in _PROGRESS]
 
 
 def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
@@ -743,8 +744,11 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
     return line
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
@@ -788,7 +792,7 @@ def _decode(line: bytes, table: Mapping[str, type], max_bytes: int) -> Any:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
+        record = _DECODER.decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"expected a line of JSON: {_brief(str(error))}") from None
     if type(record) is not dict:
@@ -812,6 +816,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         raise ValueError("a field stands twice")
     return record
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
 
 
 def _brief(value: object) -> str:

@@ -177,7 +177,7 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": 6, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
+    record = {"v": wire.VERSION, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 
@@ -198,7 +198,7 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 )
 def test_decode_malformed_view_raises_protocol_error(view):
     with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": 6, "t": "view", "view": view}).encode())
+        wire.decode_from_coordinator(json.dumps({"v": wire.VERSION, "t": "view", "view": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -215,7 +215,7 @@ def test_decode_long_line_raises_protocol_error():
 
 @pytest.mark.parametrize("address", ["a", "a:b", "[a:1", "a..b:1", "a:65536", ":1", "\u0130:1"])
 def test_decode_redirect_to_what_is_no_address_raises_protocol_error(address):
-    record = {"v": 6, "t": "redirect", "address": address, "proof": PROOF}
+    record = {"v": wire.VERSION, "t": "redirect", "address": address, "proof": PROOF}
     with pytest.raises(ProtocolError, match=r"redirect\.address"):
         wire.decode_from_coordinator(json.dumps(record).encode())
 
