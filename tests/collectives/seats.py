@@ -72,7 +72,7 @@ class MemorySeat:
 
     def build(self) -> Any:
         self.factory = Factory(self._network, self.process, lambda place: None)
-        return self.factory.build(self._view, rank=self.rank, bootstrap=None)  # type: ignore[arg-type]
+        return self.factory.build(self._view, rank=self.rank, bootstrap=None)
 
     def meet(self, what: str) -> None:
         self.process.sleep(SETTLED_S)

@@ -177,7 +177,15 @@ def test_decode_malformed_line_raises_protocol_error(line):
     ids=str,
 )
 def test_decode_hello_with_malformed_member_raises_protocol_error(member):
-    record = {"v": wire.VERSION, "t": "hello", "member": member, "nonce": NONCE, "key": KEY, "proof": PROOF, "returning": False}
+    record = {
+        "v": wire.VERSION,
+        "t": "hello",
+        "member": member,
+        "nonce": NONCE,
+        "key": KEY,
+        "proof": PROOF,
+        "returning": False,
+    }
     with pytest.raises(ProtocolError, match=r"hello\.member"):
         wire.decode_from_worker(json.dumps(record).encode())
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ef_common.control.client import _return_of
 from ef_common.core.membership import (
     Agree,
     Arrived,
@@ -34,6 +33,7 @@ from ef_common.core.quorum import Link
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
+from ef_common.protocol.client import _return_of
 
 STORE = "0f" * 16
 LOSSES = ("killed", "broken", "silent", "proved")

@@ -346,19 +346,6 @@ def count_without_the_dead(patch: Patch) -> None:
     patch.setattr(rules, "shortfall", wrong)
 
 
-def go_on_with_the_highest_number(patch: Patch) -> None:
-    """The newest view is the one with the highest generation, whether it was issued in ignorance of others or not."""
-
-    def merge(chains: Any) -> Any:
-        known = list(chains)
-        settled = max((generation for generation, _ in known), default=0)
-        links = {(link.view.generation, link.view.ids): link for _, chain in known for link in chain}
-        return settled, tuple(links[key] for key in sorted(links) if key[0] >= settled)
-
-    patch.setattr(rules, "merge", merge)
-    patch.setattr(takeover, "merge", merge)
-
-
 def go_on_though_not_all_have_settled(patch: Patch) -> None:
     """A view goes on under a new coordinator though somebody has not received it."""
     end = takeover.end_gathering
@@ -522,17 +509,6 @@ def publish_once(patch: Patch) -> None:
     patch.setattr(Client, "_publish_again", lambda self: None)
 
 
-def hear_nothing_of_the_silent(patch: Patch) -> None:
-    """Who is silent, and is taken for lost, is told at once, whether others go on without it or not."""
-    suspend = CoordinatorServer._suspend
-
-    def hasty(self: CoordinatorServer, peers: Any, why: str) -> None:
-        suspend(self, peers, why)
-        self._tell_out()
-
-    patch.setattr(CoordinatorServer, "_suspend", hasty)
-
-
 def take_each_end_for_a_death(patch: Patch) -> None:
     """Whoever ends its connection is dead, though it says that it goes to another coordinator."""
     depart = CoordinatorServer._depart
@@ -556,7 +532,6 @@ _OF_FAILOVER = {
         need_the_newest_view_alone,
         take_silence_for_death,
         count_without_the_dead,
-        go_on_with_the_highest_number,
         go_on_though_not_all_have_settled,
         keep_what_was_promised_to_oneself,
         keep_the_exception_from_a_successor,
@@ -570,7 +545,6 @@ _OF_FAILOVER = {
         wait_out_a_broken_meeting,
         keep_what_was_published,
         publish_once,
-        hear_nothing_of_the_silent,
         take_each_end_for_a_death,
         nobody_claims,
     )

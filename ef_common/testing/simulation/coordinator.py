@@ -43,6 +43,7 @@ class Server(CoordinatorServer):
 
     observer: Observer
     note: Callable[[str], None]
+    count: Callable[[str], None]
 
     def _decide(self, event: Event, cause: Peer | None) -> None:
         before = self.state
@@ -52,6 +53,14 @@ class Server(CoordinatorServer):
         overdue = isinstance(event, membership.Tick) and deadline is not None and self._now >= deadline
         if overdue and membership.next_deadline(self.state, self._settings) == deadline:
             raise Violation(f"a tick at the deadline {deadline:.3f} does not change it")
+
+    def _look_for_hung(self, now: float) -> None:
+        view = self.state.view
+        if view is not None and membership.is_at_work(self.state):
+            here = [worker for worker in view.ids if worker in self._workers]
+            if self.liveness.hung(here, now).stuck:
+                self.count("stuck")
+        super()._look_for_hung(now)
 
     def _perform(self, action: membership.Action) -> None:
         self.note(str(action))
@@ -80,6 +89,7 @@ class Coordinator:
         is_dead: Whether nobody listens where a worker's process would.
         observer: Called with (state before, event, state after).
         note: Writes a line of the trace.
+        count: Called with what is rare.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class Coordinator:
         is_dead: Callable[[str], bool],
         observer: Observer,
         note: Callable[[str, str], None],
+        count: Callable[[str], None],
     ) -> None:
         self.scheduler = scheduler
         self.name = f"c{number}"
@@ -114,6 +125,7 @@ class Coordinator:
         )
         self.server.observer = self._observe
         self.server.note = lambda text: note(self.name, text)
+        self.server.count = count
         self._observer = observer
         self._others = others
         self._is_dead = is_dead

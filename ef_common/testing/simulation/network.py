@@ -308,18 +308,23 @@ class Factory:
         self._process = process
         self._mark = mark
 
-    def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> End:
-        """See the port."""
+    def build(self, view: View, *, rank: int, bootstrap: Bootstrap | None) -> End:
+        """See the port; None: nobody has to be found."""
         self._mark("build")
         if self._newest > view.generation:
             raise GroupBroken(f"view {view.generation} has been replaced")
         self.end = End(self._network.mesh(view), self._process, rank, self._mark)
+        if bootstrap is not None:
+            self._find(view, rank, bootstrap)
+        self.end.connect()
+        return self.end
+
+    def _find(self, view: View, rank: int, bootstrap: Bootstrap) -> None:
+        """Members tell each other where they are; here, who they are."""
         bootstrap.put(f"{rank}", f"{self._process.name} in {view.generation}".encode())
         for other, member in enumerate(view.ids):
             if other != rank and bootstrap.get(f"{other}") != f"{member} in {view.generation}".encode():
                 raise Violation(f"{self._process.name} gets what {member} has not published")
-        self.end.connect()
-        return self.end
 
     def replaced(self, generation: int) -> None:
         """A newer view is known: a group that is being built for an older one will not come about."""

@@ -237,6 +237,7 @@ class Simulation:
             is_dead=lambda worker: not self.workers[worker].running,
             observer=self._observe,
             note=self.note,
+            count=self.count,
         )
         self.coordinators[number] = coordinator
 
