@@ -1,0 +1,39 @@
+"""The table of the state machines in docs/architecture.md names what they have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import UnionType
+from typing import get_args
+
+import pytest
+
+from ef_common.protocol.announcer import Announcer
+from ef_common.protocol.client import Client
+from ef_common.protocol.client_outputs import ClientOutput
+from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Output
+
+TEXT = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+
+
+def names_in(row: str, column: int) -> list[str]:
+    """What stands in backquotes in a column of a machine's row."""
+    (line,) = [line for line in TEXT.splitlines() if line.startswith(f"| `{row}`")]
+    return re.findall(r"`(\w+)`", line.split("|")[column])
+
+
+@pytest.mark.parametrize(
+    ("row", "machine", "outputs"),
+    [
+        ("server.CoordinatorServer", CoordinatorServer, Output),
+        ("client.Client", Client, ClientOutput),
+        ("announcer.Announcer", Announcer, None),
+    ],
+)
+def test_table_of_the_machines_is_true(row: str, machine: type, outputs: UnionType | None) -> None:
+    reported = names_in(row, 2)
+    assert reported
+    assert [name for name in reported if not callable(getattr(machine, name, None))] == []
+    assert names_in(row, 3) == ([] if outputs is None else [kind.__name__ for kind in get_args(outputs)])
