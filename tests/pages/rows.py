@@ -131,6 +131,7 @@ OF_THE_PAGE = "of the page"
 SHOWN = {
     "README.md: What is promised, and how to check it": "docs/guides/monitoring.md",
     "docs/concepts/index.md: Concepts": "a drawing",
+    "docs/architecture.md: The control plane without I/O": "a drawing",
     "docs/get-started/demo.md: One command (2)": "tests/demo/test_play.py",
     "docs/get-started/keras.md: 3. Two workers (3)": OF_THE_PAGE,
     "docs/get-started/keras.md: 5. Check (2)": OF_THE_PAGE,
