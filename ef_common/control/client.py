@@ -108,6 +108,7 @@ class CoordinatorClient:
         self._caller: int | None = None  # the thread that is in the protocol
         self._lines: dict[Link, Line] = {}
         self._connects: SimpleQueue[Connect | None] = SimpleQueue()
+        self._connecting = False  # the reader waits for an answer, and nothing can wake it
 
     @property
     def member(self) -> Member:
@@ -361,7 +362,7 @@ class CoordinatorClient:
 
     def _join(self, seconds: float) -> None:
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and not self._connecting:
                 thread.join(seconds)
 
     def _spawn(self, name: str, job: str, run: Callable[[], None]) -> None:
@@ -379,11 +380,14 @@ class CoordinatorClient:
     def _read(self, link: Link, timeout_s: float) -> None:
         protocol = self._protocol
         try:
+            self._connecting = True
             line = Line.connect(link.address, timeout_s)
         except OSError as error:
+            self._connecting = False
             problem = error.strerror or str(error) or type(error).__name__
             self._do(lambda: protocol.unreached(link, problem, time.monotonic()))
             return
+        self._connecting = False
         self._lines[link] = line
         self._do(lambda: protocol.connected(link, time.monotonic()))
         while data := line.read():
@@ -401,8 +405,8 @@ class CoordinatorClient:
                 self._do(lambda: self._protocol.tick(time.monotonic()))
                 with self._changed:
                     deadline = self._protocol.deadline
-                    left_s = _NOTED_S if deadline is None else deadline - time.monotonic()
-                    self._changed.wait(min(_NOTED_S, max(0.0, left_s)))
+                    if deadline is not None:  # else it has been stopped meanwhile
+                        self._changed.wait(min(_NOTED_S, max(0.0, deadline - time.monotonic())))
         finally:
             self._note.rest()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tests.control.conftest import in_loop, line_of
 from tests.waiting import poll_until
 
 MEMBER = Member("w", "n", "")
+GUARD_S = 60.0
 
 
 @pytest.fixture
@@ -255,6 +257,22 @@ def test_client_stop_may_be_repeated_and_come_before_start():
     client.stop()
     client.stop()
     client.send("bye")
+
+
+def test_client_that_is_stopped_while_nobody_answers_does_not_wait_for_that(join):
+    """As with Ctrl-C at the start, where the address of the coordinator is wrong."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
+        with contextlib.suppress(OSError):
+            while True:  # until the system answers nobody any more
+                waiting.enter_context(socket.create_connection(deaf.getsockname(), timeout=0.2))
+        worker = join(deaf.getsockname(), "w", connect_timeout_s=GUARD_S)
+        poll_until(lambda: worker.client._connecting and len(worker.client._threads) == 2)
+        worker.client.stop()
+        reader, heartbeats = worker.client._threads
+        assert reader.is_alive()
+        heartbeats.join(GUARD_S)
+        with pytest.raises(CoordinatorLost, match="has closed its line"):
+            worker.started()
 
 
 def test_client_is_heard_to_its_last_word_by_a_coordinator_that_speaks_meanwhile(form):
