@@ -169,7 +169,7 @@ class CoordinatorClient:
         """Report an exception of the user's code, which ends the job; waits for at most `FAIL_S`.
 
         Args:
-            why: Worker, node and exception. It is cut to `wire.MAX_FAILURE_CHARS`.
+            why: Worker, node and exception. It is cut to `fields.MAX_FAILURE_CHARS`.
 
         Returns:
             Whether all others have been told.

@@ -35,7 +35,7 @@ from ef_common.errors import (
     ProtocolError,
     TrainingOver,
 )
-from ef_common.protocol import wire
+from ef_common.protocol import fields, wire
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.client_outputs import (
@@ -256,7 +256,7 @@ class Client:
 
     def tell_place(self, place: Place) -> None:
         """Report this member's place in the next heartbeats. A place that names too much is left out."""
-        if len(place.returned) <= wire.MAX_RETURNED:
+        if len(place.returned) <= fields.MAX_RETURNED:
             self._own_place = place
 
     def tell_store(self, store: str) -> None:

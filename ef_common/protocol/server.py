@@ -19,7 +19,7 @@ from ef_common.core.place import Place
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
-from ef_common.protocol import wire
+from ef_common.protocol import fields, wire
 from ef_common.protocol.addresses import Address, format_address
 from ef_common.protocol.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
 from ef_common.protocol.liveness import Liveness
@@ -259,7 +259,7 @@ class CoordinatorServer:
             self._refuse(peer, "name of another", f"worker {member.id} is somebody else")
         elif member.id not in self._workers and len(self._workers) + len(self._out) >= MAX_WORKERS:
             self._refuse(peer, "too many workers", f"{MAX_WORKERS} are connected")
-        elif member.id not in self._workers and self._members_bytes + wire.size_of(member) > wire.MAX_MEMBERS_BYTES:
+        elif member.id not in self._workers and self._members_bytes + fields.size_of(member) > wire.MAX_MEMBERS_BYTES:
             number = len(self._workers)
             self._refuse(peer, "too many workers", f"{number} are connected, all that fit in a view")
         else:
@@ -279,7 +279,7 @@ class CoordinatorServer:
             peer.returning = message.returning
             self._keys[member.id] = message.key
             self._workers[member.id] = peer
-            self._members_bytes += wire.size_of(peer.member)
+            self._members_bytes += fields.size_of(peer.member)
             if message.returning:
                 self._write(peer, wire.encode(wire.Welcome(False, self._timeout_s, peer.proof, ())))
             else:
@@ -481,7 +481,7 @@ class CoordinatorServer:
         if worker is None or self._workers.get(worker) is not peer:
             return False
         del self._workers[worker]
-        self._members_bytes -= 0 if peer.member is None else wire.size_of(peer.member)
+        self._members_bytes -= 0 if peer.member is None else fields.size_of(peer.member)
         self._places.pop(worker, None)
         self.liveness.forget(worker)
         self._forget_key(worker)
@@ -723,4 +723,4 @@ def _returned(member: Member, message: wire.Return) -> membership.Returned:
 def _clip(text: str) -> str:
     """Shorten a text so that it can be sent as a reason."""
     printable = "".join(char if char.isprintable() else "?" for char in text)
-    return printable[: wire.MAX_REASON_CHARS]
+    return printable[: fields.MAX_REASON_CHARS]

@@ -19,20 +19,44 @@ introduces itself to another one in the same way, and continues with `follow`. A
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, get_type_hints
 
-from ef_common.core.place import Place
-from ef_common.core.progress import KINDS, SETTLING, Progress
-from ef_common.core.quorum import Link
-from ef_common.core.view import Member, View
-from ef_common.errors import ProtocolError, UsageError
-from ef_common.protocol.addresses import is_address, parse_address
+from ef_common.errors import ProtocolError
+from ef_common.protocol.fields import (
+    Amount,
+    Bytes,
+    ClaimName,
+    Codec,
+    Count,
+    Duration,
+    Endpoint,
+    ErrorCode,
+    Failure,
+    Flag,
+    Ids,
+    Links,
+    MemberField,
+    Name,
+    Names,
+    Nonce,
+    Phase,
+    PlaceField,
+    PlaceOrNone,
+    Port,
+    ProgressOrNone,
+    Proof,
+    Reason,
+    ReturnedGeneration,
+    Standbys,
+    StoreName,
+    StoreOrNone,
+    Training,
+    ViewField,
+    to_json,
+)
 
 VERSION = 7
 MAX_STRANGER_BYTES = 4 * 1024
@@ -41,313 +65,7 @@ MAX_LINE_BYTES = 2 * 1024 * 1024
 """Longest line of any other."""
 MAX_MEMBERS_BYTES = MAX_LINE_BYTES // 2
 """So much of it the members of a view may take; the names of those that are gone take less."""
-MAX_NAME_CHARS = 128
-MAX_REASON_CHARS = 1000
-MAX_FAILURE_CHARS = 500
-"""Length of the reason why the job has failed, which a worker may get before it trusts the coordinator."""
-MAX_RETURNED = 1000
-"""Positions that a place may name."""
-_MAX_COUNT = 2**53
-_MAX_RETURNED_GENERATION = 5 * 10**8  # views can follow, with claims of 9 digits, whatever one that comes back makes up
-_MAX_AMOUNT = 1e9  # seconds, for one: 30 years
-_MAX_LINKS = 2**11  # of a chain: what a coordinator does with one takes time in its square
-_MAX_NAMED = 2**20  # members of all views of a message: to name one again costs the sender next to nothing
 
-
-_NO_VIEW = View(0, ())
-_PROGRESS = tuple(field.name for field in fields(Progress))
-_T = TypeVar("_T")
-
-
-class _Codec(NamedTuple):
-    """The JSON form of a field: `load` validates it (or raises ValueError), `dump` is its inverse."""
-
-    load: Callable[[Any], Any]
-    dump: Callable[[Any], Any] = lambda value: value
-
-
-# ---------------------------------------------------------------- fields
-
-
-def _text(max_chars: int, *, min_chars: int = 1) -> _Codec:
-    def load(value: Any) -> str:
-        if type(value) is not str or not min_chars <= len(value) <= max_chars or not value.isprintable():
-            raise ValueError(f"expected a printable text of {min_chars} to {max_chars} characters")
-        return value
-
-    return _Codec(load)
-
-
-def _integer(low: int, high: int = _MAX_COUNT) -> _Codec:
-    def load(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"expected an integer from {low} to {high}")
-        return value
-
-    return _Codec(load)
-
-
-def _load_flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("expected true or false")
-    return value
-
-
-def _load_duration(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value <= _MAX_AMOUNT:
-        raise ValueError("expected a positive number of seconds")
-    return float(value)
-
-
-def _hex(num_chars: int, *, or_empty: bool = False) -> _Codec:
-    def load(value: Any) -> str:
-        if type(value) is str and or_empty and not value:
-            return value
-        if type(value) is not str or len(value) != num_chars or not set(value) <= set("0123456789abcdef"):
-            raise ValueError(f"expected {num_chars} hexadecimal digits")
-        return value
-
-    return _Codec(load)
-
-
-def _load_address(value: Any) -> str:
-    if type(value) is not str or (value and not is_address(value)):
-        raise ValueError("expected a name or an address of a host, or nothing")
-    return value
-
-
-def _load_endpoint(value: Any) -> str:
-    text: str = _text(263, min_chars=0).load(value)
-    try:
-        host = parse_address(text, what="address")[0] if text else ""
-    except UsageError as error:
-        raise ValueError(str(error)) from None
-    _load_address(host)
-    return text
-
-
-def _load_bytes(value: Any) -> bytes:
-    if type(value) is not str:
-        raise ValueError("expected base64")
-    try:
-        return base64.b64decode(value.encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError):
-        raise ValueError("expected base64") from None
-
-
-def _dump_bytes(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-def _one_of(*choices: str) -> _Codec:
-    def load(value: Any) -> str:
-        if type(value) is not str or value not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return value
-
-    return _Codec(load)
-
-
-_NAME = _text(MAX_NAME_CHARS)
-_STORE = _hex(32, or_empty=True)
-_ADDRESS = _Codec(_load_address)
-_COUNT = _integer(0)
-_TRAINING = _integer(1)
-_PORT = _integer(0, 65535)
-_REASON = _Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
-
-
-def _patch(before: Sequence[_T], after: Sequence[_T], dump: Callable[[_T], Any]) -> list[Any]:
-    """What is in `after`, in its order: as [start, stop] what stands so in `before`, and as it is what does not."""
-    places = {value: place for place, value in enumerate(before)}
-    parts: list[Any] = []
-    stop = None  # of the range that stands last
-    for value in after:
-        place = places.get(value)
-        if place is None:
-            parts.append(dump(value))
-        elif place == stop:
-            parts[-1][1] = place + 1
-        else:
-            parts.append([place, place + 1])
-        stop = None if place is None else place + 1
-    return parts
-
-
-def _patched(before: Sequence[_T], parts: Any, load: Callable[[Any], _T]) -> tuple[_T, ...]:
-    """Inverse of :func:`_patch`."""
-    if type(parts) is not list:
-        raise ValueError("expected a list")
-    found: list[_T] = []
-    for part in parts:
-        if type(part) is not list or len(part) != 2:
-            found.append(load(part))
-            continue
-        stop = _integer(1, len(before)).load(part[1])
-        found += before[_integer(0, stop - 1).load(part[0]) : stop]
-        if len(found) > _MAX_NAMED:
-            raise ValueError(f"expected at most {_MAX_NAMED} members")
-    return tuple(found)
-
-
-def _dump_failure(text: str) -> str:
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return printable[:MAX_FAILURE_CHARS]
-
-
-def _load_member(value: Any) -> Member:
-    if type(value) is not list or len(value) != 7:
-        raise ValueError("expected [id, node, address, local_rank, local_world_size, standby, door]")
-    local_rank, local_world_size = _COUNT.load(value[3]), _integer(1).load(value[4])
-    if local_rank >= local_world_size:
-        raise ValueError("expected a local rank below the local world size")
-    names = _NAME.load(value[0]), _NAME.load(value[1]), _ADDRESS.load(value[2])
-    return Member(*names, local_rank, local_world_size, _PORT.load(value[5]), _PORT.load(value[6]))
-
-
-def _dump_member(member: Member) -> list[Any]:
-    numbers = [member.local_rank, member.local_world_size, member.standby, member.door]
-    return [member.id, member.node, member.address, *numbers]
-
-
-def size_of(member: Member) -> int:
-    """So many bytes a member takes in a view, at most."""
-    return len(_json(_dump_member(member)).encode()) + 1
-
-
-def _load_view(value: Any, before: View = _NO_VIEW) -> View:
-    """A view, with what it has in common with the one before it."""
-    if type(value) is not list or len(value) != 8:
-        raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base]")
-    generation = _COUNT.load(value[0])
-    members = _patched(before.members, value[1], _load_member)
-    if len({member.id for member in members}) != len(members):
-        raise ValueError("expected different ids")
-    admitted_at = _integer(0, generation).load(value[2])
-    pending, hold = _load_flag(value[3]), _load_flag(value[4])
-    gone = _patched(before.gone, value[6], _NAME.load)
-    base = _integer(0, generation).load(value[7])
-    return View(generation, members, admitted_at, pending, hold, _REASON.load(value[5]), gone, base)
-
-
-def _dump_view(view: View, before: View = _NO_VIEW) -> list[Any]:
-    members = _patch(before.members, view.members, _dump_member)
-    texts = [_REASON.dump(view.reason), _patch(before.gone, view.gone, str)]
-    return [view.generation, members, view.admitted_at, view.pending, view.hold, *texts, view.base]
-
-
-def _load_links(value: Any) -> tuple[Link, ...]:
-    if type(value) is not list or any(type(link) is not list or len(link) != 3 for link in value):
-        raise ValueError("expected a list of [view, over, agreed]")
-    if len(value) > _MAX_LINKS:
-        raise ValueError(f"expected at most {_MAX_LINKS} views")
-    links: list[Link] = []
-    before, num_named = _NO_VIEW, 0
-    for view, over, agreed in value:
-        before = _load_view(view, before)
-        num_named += len(before.members) + len(before.gone)
-        if num_named > _MAX_NAMED:
-            raise ValueError(f"expected views of {_MAX_NAMED} members, all together")
-        links.append(Link(before, over=_load_flag(over), agreed=_load_flag(agreed)))
-    if any(one.view.generation >= next_.view.generation for one, next_ in pairwise(links)):
-        raise ValueError("expected growing generations")
-    if any(link.view.generation > _MAX_RETURNED_GENERATION for link in links):
-        raise ValueError(f"expected generations up to {_MAX_RETURNED_GENERATION}")
-    return tuple(links)
-
-
-def _dump_links(links: tuple[Link, ...]) -> list[Any]:
-    """Each view as a patch of the one before it: of a thousand members that are lost one by one, each is named once."""
-    views = [link.view for link in links]
-    dumped = [_dump_view(view, before) for before, view in zip([_NO_VIEW, *views], views, strict=False)]
-    return [[view, link.over, link.agreed] for view, link in zip(dumped, links, strict=True)]
-
-
-def _load_place(value: Any) -> Place:
-    if type(value) is not list or len(value) != 4 or type(value[2]) is not list or len(value[2]) > MAX_RETURNED:
-        raise ValueError(f"expected [epoch, cursor, at most {MAX_RETURNED} returned positions, training]")
-    returned = tuple(_COUNT.load(position) for position in value[2])
-    return Place(_COUNT.load(value[0]), _COUNT.load(value[1]), returned, _TRAINING.load(value[3]))
-
-
-def _load_place_or_null(value: Any) -> Place | None:
-    return None if value is None else _load_place(value)
-
-
-def _load_amount(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= _MAX_AMOUNT:
-        raise ValueError(f"expected a number from 0 to {_MAX_AMOUNT:g}")
-    return float(value)
-
-
-def _load_progress(value: Any) -> Progress | None:
-    if value is None:
-        return None
-    if type(value) is not list or len(value) != 12:
-        raise ValueError("expected null or the 12 fields of a progress")
-    generation, number, waits, kind, *spans, num_samples, computing_s, waiting_s, evicts = value
-    for_s, longest_step_s, longest_first_s, longest_other_s = map(_load_amount, spans)
-    return Progress(
-        _COUNT.load(generation),
-        _integer(SETTLING).load(number),
-        _load_flag(waits),
-        _one_of(*KINDS).load(kind),
-        for_s,
-        longest_step_s,
-        longest_first_s,
-        longest_other_s,
-        _COUNT.load(num_samples),
-        _load_amount(computing_s),
-        _load_amount(waiting_s),
-        _load_flag(evicts),
-    )
-
-
-def _dump_progress(progress: Progress | None) -> list[Any] | None:
-    return None if progress is None else [getattr(progress, name) for name in _PROGRESS]
-
-
-def _load_standbys(value: Any) -> tuple[tuple[str, int], ...]:
-    if type(value) is not list or any(type(one) is not list or len(one) != 2 for one in value):
-        raise ValueError("expected a list of [host, port]")
-    return tuple((_ADDRESS.load(host), _PORT.load(port)) for host, port in value)
-
-
-def _load_store(value: Any) -> str | None:
-    return None if value is None else _STORE.load(value)
-
-
-def _load_claim(value: Any) -> str:
-    claim: str = _text(42, min_chars=42).load(value)
-    if not (claim[:9].isdecimal() and claim.isascii() and claim[9] == "-"):
-        raise ValueError("expected a generation of 9 digits and a digest")
-    _hex(32).load(claim[10:])
-    return claim
-
-
-def _load_names(value: Any) -> tuple[str, ...]:
-    if type(value) is not list:
-        raise ValueError("expected a list of ids")
-    return tuple(_NAME.load(worker) for worker in value)
-
-
-def _load_ids(value: Any) -> tuple[str, ...]:
-    ids = _load_names(value)
-    if not ids or list(ids) != sorted(set(ids)):
-        raise ValueError("expected sorted ids")
-    return ids
-
-
-Count = Annotated[int, _COUNT]
-Training = Annotated[int, _TRAINING]
-Flag = Annotated[bool, _Codec(_load_flag)]
-Duration = Annotated[float, _Codec(_load_duration)]
-Nonce = Annotated[str, _hex(32)]
-Proof = Annotated[str, _hex(64)]
-Reason = Annotated[str, _REASON]
-Failure = Annotated[str, _Codec(_text(MAX_FAILURE_CHARS, min_chars=0).load, _dump_failure)]
-ClaimName = Annotated[str, _Codec(_load_claim)]
-Ids = Annotated[tuple[str, ...], _Codec(_load_ids, list)]
 
 # ---------------------------------------------------------------- messages of a worker
 
@@ -360,7 +78,7 @@ class Hello:
     `returning`: it has been with another coordinator, or with this one; more follows.
     """
 
-    member: Annotated[Member, _Codec(_load_member, _dump_member)]
+    member: MemberField
     nonce: Nonce
     key: Nonce
     proof: Proof
@@ -371,15 +89,15 @@ class Hello:
 class Return:
     """The standing of a worker; see :class:`~ef_common.core.membership.Returned`."""
 
-    phase: Annotated[str, _one_of("warming", "ready", "member", "leaving")]
-    promised: Annotated[int, _integer(0, _MAX_RETURNED_GENERATION)]
+    phase: Phase
+    promised: ReturnedGeneration
     settled: Count
-    received: Annotated[tuple[Link, ...], _Codec(_load_links, _dump_links)]
+    received: Links
     at_boundary: Flag
     suspects: Flag
     closed: Flag
     failed: Failure
-    store: Annotated[str | None, _Codec(_load_store)]
+    store: StoreOrNone
     training: Training = 1
 
 
@@ -395,7 +113,7 @@ class Follow:
     `failed`: why the job has failed; "" if it has not.
     """
 
-    port: Annotated[int, _integer(1, 65535)]
+    port: Port
     leads: Flag
     failed: Failure = ""
 
@@ -404,8 +122,8 @@ class Follow:
 class Heartbeat:
     """This worker lives. A member also reports its progress and, if newcomers need it, its place."""
 
-    place: Annotated[Place | None, _Codec(_load_place_or_null)]
-    progress: Annotated[Progress | None, _Codec(_load_progress, _dump_progress)] = None
+    place: PlaceOrNone
+    progress: ProgressOrNone = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +165,7 @@ class Settled:
 class Store:
     """The store on which all members have agreed: the digest of a marker in it, or "" for none."""
 
-    store: Annotated[str, _STORE]
+    store: StoreName
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +198,7 @@ class Fail:
 class Inquire:
     """From an agent: do others continue without this worker? The answers are `evicted` and `alive`."""
 
-    worker: Annotated[str, _NAME]
+    worker: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,8 +211,8 @@ class Relay:
     """A value for the other members of the view (in both directions)."""
 
     generation: Count
-    key: Annotated[str, _NAME]
-    value: Annotated[bytes, _Codec(_load_bytes, _dump_bytes)]
+    key: Name
+    value: Bytes
 
 
 # ---------------------------------------------------------------- messages of the coordinator
@@ -517,7 +235,7 @@ class Welcome:
     warm_up: Flag
     heartbeat_timeout_s: Duration
     proof: Proof
-    standbys: Annotated[tuple[tuple[str, int], ...], _Codec(_load_standbys, lambda value: [list(one) for one in value])]
+    standbys: Standbys
     training: Training = 1
 
 
@@ -525,7 +243,7 @@ class Welcome:
 class NewView:
     """The newest view, for its members and for those that it drops."""
 
-    view: Annotated[View, _Codec(_load_view, _dump_view)]
+    view: ViewField
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,7 +257,7 @@ class Announce:
 class JobPlace:
     """To a newcomer that warms up, in answer to its heartbeats: the newest place of the members."""
 
-    place: Annotated[Place, _Codec(_load_place)]
+    place: PlaceField
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,7 +306,7 @@ class Agreed:
     """All members of this view have reported the same store."""
 
     generation: Count
-    members: Annotated[tuple[str, ...], _Codec(_load_names, list)]
+    members: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,7 +318,7 @@ class Resign:
 class Redirect:
     """This is a standby. The coordinator is at this address, or unknown (""). It may replace the welcome."""
 
-    address: Annotated[str, _Codec(_load_endpoint)]
+    address: Endpoint
     proof: Proof
 
 
@@ -625,15 +343,15 @@ class Straggler:
     """To a member: it is slower than the others (`slow`), or no longer; see `core.stragglers.Report`."""
 
     slow: Flag
-    ratio: Annotated[float, _Codec(_load_amount)]
-    waiting: Annotated[float, _Codec(_load_amount)]
+    ratio: Amount
+    waiting: Amount
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
     """The coordinator closes the connection because of what the worker did."""
 
-    code: Annotated[str, _one_of("authentication", "protocol")]
+    code: ErrorCode
     reason: Reason
 
 
@@ -721,7 +439,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "error": Error,
 }
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
-_FIELDS: Mapping[type, Mapping[str, _Codec]] = {
+_FIELDS: Mapping[type, Mapping[str, Codec]] = {
     kind: {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
     for kind in _NAMES
 }
@@ -738,17 +456,10 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
     kind = type(message)
     fields = {name: codec.dump(getattr(message, name)) for name, codec in _FIELDS[kind].items()}
     record = {"v": VERSION, "t": _NAMES[kind], **fields}
-    line = _json(record).encode() + b"\n"
+    line = to_json(record).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a message must fit into {MAX_LINE_BYTES} bytes. Received: {len(line)} bytes")
     return line
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _json(value: Any) -> str:
-    return _ENCODER.encode(value)
 
 
 def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
@@ -800,7 +511,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _load(codec: _Codec, value: Any, where: str) -> Any:
+def _load(codec: Codec, value: Any, where: str) -> Any:
     try:
         return codec.load(value)
     except (ValueError, OverflowError) as error:

@@ -16,7 +16,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.core.place import Place
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
-from ef_common.protocol import wire
+from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer
 from ef_common.protocol.server_outputs import Write
@@ -238,7 +238,7 @@ def test_coordinator_tells_the_newest_place_of_the_newest_training(form, join):
 def test_client_does_not_tell_a_place_that_names_too_many_positions():
     client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
     client.tell_place(Place(0, 5))
-    client.tell_place(Place(0, 9999, tuple(range(wire.MAX_RETURNED + 1))))
+    client.tell_place(Place(0, 9999, tuple(range(fields.MAX_RETURNED + 1))))
     assert client._protocol._own_place == Place(0, 5)
 
 

@@ -16,7 +16,7 @@ from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
-from ef_common.protocol import server, wire
+from ef_common.protocol import fields, server, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.server import CoordinatorServer
 from tests.control.lies import ABSURD, calls
@@ -321,7 +321,7 @@ def test_workers_are_bounded_and_one_that_comes_back_is_none_more(serve, join, d
 
 
 def test_worker_with_which_a_view_would_not_fit_into_a_message_is_refused(serve, join, dial, monkeypatch):
-    size = wire.size_of(Member("w0", "node-w0", "127.0.0.1"))
+    size = fields.size_of(Member("w0", "node-w0", "127.0.0.1"))
     monkeypatch.setattr(wire, "MAX_MEMBERS_BYTES", 2 * size + 10)
     coordinator = serve(1, token=TOKEN)
     worker = join(coordinator, "w0", TOKEN).started()

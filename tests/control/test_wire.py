@@ -13,7 +13,7 @@ from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
-from ef_common.protocol import wire
+from ef_common.protocol import fields, wire
 
 NONCE, KEY, PROOF = "0f" * 16, "1e" * 16, "a9" * 32
 MEMBERS = (
@@ -245,7 +245,7 @@ def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
 
 
 def test_encode_longest_place_is_decoded():
-    heartbeat = wire.Heartbeat(Place(2**53, 2**53, (2**53,) * wire.MAX_RETURNED))
+    heartbeat = wire.Heartbeat(Place(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
     assert wire.decode_from_worker(wire.encode(heartbeat)[:-1]) == heartbeat
 
 
@@ -255,7 +255,7 @@ def test_encode_long_message_raises_protocol_error():
 
 
 def test_encode_largest_hello_fits_the_bound_of_a_stranger():
-    name = "\U0001f4a5" * wire.MAX_NAME_CHARS
+    name = "\U0001f4a5" * fields.MAX_NAME_CHARS
     hello = wire.Hello(
         Member(name, name, ".".join(["h" * 63] * 4), 2**53 - 1, 2**53), NONCE, KEY, PROOF, returning=False
     )
@@ -265,13 +265,13 @@ def test_encode_largest_hello_fits_the_bound_of_a_stranger():
 
 def test_encode_long_reason_is_cut():
     line = wire.encode(wire.NewView(View(1, (), reason="r" * 50_000)))
-    assert len(wire.decode_from_coordinator(line[:-1]).view.reason) == wire.MAX_REASON_CHARS
+    assert len(wire.decode_from_coordinator(line[:-1]).view.reason) == fields.MAX_REASON_CHARS
 
 
 def test_encode_failure_is_cut_and_printable_and_fits_the_bound_of_a_stranger():
     line = wire.encode(wire.Failed("\U0001f4a5\n" * 1000, PROOF))[:-1]
     failed = wire.decode_from_coordinator(line, max_bytes=wire.MAX_STRANGER_BYTES)
-    assert failed.why == "\U0001f4a5 " * (wire.MAX_FAILURE_CHARS // 2)
+    assert failed.why == "\U0001f4a5 " * (fields.MAX_FAILURE_CHARS // 2)
 
 
 @given(st.binary(max_size=200))
@@ -346,7 +346,7 @@ def test_return_that_names_more_members_than_anybody_has_raises_protocol_error()
 
 
 def test_decode_return_with_too_many_views_raises_protocol_error():
-    links = tuple(Link(View(index, (Member("a", "n", ""),))) for index in range(6, wire._MAX_LINKS + 7))
+    links = tuple(Link(View(index, (Member("a", "n", ""),))) for index in range(6, fields.MAX_LINKS + 7))
     message = wire.Return("member", 5000, 5, links, False, False, False, "", None)
     assert wire.decode_from_worker(wire.encode(replace(message, received=links[1:]))[:-1])
     with pytest.raises(ProtocolError, match=r"return\.received.*at most 2048 views"):
