@@ -28,6 +28,7 @@ from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
+    AskForClaim,
     ClientOutput,
     Close,
     Connect,
@@ -39,9 +40,6 @@ from ef_common.protocol.client_outputs import (
     Send,
     Straggles,
     Trust,
-)
-from ef_common.protocol.client_outputs import (
-    GetClaim as AskForClaim,
 )
 
 logger = logging.getLogger(__name__)
@@ -285,34 +283,34 @@ class CoordinatorClient:
         finally:
             while self._protocol.outputs:
                 output = self._protocol.outputs.popleft()
-                if isinstance(output, Send) and output.link in self._lines:  # in this order on the line
-                    self._lines[output.link].queue(output.data)
+                line = self._lines.get(output.link) if isinstance(output, Send) else None
+                if isinstance(output, Send) and line is not None:  # in this order on the line
+                    line.queue(output.data)
                 outputs.append(output)
             if self._protocol.is_over:
                 self._connects.put(None)
             self._changed.notify_all()
 
     def _carry_out(self, output: ClientOutput) -> None:
+        # Another thread may have ended the line meanwhile.
+        line = None if isinstance(output, (AskForClaim, Replaced, Hung, Straggles)) else self._lines.get(output.link)
         match output:
-            case Send(link):
-                if link in self._lines:
-                    self._lines[link].flush()
             case Connect():
-                for line in list(self._lines.values()):
-                    line.give_up()  # so that the reader has time
+                for other in list(self._lines.values()):
+                    other.give_up()  # so that the reader has time
                 self._connects.put(output)
-            case Trust(link, timeout_s):
-                if link in self._lines:
-                    self._lines[link].trust(timeout_s)
-            case Close(link):
-                if link in self._lines:
-                    self._lines.pop(link).close()
-            case Leave(link, word):
-                if link in self._lines:
-                    self._lines.pop(link).leave(word)
-            case EndSending(link):
-                if link in self._lines:
-                    self._lines[link].end_sending(_GOODBYE_S)
+            case Send() if line is not None:
+                line.flush()
+            case Trust(_, timeout_s) if line is not None:
+                line.trust(timeout_s)
+            case Close(link) if line is not None:
+                self._lines.pop(link, None)
+                line.close()
+            case Leave(link, word) if line is not None:
+                self._lines.pop(link, None)
+                line.leave(word)
+            case EndSending() if line is not None:
+                line.end_sending(_GOODBYE_S)
             case AskForClaim(bid):
                 get = partial(self._get_claim, bid)
                 threads.start(get, name="elasticflow-claim", job=f"gets the claim {bid.claim}")

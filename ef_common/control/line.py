@@ -108,9 +108,10 @@ class Line:
         """Never wait for longer than this to send anything."""
         seconds, fraction = divmod(max(timeout_s, 0.1), 1.0)  # zero would mean no limit
         send_timeout = struct.pack("@ll", int(seconds), int(fraction * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         dead_after_ms = math.ceil(_DEAD_AFTER_TIMEOUTS * timeout_s * 1000)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_after_ms)
+        with contextlib.suppress(OSError):  # another thread may have closed it
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_after_ms)
 
     def give_up(self) -> None:
         """Wake a thread in `read`, which then returns nothing. The peer sees no end of the connection; see `leave`."""

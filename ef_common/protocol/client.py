@@ -39,11 +39,11 @@ from ef_common.protocol import fields, wire
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.client_outputs import (
+    AskForClaim,
     ClientOutput,
     Close,
     Connect,
     EndSending,
-    GetClaim,
     Hung,
     Leave,
     Link,
@@ -268,7 +268,7 @@ class Client:
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
         if not self._stopped:
-            self._stop(CoordinatorLost("this worker has closed its line to the coordinator"))
+            self._finish(CoordinatorLost("this worker has closed its line to the coordinator"))
             if self._link is not None:
                 self.outputs.append(EndSending(self._link))
 
@@ -278,13 +278,14 @@ class Client:
         The end of the link tells the coordinator. It may count as the end of this process, because this worker goes to
         no other coordinator any more.
         """
-        self._stop(error)
+        self._finish(error)
         if self._link is not None:
             self.outputs.append(Close(self._link))
             self._link = None
         self._put_out(error)
 
-    def _stop(self, end: Exception) -> None:
+    def _finish(self, end: Exception) -> None:
+        """Nothing more will be said, and no coordinator is sought."""
         self._stopped = True
         self.end = self.end or end
         self._search = self._try_at = None
@@ -373,7 +374,7 @@ class Client:
         for bid, due in self._claims.items():
             if due is not None and now >= due:
                 self._claims[bid] = None
-                self.outputs.append(GetClaim(bid))
+                self.outputs.append(AskForClaim(bid))
         link = self._link
         if link is None:
             return
@@ -485,13 +486,6 @@ class Client:
         else:
             self._try_next()
 
-    def _finish(self, end: Exception) -> None:
-        """Nothing more will come."""
-        self._stopped = True
-        self._search = self._try_at = None
-        self.end = self.end or end
-        self._replace()
-
     def _replace(self) -> None:
         """Let the group of a job that has failed end."""
         if self._replace_at is not None:
@@ -506,8 +500,6 @@ class Client:
             where = format_address(link.address)
             self._lose(f"the coordinator at {where} sent what the protocol does not allow: {error}", over=False)
         elif self._beat_at is None:  # the user's settings must be wrong
-            self._trying = None
-            self.outputs.append(Close(link))
             self._finish(error)
         else:
             self._fail_attempt(str(error))
@@ -520,24 +512,18 @@ class Client:
         elif isinstance(answer, wire.Redirect):
             if begins and not self.member.standby:
                 where = format_address(link.address)
-                self._fail_for_good(link, CoordinatorLost(f"a standby listens at {where}, and this node has none"))
+                self._finish(CoordinatorLost(f"a standby listens at {where}, and this node has none"))
                 return
             self._redirect(link.address, answer)
             self._fail_attempt("it is a standby")
         elif isinstance(answer, wire.Failed):
-            self._fail_for_good(link, JobFailed(answer.why))
+            self._finish(JobFailed(answer.why))
             if not begins:
                 self._put_out(JobFailed(answer.why))
         elif begins:
-            self._fail_for_good(link, JobFinished("the job has ended"))
+            self._finish(JobFinished("the job has ended"))
         else:
             self._fail_attempt("the job has ended there")
-
-    def _fail_for_good(self, link: Link, end: Exception) -> None:
-        self.outputs.append(Close(link))
-        self._trying = None
-        self._leave_old()
-        self._finish(end)
 
     def _take_up(self, link: Link, welcome: wire.Welcome) -> None:
         """Use a new link: tell where this worker stands before anything else."""
@@ -597,7 +583,7 @@ class Client:
                 bid = Bid(claim, members)
                 if bid not in self._claims:  # else a coordinator that asks again gets the answer, too
                     self._claims[bid] = None
-                    self.outputs.append(GetClaim(bid))
+                    self.outputs.append(AskForClaim(bid))
             case wire.Agreed(generation, members):
                 self.standing = self.standing.agreed(generation, members)
             case wire.Resign():

@@ -84,7 +84,7 @@ class EndSending:
 
 
 @dataclass(frozen=True, slots=True)
-class GetClaim:
+class AskForClaim:
     """Ask the store for a claim, and report the answer, or that there was none."""
 
     bid: Bid
@@ -113,4 +113,4 @@ class Straggles:
     waiting: float
 
 
-ClientOutput = Connect | Send | Trust | Close | Leave | EndSending | GetClaim | Replaced | Hung | Straggles
+ClientOutput = Connect | Send | Trust | Close | Leave | EndSending | AskForClaim | Replaced | Hung | Straggles

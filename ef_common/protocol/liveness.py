@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
 
 from ef_common.core.progress import Heard, Limits, Longest, Progress, Verdict, judge
 from ef_common.core.stragglers import Pacing, Report, Track, judge_pace, noted, slowest
 from ef_common.protocol.peer import Peer
-
-logger = logging.getLogger(__name__)
 
 _SWEEPS_PER_TIMEOUT = 8
 _DOUBTFUL, _DECIDED = 0.7, 1.3  # of the timeout: perhaps silent; so long it is waited for others that are doubtful

@@ -259,8 +259,9 @@ def test_client_stop_may_be_repeated_and_come_before_start():
     client.send("bye")
 
 
-def test_client_that_is_stopped_while_nobody_answers_does_not_wait_for_that(join):
+def test_client_that_is_stopped_while_nobody_answers_does_not_wait_for_that(join, monkeypatch):
     """As with Ctrl-C at the start, where the address of the coordinator is wrong."""
+    monkeypatch.setattr("ef_common.control.client._GOODBYE_S", GUARD_S)  # longer than an attempt
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
         with contextlib.suppress(OSError):
             while True:  # until the system answers nobody any more

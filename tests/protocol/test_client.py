@@ -63,7 +63,7 @@ def introduce(client: Client, server: CoordinatorServer, now: float) -> tuple[Li
     while server.outputs or client.outputs:
         while server.outputs:
             output = server.outputs.popleft()
-            if isinstance(output, (Write, WriteOrReset)):
+            if isinstance(output, (Write, WriteOrReset)) and output.peer is peer:
                 client.receive(link, output.data, now)
         for sent in drain(client, Send):
             server.receive(peer, sent.data, now)

@@ -138,7 +138,9 @@ def test_simulation_of_a_family_keeps_every_invariant(
     check(summary, rare, part)
 
 
-@pytest.mark.parametrize(("family", "seed"), [("", 11344), ("failover", 1450)])
+@pytest.mark.parametrize(
+    ("family", "seed"), [("", 11344), ("failover", 65), ("failover", 1450), ("failover", 2303), ("failover", 3869)]
+)
 def test_schedules_that_have_failed_once_keep_every_invariant(family: str, seed: int) -> None:
     assert simulate(FAMILIES[family](seed)).violation is None
 

@@ -14,6 +14,7 @@ from ef_common.errors import JobFailed
 from ef_common.ports import GetClaim
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
+    AskForClaim,
     ClientOutput,
     Close,
     Connect,
@@ -23,9 +24,6 @@ from ef_common.protocol.client_outputs import (
     Link,
     Replaced,
     Send,
-)
-from ef_common.protocol.client_outputs import (
-    GetClaim as AskForClaim,
 )
 from ef_common.protocol.peer import End
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
