@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch.distributed as dist
 
-from ef_common.errors import GroupBroken
+from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.ports import Bootstrap
 
 T = TypeVar("T")
 _ABANDON_POLL_S = 0.02
+_WORD_BYTES = 8
+_MAX_VALUE_BYTES = 1024 * 1024
 
 
 class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
@@ -31,16 +35,44 @@ class BootstrapStore(dist.Store):  # type: ignore[misc, name-defined]
 
     def set(self, key: str, value: Any) -> None:
         """Publish an address."""
-        self._bootstrap.put(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+        self._bootstrap.put(self._prefix + key, pack(value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
         """Wait for an address."""
-        return self._bootstrap.get(self._prefix + key)
+        return unpack(self._bootstrap.get(self._prefix + key))
 
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         """Wait for several; `get` ends when the view is replaced, so no timeout is needed."""
         for key in keys:
             self._bootstrap.get(self._prefix + key)
+
+
+def pack(value: bytes) -> bytes:
+    """Compress a value of Gloo's: it ends with a number of 8 bytes for each member, which mostly grow by one.
+
+    Each member gets those of all others, so they would be most of what a coordinator has to send for a large view.
+    """
+    head = len(value) % _WORD_BYTES
+    words = np.frombuffer(value, "<u8", offset=head)
+    steps = np.diff(words, prepend=np.uint64(0))
+    return bytes([head]) + zlib.compress(value[:head] + steps.tobytes())
+
+
+def unpack(packed: bytes) -> bytes:
+    """Inverse of :func:`pack`.
+
+    Raises:
+        ProtocolError: No member has packed this.
+    """
+    try:
+        packing = zlib.decompressobj()
+        content, head = packing.decompress(packed[1:], _MAX_VALUE_BYTES), packed[0]
+        if not packing.eof:
+            raise ValueError("it is incomplete, or too long")
+        steps = np.frombuffer(content, "<u8", offset=head)
+    except (zlib.error, IndexError, ValueError) as error:
+        raise ProtocolError(f"a member has published what is no address: {error}") from None
+    return content[:head] + np.cumsum(steps, dtype="<u8").tobytes()
 
 
 def abandonable(connect: Callable[[], T], is_void: Callable[[], bool], *, name: str) -> T:

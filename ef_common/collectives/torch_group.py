@@ -202,25 +202,32 @@ class TorchGroup(LinkedGroup):
         return SumOnDevice(meeting, partial(self._guard, partial(sums.finish, pending)))
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
-        """Exchange payloads: one round if all are small, otherwise a second one with the largest size."""
+        """Exchange payloads: one round if all are small, otherwise a second one for those that are not."""
         self._queue.flush()
         is_small = 0 < len(payload) <= self._exchanges.most_bytes
         content = np.frombuffer(payload, np.uint8) if is_small else None
         exchange = self._exchanges.begin(call or "a gather", content, length=len(payload))
         exchange.wait()
         lengths = exchange.lengths()
-        if max(lengths) <= self._exchanges.most_bytes:
-            parts = [part.tobytes() for part in exchange.contents(lengths)]
-        else:
-            parts = self._gather_large(payload, lengths)
+        parts = [part.tobytes() for part in exchange.contents(lengths)]
         exchange.let_go()
-        return parts
+        return parts if max(lengths) <= self._exchanges.most_bytes else self._gather_large(payload, parts, lengths)
 
-    def _gather_large(self, payload: bytes, lengths: Sequence[int]) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(payload.ljust(max(lengths), b"\0")), dtype=torch.uint8)
-        received = torch.empty(self._view.world_size, max(lengths), dtype=torch.uint8)
-        self._start(lambda group: group.allgather([list(received.unbind())], [mine])).wait()
-        return [row[:length].tobytes() for row, length in zip(received.numpy(), lengths, strict=True)]
+    def _gather_large(self, payload: bytes, parts: Sequence[bytes], lengths: Sequence[int]) -> list[bytes]:
+        """Complete the parts. Gloo gathers what is equally long; padded, one of 8 MiB would take as much from each."""
+        whole: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * len(parts)
+        large = [rank for rank, length in enumerate(lengths) if length > self._exchanges.most_bytes]
+        for rank in large:
+            mine = rank == self._exchanges.rank
+            whole[rank] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if mine else _room(lengths[rank])
+        if len(set(lengths)) == 1:
+            own, received = whole[self._exchanges.rank], [torch.empty_like(part) for part in whole]
+            self._start(lambda group: group.allgather([received], [own])).wait()
+            whole = received
+        else:
+            for flight in [self._start(partial(_broadcast, whole[rank], rank)) for rank in large]:
+                flight.wait()
+        return [whole[rank].numpy().tobytes() if rank in large else part for rank, part in enumerate(parts)]
 
     def abort(self) -> None:
         """Shut down the group's sockets: waiting calls here and in peers fail at once.
@@ -257,6 +264,14 @@ class TorchGroup(LinkedGroup):
             grave = [gone, self._flying]
             self._flying = set()
             _close_in_thread(grave, daemon=self._lost)
+
+
+def _room(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _broadcast(tensor: Tensor, root: int, group: Any) -> Any:
+    return group.broadcast(tensor, root)
 
 
 def _has_ended(work: Any) -> bool:

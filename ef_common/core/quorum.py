@@ -60,11 +60,14 @@ Dolev 1997): S2 has a member in each view that followed, so coordinator 2 knows 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ef_common.core.view import View
+
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +161,16 @@ def shortfall(
             present, absent = counted & here, counted - here
             return (
                 f"only {len(present)} of {len(counted)} members of view {link.view.generation} are here (without "
-                f"{', '.join(sorted(absent))}), and {lack.why}; on_minority=continue would go on"
+                f"{some_of(absent)}), and {lack.why}; on_minority=continue would go on"
             )
     return ""
+
+
+def some_of(workers: Collection[str]) -> str:
+    """Names some workers, for people; a reason is found anew with each event, also where a thousand are lost."""
+    few = heapq.nsmallest(_MAX_NAMED, workers)
+    more = len(workers) - len(few)
+    return ", ".join(few) + (f" and {more} more" if more else "")
 
 
 def bids(
@@ -225,9 +235,9 @@ def _lack(
 
 def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: Stores) -> Bid | None:
     """The missing claim; None if these members have the last one; one without members if others have it."""
-    claim, left = f"{view.generation:09d}-{_digest(view.ids)}", set(view.ids).difference(gone)
+    claim, left = f"{view.generation:09d}-{digest_of_ids(view.ids)}", set(view.ids).difference(gone)
     while (named := stores.claims.get(claim)) is not None:
-        claim, left = f"{view.generation:09d}-{_digest((claim, *named))}", set(named).difference(gone)
+        claim, left = f"{view.generation:09d}-{digest_of_ids((claim, *named))}", set(named).difference(gone)
         if left and here.issuperset(left):
             return None
     return Bid(claim, tuple(sorted(here & left)))
@@ -238,7 +248,8 @@ def generation_of(claim: str) -> int:
     return int(claim.partition("-")[0])
 
 
-def _digest(names: Iterable[str]) -> str:
+def digest_of_ids(names: Iterable[str]) -> str:
+    """A digest of some ids, in any order."""
     return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 

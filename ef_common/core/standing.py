@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ef_common.core.membership import Phase, Returned
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import Link, digest_of_ids
 from ef_common.core.view import Member, View
 
 _MAX_SEEN = 100
@@ -100,11 +100,18 @@ class Standing:
             return replace(self, links=links, settled=generation, heard_here=heard_here)
         return self
 
-    def agreed(self, generation: int, members: tuple[str, ...]) -> Standing:
-        """All members of a view have reported one store. Another view may have the same generation."""
-        view = (generation, members)
+    def agreed(self, generation: int, members: str) -> Standing:
+        """All members of a view have reported one store.
+
+        Args:
+            generation: Its generation.
+            members: Digest of its members, as another view may have the same generation.
+        """
         links = (
-            replace(link, agreed=True) if (link.view.generation, link.view.ids) == view else link for link in self.links
+            replace(link, agreed=True)
+            if link.view.generation == generation and digest_of_ids(link.view.ids) == members
+            else link
+            for link in self.links
         )
         return replace(self, links=tuple(links))
 

@@ -6,6 +6,7 @@ of the view. Generations only grow; two views never share one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -59,9 +60,11 @@ class View:
     base: int = 0
     ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Ids of the members in rank order; asked for in each step, hence kept."""
+    _ranks: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(member.id for member in self.members))
+        object.__setattr__(self, "_ranks", {worker: rank for rank, worker in enumerate(self.ids)})
 
     @property
     def world_size(self) -> int:
@@ -70,10 +73,7 @@ class View:
 
     def rank_of(self, worker: str) -> int | None:
         """Rank of a worker; None if the view does not contain it."""
-        for rank, member in enumerate(self.members):
-            if member.id == worker:
-                return rank
-        return None
+        return self._ranks.get(worker)
 
 
 SOLO = View(generation=0, members=(Member(id="solo", node="solo", address="127.0.0.1"),), reason="no coordinator")

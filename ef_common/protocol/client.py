@@ -53,6 +53,7 @@ from ef_common.protocol.client_outputs import (
     Trust,
 )
 from ef_common.protocol.introduction import HELP, Answer, Introduction
+from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class Client:
         self._warm_up = False
         self._own_place: Place | None = None
         self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
+        self._named: dict[str, View] = {}  # views that it has named to the coordinator that it has
         self._timeout_s = 0.0
         self._beat_at: float | None = None  # None before the first coordinator has taken it
         self._link: Link | None = None  # to the coordinator that has taken it
@@ -542,9 +544,19 @@ class Client:
             if self.standing.leaving:
                 self._say(wire.Leave())
         else:
-            self._say(_return_of(self.standing.report(self.member)))
+            self._report()
             self._publish_again()  # it may have been lost with the old link
         self._leave_old()  # if there is still one, the same coordinator has this worker again
+
+    def _report(self) -> None:
+        """Tell where this worker stands."""
+        report = self.standing.report(self.member)
+        self._named = {fields.digest_of_view(link.view): link.view for link in report.received}
+        names = (
+            ViewName(link.view.generation, digest, link.over, link.agreed)
+            for digest, link in zip(self._named, report.received, strict=True)
+        )
+        self._say(return_of(report, tuple(names)))
 
     def _publish_again(self) -> None:
         for message in self._relayed:
@@ -560,11 +572,13 @@ class Client:
 
     def _hear(self, message: wire.FromCoordinator) -> None:
         match message:
-            case wire.NewView(view):
-                self._hear_view(view)
-            case wire.Relay(generation, key, value):
+            case wire.NewView(before, patch):
+                self._hear_patch(before, patch)
+            case wire.Recall(digests):
+                self._say(wire.Told(tuple(self._named[digest] for digest in digests if digest in self._named)))
+            case wire.Relayed(generation, values):
                 if generation == self.generation:
-                    self._values[key] = value
+                    self._values.update(values)
             case wire.Announce(generation):
                 if generation == self.generation:
                     self.change_pending = True
@@ -621,6 +635,17 @@ class Client:
         self.change_pending = True
         self.outputs.append(Replaced(_ABOVE_ALL))
 
+    def _hear_patch(self, before: int, patch: ViewPatch) -> None:
+        known = self._view or NO_VIEW
+        try:
+            if before not in (0, known.generation):
+                raise ProtocolError(f"view {patch.generation} changes view {before}, and not view {known.generation}")
+            view = patch.onto(known if before else NO_VIEW)
+        except ProtocolError as error:
+            self._refuse(self._link, error)
+        else:
+            self._hear_view(view)
+
     def _hear_view(self, view: View) -> None:
         if view.rank_of(self.member.id) is None:
             self.end = self.end or Left(view.reason, last=not view.members)
@@ -637,12 +662,13 @@ class Client:
         self.outputs.append(Replaced(view.generation))
 
 
-def _return_of(report: Returned) -> wire.Return:
+def return_of(report: Returned, names: tuple[ViewName, ...]) -> wire.Return:
+    """The message that says where a worker stands, with its views by name."""
     return wire.Return(
         report.phase.value,
         report.promised,
         report.settled,
-        report.received,
+        names,
         at_boundary=report.at_boundary,
         suspects=report.suspects,
         closed=report.closed,

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 from ef_common.core.place import Place
 from ef_common.core.progress import KINDS, SETTLING, Progress
-from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
-from ef_common.errors import UsageError
+from ef_common.errors import ProtocolError, UsageError
 from ef_common.protocol.addresses import is_address, parse_address
+from ef_common.protocol.view_patch import MAX_NAMED, NO_VIEW, Span, ViewName, ViewPatch
 
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
@@ -31,12 +32,9 @@ MAX_LINKS = 2**11
 _MAX_COUNT = 2**53
 _MAX_RETURNED_GENERATION = 5 * 10**8  # views can follow, with claims of 9 digits, whatever one that comes back makes up
 _MAX_AMOUNT = 1e9  # seconds, for one: 30 years
-_MAX_NAMED = 2**20  # members of all views of a message: to name one again costs the sender next to nothing
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_NO_VIEW = View(0, ())
 _PROGRESS = tuple(field.name for field in fields(Progress))
-_T = TypeVar("_T")
 
 
 def to_json(value: Any) -> str:
@@ -121,6 +119,16 @@ def _dump_bytes(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
+def _load_values(value: Any) -> tuple[tuple[str, bytes], ...]:
+    if type(value) is not list or any(type(one) is not list or len(one) != 2 for one in value):
+        raise ValueError("expected a list of [key, value]")
+    return tuple((_NAME.load(key), _load_bytes(content)) for key, content in value)
+
+
+def _dump_values(values: tuple[tuple[str, bytes], ...]) -> list[Any]:
+    return [[key, _dump_bytes(content)] for key, content in values]
+
+
 def _one_of(*choices: str) -> Codec:
     def load(value: Any) -> str:
         if type(value) is not str or value not in choices:
@@ -137,39 +145,6 @@ _COUNT = _integer(0)
 _TRAINING = _integer(1)
 _PORT = _integer(0, 65535)
 _REASON = Codec(_text(MAX_REASON_CHARS, min_chars=0).load, lambda reason: reason[:MAX_REASON_CHARS])
-
-
-def _patch(before: Sequence[_T], after: Sequence[_T], dump: Callable[[_T], Any]) -> list[Any]:
-    """What is in `after`, in its order: as [start, stop] what stands so in `before`, and as it is what does not."""
-    places = {value: place for place, value in enumerate(before)}
-    parts: list[Any] = []
-    stop = None  # of the range that stands last
-    for value in after:
-        place = places.get(value)
-        if place is None:
-            parts.append(dump(value))
-        elif place == stop:
-            parts[-1][1] = place + 1
-        else:
-            parts.append([place, place + 1])
-        stop = None if place is None else place + 1
-    return parts
-
-
-def _patched(before: Sequence[_T], parts: Any, load: Callable[[Any], _T]) -> tuple[_T, ...]:
-    """Inverse of :func:`_patch`."""
-    if type(parts) is not list:
-        raise ValueError("expected a list")
-    found: list[_T] = []
-    for part in parts:
-        if type(part) is not list or len(part) != 2:
-            found.append(load(part))
-            continue
-        stop = _integer(1, len(before)).load(part[1])
-        found += before[_integer(0, stop - 1).load(part[0]) : stop]
-        if len(found) > _MAX_NAMED:
-            raise ValueError(f"expected at most {_MAX_NAMED} members")
-    return tuple(found)
 
 
 def _dump_failure(text: str) -> str:
@@ -197,52 +172,80 @@ def size_of(member: Member) -> int:
     return len(to_json(_dump_member(member)).encode()) + 1
 
 
-def _load_view(value: Any, before: View = _NO_VIEW) -> View:
-    """A view, with what it has in common with the one before it."""
-    if type(value) is not list or len(value) != 8:
+def _load_span(value: Any) -> Span | None:
+    """The ranks that stand for what the view before has as well; None if this is something else."""
+    if type(value) is not list or len(value) != 2:
+        return None
+    start, stop = value
+    if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= MAX_NAMED:
+        raise ValueError("expected ranks [start, stop]")
+    return Span(start, stop)
+
+
+def _load_patch(value: Any) -> ViewPatch:
+    if type(value) is not list or len(value) != 8 or type(value[1]) is not list or type(value[6]) is not list:
         raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base]")
-    generation = _COUNT.load(value[0])
-    members = _patched(before.members, value[1], _load_member)
-    if len({member.id for member in members}) != len(members):
-        raise ValueError("expected different ids")
-    admitted_at = _integer(0, generation).load(value[2])
-    pending, hold = _load_flag(value[3]), _load_flag(value[4])
-    gone = _patched(before.gone, value[6], _NAME.load)
-    base = _integer(0, generation).load(value[7])
-    return View(generation, members, admitted_at, pending, hold, _REASON.load(value[5]), gone, base)
+    below = _integer(0, _COUNT.load(value[0]))
+    return ViewPatch(
+        generation=value[0],
+        members=tuple(_load_span(part) or _load_member(part) for part in value[1]),
+        admitted_at=below.load(value[2]),
+        pending=_load_flag(value[3]),
+        hold=_load_flag(value[4]),
+        reason=_REASON.load(value[5]),
+        gone=tuple(_load_span(part) or _NAME.load(part) for part in value[6]),
+        base=below.load(value[7]),
+    )
 
 
-def _dump_view(view: View, before: View = _NO_VIEW) -> list[Any]:
-    members = _patch(before.members, view.members, _dump_member)
-    texts = [_REASON.dump(view.reason), _patch(before.gone, view.gone, str)]
-    return [view.generation, members, view.admitted_at, view.pending, view.hold, *texts, view.base]
+def _dump_patch(patch: ViewPatch) -> list[Any]:
+    members = [_dump_member(part) if isinstance(part, Member) else list(part) for part in patch.members]
+    gone = [part if isinstance(part, str) else list(part) for part in patch.gone]
+    texts = [_REASON.dump(patch.reason), gone]
+    return [patch.generation, members, patch.admitted_at, patch.pending, patch.hold, *texts, patch.base]
 
 
-def _load_links(value: Any) -> tuple[Link, ...]:
-    if type(value) is not list or any(type(link) is not list or len(link) != 3 for link in value):
-        raise ValueError("expected a list of [view, over, agreed]")
+def digest_of_view(view: View) -> str:
+    """A digest of all that a view says, by which ends that know it can name it."""
+    whole = to_json(_dump_patch(ViewPatch.between(NO_VIEW, view)))
+    return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
+
+
+def _load_views(value: Any) -> tuple[View, ...]:
+    if type(value) is not list or len(value) > MAX_LINKS:
+        raise ValueError(f"expected a list of at most {MAX_LINKS} views")
+    views: list[View] = []
+    num_named = 0
+    for one in value:
+        try:
+            views.append(_load_patch(one).onto(views[-1] if views else NO_VIEW))
+        except ProtocolError as error:
+            raise ValueError(str(error)) from None
+        num_named += len(views[-1].members) + len(views[-1].gone)
+        if num_named > MAX_NAMED:
+            raise ValueError(f"expected views of {MAX_NAMED} members, all together")
+    return tuple(views)
+
+
+def _dump_views(views: tuple[View, ...]) -> list[Any]:
+    """Each view as a patch of the one before it: of a thousand members that are lost one by one, each is named once."""
+    return [
+        _dump_patch(ViewPatch.between(before, view)) for before, view in zip((NO_VIEW, *views), views, strict=False)
+    ]
+
+
+def _load_view_names(value: Any) -> tuple[ViewName, ...]:
+    if type(value) is not list or any(type(one) is not list or len(one) != 4 for one in value):
+        raise ValueError("expected a list of [generation, digest, over, agreed]")
     if len(value) > MAX_LINKS:
         raise ValueError(f"expected at most {MAX_LINKS} views")
-    links: list[Link] = []
-    before, num_named = _NO_VIEW, 0
-    for view, over, agreed in value:
-        before = _load_view(view, before)
-        num_named += len(before.members) + len(before.gone)
-        if num_named > _MAX_NAMED:
-            raise ValueError(f"expected views of {_MAX_NAMED} members, all together")
-        links.append(Link(before, over=_load_flag(over), agreed=_load_flag(agreed)))
-    if any(one.view.generation >= next_.view.generation for one, next_ in pairwise(links)):
+    generation, digest = _integer(0, _MAX_RETURNED_GENERATION), _hex(32)
+    names = tuple(
+        ViewName(generation.load(one[0]), digest.load(one[1]), _load_flag(one[2]), _load_flag(one[3])) for one in value
+    )
+    if any(one.generation >= following.generation for one, following in pairwise(names)):
         raise ValueError("expected growing generations")
-    if any(link.view.generation > _MAX_RETURNED_GENERATION for link in links):
-        raise ValueError(f"expected generations up to {_MAX_RETURNED_GENERATION}")
-    return tuple(links)
-
-
-def _dump_links(links: tuple[Link, ...]) -> list[Any]:
-    """Each view as a patch of the one before it: of a thousand members that are lost one by one, each is named once."""
-    views = [link.view for link in links]
-    dumped = [_dump_view(view, before) for before, view in zip([_NO_VIEW, *views], views, strict=False)]
-    return [[view, link.over, link.agreed] for view, link in zip(dumped, links, strict=True)]
+    return names
 
 
 def _load_place(value: Any) -> Place:
@@ -337,12 +340,15 @@ Phase = Annotated[str, _one_of("warming", "ready", "member", "leaving")]
 ReturnedGeneration = Annotated[int, _integer(0, _MAX_RETURNED_GENERATION)]
 Port = Annotated[int, _integer(1, 65535)]
 MemberField = Annotated[Member, Codec(_load_member, _dump_member)]
-ViewField = Annotated[View, Codec(_load_view, _dump_view)]
-Links = Annotated[tuple[Link, ...], Codec(_load_links, _dump_links)]
+ViewPatchField = Annotated[ViewPatch, Codec(_load_patch, _dump_patch)]
+ViewNames = Annotated[tuple[ViewName, ...], Codec(_load_view_names, lambda names: [list(name) for name in names])]
+Views = Annotated[tuple[View, ...], Codec(_load_views, _dump_views)]
+Digest = Annotated[str, _hex(32)]
 PlaceField = Annotated[Place, Codec(_load_place)]
 PlaceOrNone = Annotated[Place | None, Codec(_load_place_or_null)]
 ProgressOrNone = Annotated[Progress | None, Codec(_load_progress, _dump_progress)]
 Bytes = Annotated[bytes, Codec(_load_bytes, _dump_bytes)]
+Values = Annotated[tuple[tuple[str, bytes], ...], Codec(_load_values, _dump_values)]
 Standbys = Annotated[tuple[tuple[str, int], ...], Codec(_load_standbys, lambda value: [list(one) for one in value])]
 Names = Annotated[tuple[str, ...], Codec(_load_names, list)]
 Endpoint = Annotated[str, Codec(_load_endpoint)]

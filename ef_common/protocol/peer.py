@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ef_common.core.view import Member
+from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.lines import Lines
 
@@ -33,7 +33,14 @@ class Peer:
         self.worker: str | None = None  # likewise
         self.member: Member | None = None  # likewise
         self.standby = 0  # port of the standby on the worker's node
-        self.returning = False  # it has said that it comes back, and not from where so far
+        self.returning = False  # it has said that it comes back, and it is not known from where so far
+        self.report: wire.Return | None = None  # from where, with names of views that are not known yet
+        self.reported = False  # it has said so
+        self.told = False  # it has told the views that it has named
+        self.recalled: tuple[str, ...] = ()  # digests of views that it has been asked for
+        self.later: list[bytes] = []  # lines that it has sent after its report
+        self.later_bytes = 0
+        self.view: View | None = None  # the newest one that it knows
         self.relayed = (0, 0)  # generation of a view, and bytes that it has published to its members
         self.since = now
         self.heard = now  # time of the last sign of life

@@ -17,14 +17,17 @@ from ef_common.core import membership
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
 from ef_common.core.place import Place
 from ef_common.core.progress import Limits, Progress
+from ef_common.core.quorum import Link, digest_of_ids
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 from ef_common.protocol import fields, wire
 from ef_common.protocol.addresses import Address, format_address
 from ef_common.protocol.auth import Token, coordinator_proof, new_nonce, proves, worker_proof
+from ef_common.protocol.known_views import KnownViews
 from ef_common.protocol.liveness import Liveness
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
+from ef_common.protocol.view_patch import NO_VIEW, ViewPatch
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ MAX_WORKERS = 8192
 """Maximal number of authenticated connections; one more is refused."""
 MAX_RELAYED_BYTES = 4 * 1024 * 1024
 """How much a member may publish in one view: less than what makes a slow reader lose its connection."""
+MAX_VALUE_BYTES = 1024 * 1024
+"""How long one value may be that a member publishes, with its key."""
 MAX_STANDBYS = 8192
 """Number of standbys whose addresses are kept; beyond it, only those of the newest view are kept."""
 NUM_FORMER = 100
@@ -44,7 +49,15 @@ _SHORT = 100
 _PROBE_S = 0.1
 _ALIVE = wire.encode(wire.Alive())
 _LARGEST_RATIO = 1e6
-_BEFORE_RETURN = (wire.Return, wire.Follow, wire.Fail, wire.Inquire, wire.Heartbeat, wire.Moved, wire.Bye)
+_AT_ANY_TIME = (wire.Fail, wire.Inquire, wire.Heartbeat, wire.Moved, wire.Bye)
+_BEFORE_RETURN = (wire.Return, wire.Follow, *_AT_ANY_TIME)
+_RECALLS = 3
+"""Number of workers that are asked for a view which they name: one of them may not answer."""
+_SMALL_WORLD = 16
+"""Up to so many members, what one of them publishes is passed on at once."""
+_GATHERED_S = 2e-5
+"""Beyond that, what they publish is gathered for so long for each of them, or all would get one line for each."""
+_GATHERED_BYTES = 256 * 1024
 
 _EVENTS: Mapping[type, Callable[..., membership.Event]] = {
     wire.Ready: lambda worker, message: membership.Ready(worker, message.training),
@@ -111,6 +124,11 @@ class CoordinatorServer:
         self._places: dict[str, Place] = {}  # of members, as they have told
         self._events: deque[tuple[membership.Event, Peer | None]] = deque()
         self._deciding = False
+        self._views = KnownViews()
+        self._waiting: dict[Peer, None] = {}  # those that have named views which are not known
+        self._published: list[tuple[str, str, bytes]] = []  # by whom, and what, and not passed on so far
+        self._published_bytes = 0
+        self._pass_on_at: float | None = None
         self._deadline: float | None = None  # the newest of the membership machine
         self._tick_at: float | None = None  # the same, until it is looked at
         self._looks_soon = False
@@ -126,7 +144,8 @@ class CoordinatorServer:
     @property
     def deadline(self) -> float:
         """When :meth:`tick` is to be called; it may be called earlier, too."""
-        times = (self.liveness.sweep_at, self._tick_at, self._probe_at, self._now if self._looks_soon else None)
+        soon = self._now if self._looks_soon else None
+        times = (self.liveness.sweep_at, self._tick_at, self._probe_at, self._pass_on_at, soon)
         return min(time for time in times if time is not None)
 
     # ------------------------------------------------------------ what happens
@@ -195,6 +214,8 @@ class CoordinatorServer:
             self._looks_soon = False
             self._tick_at = None if is_due else self._tick_at
             self._submit(membership.Tick(), None)
+        if self._pass_on_at is not None and now >= self._pass_on_at:
+            self._pass_on()
         if self._probe_at is not None and now >= self._probe_at:
             self._probe_all()
         if now >= self.liveness.sweep_at:
@@ -233,8 +254,13 @@ class CoordinatorServer:
             return
         if peer.worker is None:
             self._introduce(peer, message)
-        else:
+        elif peer.report is None or isinstance(message, (wire.Told, *_AT_ANY_TIME)):
             self._hear(peer, peer.worker, message)
+        else:  # what it says after its report waits for that
+            peer.later.append(line)
+            peer.later_bytes += len(line)
+            if peer.later_bytes > MAX_RELAYED_BYTES:
+                self._refuse(peer, "too much to wait for", f"more than {MAX_RELAYED_BYTES} bytes after its report")
 
     def _refuse(self, peer: Peer, kind: str, why: str, *, code: str = "protocol") -> None:
         """Drop a peer that breaks the rules; training is not affected."""
@@ -301,14 +327,10 @@ class CoordinatorServer:
                     self.end(peer, End.CLOSED, self._now)
             case _ if not _is_in_order(peer, message):
                 self._refuse(peer, "wrong order", f"{type(message).__name__} is not expected now")
-            case wire.Return() if self._is_impossible(worker, message):
-                # Not refused: if it is early news after all, and no lie, its worker tries again.
-                self._notice("impossible", "worker %s names views that nobody can have issued", worker)
-                self._depart(peer, "it has come back with impossible news", silent=True)
-            case wire.Return() if peer.member is not None:
-                peer.returning = False
-                self._submit(_returned(peer.member, message), peer)
-                self._look_soon()
+            case wire.Return():
+                self._hear_return(peer, worker, message)
+            case wire.Told(views):
+                self._hear_views(peer, views)
             case wire.Moved():
                 self._depart(peer, "it has gone to another coordinator", silent=True)
             case wire.Follow(failed=why) if why:
@@ -317,8 +339,9 @@ class CoordinatorServer:
             case wire.Follow(port, leads):
                 self._heed(peer, worker, format_address((peer.address, port)), leads=leads)
             case wire.Heartbeat(place, progress):
-                self._hear_place(worker, place)
-                self._hear_progress(peer, worker, progress)
+                if not peer.returning:  # else it is not known yet what it speaks of
+                    self._hear_place(worker, place)
+                    self._hear_progress(peer, worker, progress)
                 if peer.standby:
                     self._write(peer, _ALIVE, can_wait=True)
             case wire.Relay():
@@ -349,7 +372,62 @@ class CoordinatorServer:
         if len(self.standbys) > MAX_STANDBYS:
             self.standbys = _standbys_of(self._members())
 
-    def _is_impossible(self, worker: str, message: wire.Return) -> bool:
+    def _hear_return(self, peer: Peer, worker: str, message: wire.Return) -> None:
+        """A worker tells where it stands, perhaps in views that are not known here."""
+        peer.reported = True
+        self._views.add(link.view for link in self.state.chain)
+        missing = self._views.missing(message.received)
+        if not missing:
+            self._take_back(peer, worker, message)
+        else:
+            peer.report = message
+            self._waiting[peer] = None
+            self._recall(peer, missing)
+
+    def _recall(self, peer: Peer, missing: tuple[str, ...]) -> None:
+        """Ask a worker for views that it has named, unless enough have been asked."""
+        asked = [digest for other in self._waiting for digest in other.recalled]
+        if any(asked.count(digest) < _RECALLS for digest in missing):
+            peer.recalled = missing
+            self._write(peer, wire.encode(wire.Recall(missing)))
+
+    def _hear_views(self, peer: Peer, views: tuple[View, ...]) -> None:
+        """A worker tells the views that it names; whoever has waited for them is heard now."""
+        peer.told = True
+        if peer.report is None and not peer.recalled:
+            return  # nobody needs them
+        self._views.add(views)
+        if peer.report is not None and self._views.missing(peer.report.received):
+            self._refuse(peer, "unknown views", "it names views that it does not tell")
+        for other in list(self._waiting):
+            report, worker = other.report, other.worker
+            if other in self._waiting and report is not None and not self._views.missing(report.received):
+                del self._waiting[other]
+                other.report = None
+                self._take_back(other, str(worker), report)
+                self._catch_up(other)
+
+    def _catch_up(self, peer: Peer) -> None:
+        """Hear what a worker has said since its report."""
+        lines, peer.later = peer.later, []
+        for line in lines:
+            if not peer.dropped:
+                self._take(peer, line)
+
+    def _take_back(self, peer: Peer, worker: str, message: wire.Return) -> None:
+        received = self._views.chain(message.received)
+        if self._is_impossible(worker, message, received):
+            # Not refused: if it is early news after all, and no lie, its worker tries again.
+            self._notice("impossible", "worker %s names views that nobody can have issued", worker)
+            self._depart(peer, "it has come back with impossible news", silent=True)
+        elif peer.member is not None:
+            peer.returning = False
+            if peer.view is None and received:  # else it has been told a newer one meanwhile
+                peer.view = received[-1].view
+            self._submit(_returned(peer.member, message, received), peer)
+            self._look_soon()
+
+    def _is_impossible(self, worker: str, message: wire.Return, received: tuple[Link, ...]) -> bool:
         """Whether it reports another coordinator's newer view although most of our members are here.
 
         No other coordinator can have had the quorum for such a view (:mod:`ef_common.core.quorum`), except by a claim.
@@ -361,11 +439,13 @@ class CoordinatorServer:
         view = state.view
         if view is None or state.held or state.gathering_since is not None or self._settings.on_minority == "continue":
             return False
-        newest = max([message.promised, *(link.view.generation for link in message.received)])
-        here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
+        newest = max([message.promised, *(name.generation for name in message.received)])
         is_newer = view.rank_of(worker) is not None and newest > state.generation
-        is_news = membership.is_news(state, message.received, message.settled)  # of our generation, maybe
-        return (is_newer or is_news) and 2 * here > view.world_size
+        is_news = membership.is_news(state, received, message.settled)  # of our generation, maybe
+        if not is_newer and not is_news:
+            return False
+        here = sum(worker in self._workers and not self._workers[worker].returning for worker in view.ids)
+        return 2 * here > view.world_size
 
     def _heed(self, peer: Peer, name: str, address: str, *, leads: bool) -> None:
         """Process a message of another coordinator about itself."""
@@ -405,13 +485,30 @@ class CoordinatorServer:
         view = self.state.view
         if view is None or view.generation != message.generation or view.rank_of(worker) is None:
             return  # its sender will learn of the newer view
-        line = wire.encode(message)
         generation, num_bytes = peer.relayed
-        peer.relayed = (view.generation, len(line) + (num_bytes if generation == view.generation else 0))
-        if peer.relayed[1] > MAX_RELAYED_BYTES:
+        size = len(message.key) + len(message.value)
+        peer.relayed = (view.generation, size + (num_bytes if generation == view.generation else 0))
+        if peer.relayed[1] > MAX_RELAYED_BYTES or size > MAX_VALUE_BYTES:
             self._refuse(peer, "too much to relay", f"more than {MAX_RELAYED_BYTES} bytes in one view")
-        else:
-            self._send(line, *(other for other in view.ids if other != worker))
+            return
+        if self._published_bytes + size > _GATHERED_BYTES:
+            self._pass_on()
+        self._published.append((worker, message.key, message.value))
+        self._published_bytes += size
+        if view.world_size <= _SMALL_WORLD:
+            self._pass_on()
+        elif self._pass_on_at is None:
+            self._pass_on_at = self._now + _GATHERED_S * view.world_size
+
+    def _pass_on(self) -> None:
+        """Send the members what others have published."""
+        published, self._published = self._published, []
+        self._published_bytes, self._pass_on_at = 0, None
+        view = self.state.view
+        if view is not None and published:
+            line = wire.encode(wire.Relayed(view.generation, tuple((key, value) for _, key, value in published)))
+            only = published[0][0] if len({worker for worker, _, _ in published}) == 1 else None
+            self._send(line, *(worker for worker in view.ids if worker != only))
 
     def _depart(
         self,
@@ -481,11 +578,20 @@ class CoordinatorServer:
         if worker is None or self._workers.get(worker) is not peer:
             return False
         del self._workers[worker]
+        if peer in self._waiting:
+            self._stop_waiting(peer)
         self._members_bytes -= 0 if peer.member is None else fields.size_of(peer.member)
         self._places.pop(worker, None)
         self.liveness.forget(worker)
         self._forget_key(worker)
         return True
+
+    def _stop_waiting(self, peer: Peer) -> None:
+        """A worker that may have been asked for views is gone: ask others that name them."""
+        del self._waiting[peer]
+        for other in self._waiting if peer.recalled else ():
+            if other.report is not None and not other.recalled:
+                self._recall(other, self._views.missing(other.report.received))
 
     def _forget_key(self, worker: str) -> None:
         """Forget this worker's key, unless it is connected or may come back."""
@@ -530,6 +636,9 @@ class CoordinatorServer:
         changed = self.state.view is not before
         if changed:
             self.liveness.viewed_at = self._now
+            self._published, self._published_bytes, self._pass_on_at = [], 0, None
+            if not self._waiting:
+                self._views.keep(link.view for link in self.state.chain)
             self._note_standbys(*(member for link in self.state.chain for member in link.view.members))
         if reason:
             generation = self.state.generation
@@ -560,12 +669,8 @@ class CoordinatorServer:
                 if warm_up:
                     self._tell_place(worker)
             case membership.Install(view, dropped):
-                line = wire.encode(wire.NewView(view))
                 self._tell_out(view)
-                for worker in dropped:  # before all others: were we to die in between, they must not go on
-                    if worker in self._workers:
-                        self._write_or_reset(self._workers[worker], line)
-                self._send(line, *view.ids)
+                self._tell_view(view, dropped)
             case membership.Announce(view):
                 self._send(wire.encode(wire.Announce(view.generation)), *view.ids)
             case membership.Skip(worker, training):
@@ -575,7 +680,7 @@ class CoordinatorServer:
             case membership.Claim(worker, bid):
                 self._send(wire.encode(wire.Claim(bid.claim, bid.members)), worker)
             case membership.Agree(view):
-                self._send(wire.encode(wire.Agreed(view.generation, view.ids)), *view.ids)
+                self._send(wire.encode(wire.Agreed(view.generation, digest_of_ids(view.ids))), *view.ids)
             case membership.Resign(worker):
                 self._send(wire.encode(wire.Resign()), worker)
             case membership.Resume(view):
@@ -597,6 +702,22 @@ class CoordinatorServer:
                 for peer in list(self._out):
                     self._discard(peer)
                     self._close(peer)
+
+    def _tell_view(self, view: View, dropped: tuple[str, ...]) -> None:
+        """Tell a view to its members, and before them to those that it drops, by what it changes of what each knows."""
+        lines: dict[int, bytes] = {}
+        for worker in (*dropped, *view.ids):
+            peer = self._workers.get(worker)
+            if peer is None:  # it is gone, and the event that says so waits its turn
+                continue
+            before, peer.view = peer.view or NO_VIEW, view
+            if id(before) not in lines:
+                patch = ViewPatch.between(before, view)
+                lines[id(before)] = wire.encode(wire.NewView(before.generation, patch))
+            if worker in dropped:  # were we to die in between, it must not go on
+                self._write_or_reset(peer, lines[id(before)])
+            else:
+                self._write(peer, lines[id(before)])
 
     def _members(self) -> tuple[Member, ...]:
         return () if self.state.view is None else self.state.view.members
@@ -651,6 +772,8 @@ class CoordinatorServer:
             if now - peer.since <= max(self._timeout_s, _STRANGER_S):
                 break
             self._refuse(peer, "no introduction", "it said nothing")
+        if not self._waiting and self.state.gathering_since is None:
+            self._views.keep(link.view for link in self.state.chain)
         for worker in self._keys.keys() - self._workers.keys():
             self._forget_key(worker)
 
@@ -698,19 +821,21 @@ def _standbys_of(members: Iterable[Member]) -> dict[Address, None]:
 
 
 def _is_in_order(peer: Peer, message: wire.FromWorker) -> bool:
-    """Whether only a returning worker reports its standing, once and before almost anything else."""
+    """Whether only a returning worker reports its standing and its views, once and before almost anything else."""
+    if isinstance(message, wire.Told):
+        return peer.reported and not peer.told
     if peer.returning:
         return isinstance(message, _BEFORE_RETURN)
     return not isinstance(message, (wire.Return, wire.Follow))
 
 
-def _returned(member: Member, message: wire.Return) -> membership.Returned:
+def _returned(member: Member, message: wire.Return, received: tuple[Link, ...]) -> membership.Returned:
     return membership.Returned(
         member,
         Phase(message.phase),
         promised=message.promised,
         settled=message.settled,
-        received=message.received,
+        received=received,
         at_boundary=message.at_boundary,
         suspects=message.suspects,
         closed=message.closed,

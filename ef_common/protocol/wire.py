@@ -31,13 +31,13 @@ from ef_common.protocol.fields import (
     ClaimName,
     Codec,
     Count,
+    Digest,
     Duration,
     Endpoint,
     ErrorCode,
     Failure,
     Flag,
     Ids,
-    Links,
     MemberField,
     Name,
     Names,
@@ -54,11 +54,14 @@ from ef_common.protocol.fields import (
     StoreName,
     StoreOrNone,
     Training,
-    ViewField,
+    Values,
+    ViewNames,
+    ViewPatchField,
+    Views,
     to_json,
 )
 
-VERSION = 7
+VERSION = 8
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -87,18 +90,28 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The standing of a worker; see :class:`~ef_common.core.membership.Returned`."""
+    """The standing of a worker; see :class:`~ef_common.core.membership.Returned`.
+
+    `received` names the views; a coordinator that does not know one of them asks for it with `recall`.
+    """
 
     phase: Phase
     promised: ReturnedGeneration
     settled: Count
-    received: Links
+    received: ViewNames
     at_boundary: Flag
     suspects: Flag
     closed: Flag
     failed: Failure
     store: StoreOrNone
     training: Training = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The views that a worker names in its `return`: an answer to `recall`, or sent before it."""
+
+    views: Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +221,7 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A value for the other members of the view (in both directions)."""
+    """A value for the other members of the view."""
 
     generation: Count
     key: Name
@@ -241,9 +254,28 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class NewView:
-    """The newest view, for its members and for those that it drops."""
+    """The newest view, for its members and for those that it drops.
 
-    view: ViewField
+    `before`: generation of the view that `patch` changes, the newest one that the receiver knows; 0 for a whole view.
+    """
+
+    before: Count
+    patch: ViewPatchField
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Tell these views, which you have named by their digests."""
+
+    digests: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """Values that members of this view have published."""
+
+    generation: Count
+    values: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +335,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """All members of this view have reported the same store."""
+    """All members of this view have reported the same store; see :func:`~ef_common.core.quorum.digest_of_ids`."""
 
     generation: Count
-    members: Names
+    members: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +390,7 @@ class Error:
 FromWorker = (
     Hello
     | Return
+    | Told
     | Moved
     | Follow
     | Heartbeat
@@ -379,6 +412,7 @@ FromCoordinator = (
     Challenge
     | Welcome
     | NewView
+    | Recall
     | Announce
     | JobPlace
     | Skip
@@ -393,13 +427,14 @@ FromCoordinator = (
     | Evicted
     | Failed
     | Straggler
-    | Relay
+    | Relayed
     | Error
 )
 
 _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "hello": Hello,
     "return": Return,
+    "told": Told,
     "moved": Moved,
     "follow": Follow,
     "heartbeat": Heartbeat,
@@ -421,6 +456,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "view": NewView,
+    "recall": Recall,
     "announce": Announce,
     "place": JobPlace,
     "skip": Skip,
@@ -435,7 +471,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "evicted": Evicted,
     "failed": Failed,
     "straggler": Straggler,
-    "relay": Relay,
+    "relayed": Relayed,
     "error": Error,
 }
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}

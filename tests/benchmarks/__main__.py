@@ -21,6 +21,7 @@ NAMES = (
     "step_time",
     "peak_memory",
     "coordinator_cpu",
+    "scale",
     "loss_recovery",
     "coordinator_loss",
     "hang_pause",

@@ -27,8 +27,8 @@ class Peer:
         self.socket = socket.create_connection(address, timeout=GUARD_S)
         self._lines = self.socket.makefile("rb")
 
-    def say(self, data: bytes | wire.FromWorker) -> None:
-        self.socket.sendall(data if isinstance(data, bytes) else wire.encode(data))
+    def say(self, *messages: bytes | wire.FromWorker) -> None:
+        self.socket.sendall(b"".join(one if isinstance(one, bytes) else wire.encode(one) for one in messages))
 
     def hear(self) -> wire.FromCoordinator | None:
         """The next message, or None at the end of the connection."""

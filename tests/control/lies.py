@@ -11,6 +11,7 @@ from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
+from tests.protocol.returning import returning
 
 ABSURD = 5 * 10**8
 """A generation that is higher than any other."""
@@ -56,20 +57,17 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
     names = st.sampled_from(sorted(of))
     links = st.lists(st.builds(Link, views(names), over=flags), max_size=3).map(_growing)
     returns = st.builds(
-        wire.Return,
-        st.sampled_from(("warming", "ready", "member", "leaving")),
-        generations,
-        generations,
+        returning,
         links,
+        st.sampled_from(("warming", "ready", "member", "leaving")),
+        promised=generations,
+        settled=generations,
         at_boundary=flags,
         suspects=flags,
-        closed=st.just(False),
-        failed=st.just(""),
         store=st.none() | stores,
     )
     ids = st.lists(names, min_size=1, unique=True).map(lambda ids: tuple(sorted(ids)))
     messages = st.one_of(
-        returns,
         st.builds(wire.AtBoundary, generations),
         st.builds(wire.Suspect, generations),
         st.builds(wire.Settled, generations),
@@ -80,6 +78,16 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
         st.builds(wire.Follow, st.just(1), flags),
         st.sampled_from((wire.Ready(), wire.Leave(), wire.Moved(), wire.Bye())),
     )
-    return st.tuples(names, flags, st.lists(messages, max_size=4)) | st.tuples(
-        names, st.just(True), st.tuples(returns, messages, messages)
+    said = st.lists(returns | st.tuples(messages), max_size=4).map(_in_one)
+    come_back = st.tuples(returns, st.tuples(messages), st.tuples(messages)).map(_in_one)
+    # It may keep for itself which views it has named, for which others that name them then wait.
+    keeps = returns.map(lambda report: report[:1])
+    return st.one_of(
+        st.tuples(names, flags, said),
+        st.tuples(names, st.just(True), come_back),
+        st.tuples(names, st.just(True), keeps),
     )
+
+
+def _in_one(parts: Sequence[Sequence[wire.FromWorker]]) -> list[wire.FromWorker]:
+    return [message for part in parts for message in part]

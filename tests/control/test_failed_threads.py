@@ -60,7 +60,7 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
     else:
         monkeypatch.setattr(worker.client._protocol, "receive", fail)
     server = coordinator._server
-    words = Write(server._workers[worker.client.member.id], b'{"v":7,"t":"alive"}\n' * 2)
+    words = Write(server._workers[worker.client.member.id], b'{"v":8,"t":"alive"}\n' * 2)
     in_loop(coordinator, lambda now: server.outputs.append(words))
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
@@ -98,11 +98,11 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
             super().__init__(sock)
             opened.append(self)
 
-    def refuse(report: object) -> None:
+    def refuse(report: object, names: object) -> None:
         raise ProtocolError("a message must fit into 2097152 bytes. Received: 2097153 bytes")
 
     monkeypatch.setattr("ef_common.control.client.Line", Kept)
-    monkeypatch.setattr("ef_common.protocol.client._return_of", refuse)
+    monkeypatch.setattr("ef_common.protocol.client.return_of", refuse)
     waiting = Outcome(lambda: client.next_view(1))
     line_of(client).give_up()
     error = waiting.get()

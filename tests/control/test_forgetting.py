@@ -7,6 +7,7 @@ from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.protocol import server, wire
 from tests.control.conftest import in_loop
+from tests.protocol.returning import returning
 from tests.waiting import poll_until
 
 
@@ -32,7 +33,7 @@ def test_coordinator_forgets_newcomers_that_have_come_and_gone(form, dial, monke
             newcomer.close()
             late = dial(coordinator)
             assert isinstance(late.introduce(f"l{index}", returning=True, standby=1), wire.Welcome)
-            late.say(wire.Return("member", 1, 1, (Link(other),), False, False, False, "", "0f" * 16))
+            late.say(*returning([Link(other)], store="0f" * 16))
             assert any(isinstance(message, wire.Evicted) for message in iter(late.hear, None))
             late.close()
         poll_until(lambda: len(board._workers) == 2 and not board._out)

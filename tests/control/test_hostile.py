@@ -6,7 +6,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,6 +19,7 @@ from ef_common.protocol import fields, server, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.server import CoordinatorServer
 from tests.control.lies import ABSURD, calls
+from tests.protocol.returning import returning
 from tests.waiting import poll_until
 
 GUARD_S = 30.0
@@ -76,9 +76,9 @@ def test_others_go_on_whatever_a_peer_with_the_token_says(serve, join, dial, fau
             client = workers[HONEST.index(call)].client
             client.send("at_boundary", client.next_view(0).generation)
             continue
-        name, returning, said = call
+        name, comes_back, said = call
         peers.append(dial(coordinator))
-        peers[-1].introduce(name, TOKEN, key=key if name == "liar" else "", returning=returning)
+        peers[-1].introduce(name, TOKEN, key=key if name == "liar" else "", returning=comes_back)
         with contextlib.suppress(OSError):
             for message in said:
                 peers[-1].say(message)
@@ -132,12 +132,10 @@ def liar_and_worker(serve, join, dial):
 
 
 A_VIEW = View(1, (Member("w0", "n", "127.0.0.1"), Member("liar", "n", "127.0.0.1")), 1)
-COMES_BACK = wire.Return(
-    "member", 1, 1, (Link(A_VIEW),), at_boundary=False, suspects=False, closed=False, failed="", store=None
-)
+COMES_BACK = returning([Link(A_VIEW)])
 
 
-@pytest.mark.parametrize("message", [COMES_BACK, wire.Follow(1, leads=True)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", [COMES_BACK[0], wire.Follow(1, leads=True)], ids=lambda one: type(one).__name__)
 def test_member_that_comes_back_without_having_been_away_is_refused(liar_and_worker, caplog, message):
     _, liar, _, worker = liar_and_worker
     liar.say(message)
@@ -146,7 +144,7 @@ def test_member_that_comes_back_without_having_been_away_is_refused(liar_and_wor
     assert len(refusals(caplog)) == 1
 
 
-@pytest.mark.parametrize("messages", [(wire.AtBoundary(1),), (COMES_BACK, COMES_BACK)], ids=["before", "twice"])
+@pytest.mark.parametrize("messages", [(wire.AtBoundary(1),), (*COMES_BACK, *COMES_BACK)], ids=["before", "twice"])
 def test_member_that_comes_back_and_does_not_tell_where_it_stands_once_is_refused(
     liar_and_worker, dial, caplog, faults, messages
 ):
@@ -154,8 +152,7 @@ def test_member_that_comes_back_and_does_not_tell_where_it_stands_once_is_refuse
     worker.client.send("at_boundary", 1)
     again = dial(coordinator)
     assert isinstance(again.introduce("liar", TOKEN, key=key, returning=True), wire.Welcome)
-    for message in messages:
-        again.say(message)
+    again.say(*messages)
     assert "is not expected now" in last_word(again).reason
     assert worker.client.next_view(1).ids == ("w0",)
     assert len(refusals(caplog)) == 1
@@ -177,7 +174,7 @@ def test_process_that_ends_before_it_has_told_where_it_stands_is_not_taken_for_g
 def test_member_that_is_refused_is_not_taken_for_gone(liar_and_worker):
     """It may not read why, and go on with another coordinator."""
     coordinator, liar, _, worker = liar_and_worker
-    liar.say(COMES_BACK)
+    liar.say(COMES_BACK[0])
     assert worker.client.next_view(1).ids == ("w0",)
     assert coordinator._server.state.gone == frozenset()
 
@@ -190,9 +187,7 @@ def test_worker_that_is_no_member_and_knows_of_newer_views_that_do_not_matter_he
     links = (Link(View(1, alone, 1)), Link(View(3, alone, 1)))
     superseded = dial(coordinator)
     assert isinstance(superseded.introduce("x", TOKEN, returning=True), wire.Welcome)
-    superseded.say(
-        wire.Return("member", 3, 1, links, at_boundary=False, suspects=False, closed=False, failed="", store=None)
-    )
+    superseded.say(*returning(links))
     assert "away for too long" in next(m.reason for m in superseded.hear_all() if isinstance(m, wire.Evicted))
     assert coordinator._server.state.generation == 1
 
@@ -205,7 +200,7 @@ def test_stranger_that_has_settled_in_another_view_of_the_same_generation_depose
     others = View(2, (Member("w0", "n", "127.0.0.1"), Member("ghost", "n", "127.0.0.1")), 1, base=1)
     ghost = dial(coordinator)
     assert isinstance(ghost.introduce("ghost", TOKEN, returning=True), wire.Welcome)
-    ghost.say(replace(COMES_BACK, promised=2, settled=2, received=(Link(A_VIEW), Link(others))))
+    ghost.say(*returning([Link(A_VIEW), Link(others)], settled=2))
     ghost.hear_all()
     assert coordinator._server.state.view == ours
     assert not worker.client._protocol.end
@@ -221,7 +216,7 @@ def test_member_that_makes_up_a_promise_raises_no_generation(serve, join, dial):
         worker.started()
     again = dial(coordinator)
     again.introduce("liar", TOKEN, key=key, returning=True)
-    again.say(replace(COMES_BACK, promised=ABSURD, received=(Link(coordinator._server.state.view),)))
+    again.say(*returning([Link(coordinator._server.state.view)], promised=ABSURD))
     assert sorted(workers[0].client.next_view(1).ids) == sorted(HONEST)
     assert coordinator._server.state.generation == 2
 

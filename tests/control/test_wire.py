@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ef_common.core.place import Place
 from ef_common.core.progress import Progress
-from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 from ef_common.protocol import fields, wire
+from ef_common.protocol.view_patch import Span, ViewName, ViewPatch
 
 NONCE, KEY, PROOF = "0f" * 16, "1e" * 16, "a9" * 32
 MEMBERS = (
@@ -21,12 +21,14 @@ MEMBERS = (
     Member("b", "n0", "", 1, 2, 29400, 65535),
     Member("ü-1", "nö", "fe80::1"),
 )
-LINKS = (Link(View(7, MEMBERS, 5, gone=("c",), base=6), over=True), Link(View(8, MEMBERS[:2], 5)))
+VIEWS = (View(7, MEMBERS, 5, gone=("c",), base=6), View(8, MEMBERS[:2], 5))
+NAMES = tuple(ViewName(view.generation, fields.digest_of_view(view), over=True, agreed=False) for view in VIEWS)
 CLAIM = "000000007-" + "0f" * 16
 FROM_WORKER = [
     wire.Hello(MEMBERS[1], NONCE, KEY, PROOF, returning=True),
-    wire.Return("member", 8, 7, LINKS, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
+    wire.Return("member", 8, 7, NAMES, at_boundary=True, suspects=False, closed=False, failed="", store="0f" * 16),
     wire.Return("ready", 0, 0, (), at_boundary=False, suspects=False, closed=False, failed="w raised E: m", store=None),
+    wire.Told(VIEWS),
     wire.Moved(),
     wire.Follow(29400, leads=True),
     wire.Follow(29400, leads=False, failed="worker w raised ValueError: x"),
@@ -54,7 +56,10 @@ FROM_COORDINATOR = [
     wire.Challenge(NONCE),
     wire.Welcome(True, 2.0, PROOF, (("fe80::1", 29400), ("h", 1))),
     wire.Welcome(False, 2.0, PROOF, ()),
-    wire.NewView(View(7, MEMBERS, 5, pending=True, hold=False, reason="why not")),
+    wire.NewView(0, ViewPatch(7, MEMBERS, 5, pending=True, hold=False, reason="why not", gone=("c",), base=6)),
+    wire.NewView(7, ViewPatch.between(*VIEWS)),
+    wire.Recall((NONCE, "1e" * 16)),
+    wire.Relayed(3, (("address/0", b""), ("ü", b"\x00\xff"))),
     wire.Announce(3),
     wire.JobPlace(Place(0, 0)),
     wire.Skip(2),
@@ -63,7 +68,7 @@ FROM_COORDINATOR = [
     wire.Resumed(7),
     wire.Republish(7),
     wire.Claim(CLAIM, ("a", "ü-1")),
-    wire.Agreed(7, ("b", "a")),
+    wire.Agreed(7, NONCE),
     wire.Resign(),
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),
@@ -73,7 +78,6 @@ FROM_COORDINATOR = [
     wire.Evicted("hung", hung=True),
     wire.Straggler(slow=True, ratio=0.4, waiting=0.55),
     wire.Error("authentication", ""),
-    wire.Relay(3, "address/0", b""),
 ]
 
 
@@ -113,40 +117,40 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b"{",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"v":7,"t":"ready"}x',
-        b'{"v":7,"t":"ready"}',
+        b'{"v":8,"t":"ready"}x',
+        b'{"v":8,"t":"ready"}',
         b'{"v":true,"t":"ready"}',
         b'{"t":"ready"}',
-        b'{"v":7}',
-        b'{"v":7,"t":["ready"]}',
-        b'{"v":7,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
-        b'{"v":7,"t":"ready","more":1}',
-        b'{"v":7,"t":"ready","v":7}',
-        b'{"v":7,"t":"heartbeat"}',
-        b'{"v":7,"t":"heartbeat","place":null,"progress":[]}',
-        b'{"v":7,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":7,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":7,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":7,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":7,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":7,"t":"heartbeat","place":[],"progress":null}',
-        b'{"v":7,"t":"heartbeat","place":[1,2],"progress":null}',
-        b'{"v":7,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
-        b'{"v":7,"t":"heartbeat","place":[1,2,null],"progress":null}',
-        b'{"v":7,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
-        b'{"v":7,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":7,"t":"place","place":[1,2,[]]}',
-        b'{"v":7,"t":"suspect"}',
-        b'{"v":7,"t":"suspect","generation":-1}',
-        b'{"v":7,"t":"suspect","generation":true}',
-        b'{"v":7,"t":"suspect","generation":1.0}',
-        b'{"v":7,"t":"suspect","generation":NaN}',
-        b'{"v":7,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
-        b'{"v":7,"t":"relay","generation":1,"key":"","value":""}',
-        b'{"v":7,"t":"relay","generation":1,"key":"k","value":"*"}',
-        b'{"v":7,"t":"relay","generation":1,"key":"k","value":"YQ"}',
-        b'{"v":7,"t":"relay","generation":1,"key":"a\\nb","value":""}',
-        b'{"v":7,"t":"relay","generation":1,"key":"\\ud800","value":""}',
+        b'{"v":8}',
+        b'{"v":8,"t":["ready"]}',
+        b'{"v":8,"t":"welcome","warm_up":true,"heartbeat_timeout_s":2.0,"proof":"00"}',
+        b'{"v":8,"t":"ready","more":1}',
+        b'{"v":8,"t":"ready","v":8}',
+        b'{"v":8,"t":"heartbeat"}',
+        b'{"v":8,"t":"heartbeat","place":null,"progress":[]}',
+        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","place":[],"progress":null}',
+        b'{"v":8,"t":"heartbeat","place":[1,2],"progress":null}',
+        b'{"v":8,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
+        b'{"v":8,"t":"heartbeat","place":[1,2,null],"progress":null}',
+        b'{"v":8,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
+        b'{"v":8,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":8,"t":"place","place":[1,2,[]]}',
+        b'{"v":8,"t":"suspect"}',
+        b'{"v":8,"t":"suspect","generation":-1}',
+        b'{"v":8,"t":"suspect","generation":true}',
+        b'{"v":8,"t":"suspect","generation":1.0}',
+        b'{"v":8,"t":"suspect","generation":NaN}',
+        b'{"v":8,"t":"suspect","generation":1' + b"0" * 5000 + b"}",
+        b'{"v":8,"t":"relay","generation":1,"key":"","value":""}',
+        b'{"v":8,"t":"relay","generation":1,"key":"k","value":"*"}',
+        b'{"v":8,"t":"relay","generation":1,"key":"k","value":"YQ"}',
+        b'{"v":8,"t":"relay","generation":1,"key":"a\\nb","value":""}',
+        b'{"v":8,"t":"relay","generation":1,"key":"\\ud800","value":""}',
     ],
     ids=lambda line: line[:60].decode("latin1"),
 )
@@ -193,7 +197,8 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
 @pytest.mark.parametrize(
     "view",
     [
-        [1, [["a", "n", "", 0, 1, 0, 0], ["a", "n", "", 0, 1, 0, 0]], 0, False, False, "", [], 0],
+        [1, [["a", "n", "", 0, 1, 0, 0], [1, 1]], 0, False, False, "", [], 0],
+        [1, [["a", "n", "", 0, 1, 0]], 0, False, False, "", [], 0],
         [1, [], 2, False, False, "", [], 0],
         [1, [], 0, 0, False, "", [], 0],
         [1, {}, 0, False, False, "", [], 0],
@@ -205,8 +210,8 @@ def test_decode_hello_with_malformed_member_raises_protocol_error(member):
     ids=str,
 )
 def test_decode_malformed_view_raises_protocol_error(view):
-    with pytest.raises(ProtocolError, match=r"view\.view"):
-        wire.decode_from_coordinator(json.dumps({"v": wire.VERSION, "t": "view", "view": view}).encode())
+    with pytest.raises(ProtocolError, match=r"view\.patch"):
+        wire.decode_from_coordinator(json.dumps({"v": wire.VERSION, "t": "view", "before": 0, "patch": view}).encode())
 
 
 def test_decode_other_version_says_so():
@@ -234,14 +239,14 @@ def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(fi
     if field == "promised":
         record[field] = 5 * 10**8 + 1  # claims have generations of nine digits
     else:
-        record[field][1][0][0] = 5 * 10**8 + 1
+        record[field][1][0] = 5 * 10**8 + 1
     with pytest.raises(ProtocolError, match=rf"return\.{field}"):
         wire.decode_from_worker(json.dumps(record).encode())
 
 
 def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
     with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":7,"t":"place","place":null}')
+        wire.decode_from_coordinator(b'{"v":8,"t":"place","place":null}')
 
 
 def test_encode_longest_place_is_decoded():
@@ -264,8 +269,8 @@ def test_encode_largest_hello_fits_the_bound_of_a_stranger():
 
 
 def test_encode_long_reason_is_cut():
-    line = wire.encode(wire.NewView(View(1, (), reason="r" * 50_000)))
-    assert len(wire.decode_from_coordinator(line[:-1]).view.reason) == fields.MAX_REASON_CHARS
+    line = wire.encode(wire.NewView(0, ViewPatch(1, (), reason="r" * 50_000)))
+    assert len(wire.decode_from_coordinator(line[:-1]).patch.reason) == fields.MAX_REASON_CHARS
 
 
 def test_encode_failure_is_cut_and_printable_and_fits_the_bound_of_a_stranger():
@@ -301,53 +306,90 @@ def test_decode_of_any_json_in_any_field_raises_nothing_but_protocol_error(data)
         wire.decode_from_coordinator(line)
 
 
-def test_members_that_are_lost_one_by_one_are_named_once_in_a_return():
+def test_members_that_are_lost_one_by_one_are_named_once():
     members = tuple(
         Member(f"node-{index:03}.cluster-{index:08x}", f"node-{index:03}.cluster", "10.0.0.1", standby=29400)
         for index in range(700)
     )
-    links = tuple(
-        Link(View(5 + lost, members[lost:], gone=tuple(member.id for member in members[:lost]), reason="x" * 200))
+    views = tuple(
+        View(5 + lost, members[lost:], gone=tuple(member.id for member in members[:lost]), reason="x" * 200)
         for lost in range(600)
     )
-    message = wire.Return("member", 900, 5, links, at_boundary=False, suspects=True, closed=False, failed="", store="")
-    line = wire.encode(message)
+    line = wire.encode(wire.Told(views))
     assert len(line) < wire.MAX_LINE_BYTES // 4
-    assert wire.decode_from_worker(line[:-1]) == message
+    assert wire.decode_from_worker(line[:-1]) == wire.Told(views)
 
 
 @given(st.data())
-def test_views_of_a_return_come_back_as_they_were_whatever_changes(data):
+def test_views_that_a_worker_tells_come_back_as_they_were_whatever_changes(data):
     members = st.lists(st.integers(0, 6), unique=True).map(lambda ids: tuple(Member(f"w{i}", "n", "") for i in ids))
     gone = st.lists(st.integers(0, 6), unique=True).map(lambda ids: tuple(f"w{index}" for index in ids))
-    views = data.draw(st.lists(st.tuples(members, gone), max_size=6))
-    links = tuple(Link(View(3 + index, some, gone=lost)) for index, (some, lost) in enumerate(views))
-    message = wire.Return("member", 9, 0, links, at_boundary=False, suspects=False, closed=False, failed="", store=None)
-    assert wire.decode_from_worker(wire.encode(message)[:-1]) == message
+    found = data.draw(st.lists(st.tuples(members, gone), max_size=6))
+    views = tuple(View(3 + index, some, gone=lost) for index, (some, lost) in enumerate(found))
+    assert wire.decode_from_worker(wire.encode(wire.Told(views))[:-1]) == wire.Told(views)
+
+
+def test_view_that_names_a_member_twice_raises_protocol_error():
+    with pytest.raises(ProtocolError, match="different ids"):
+        ViewPatch(8, (Span(0, 2), MEMBERS[1])).onto(VIEWS[0])
 
 
 @pytest.mark.parametrize(
     "parts", [[[0, 4]], [[2, 2]], [[3, 3]], [[-1, 2]], [[0, True]], [[0, 1], [0, 1]], [[1]], ["a"]]
 )
-def test_return_with_a_view_that_refers_to_what_is_not_there_raises_protocol_error(parts):
-    record = json.loads(wire.encode(wire.Return("member", 9, 7, LINKS, False, False, False, "", None)))
-    record["received"][1][0][1] = parts
-    with pytest.raises(ProtocolError, match=r"return\.received"):
+def test_view_that_refers_to_what_is_not_there_raises_protocol_error(parts):
+    record = json.loads(wire.encode(wire.Told(VIEWS)))
+    record["views"][1][1] = parts
+    with pytest.raises(ProtocolError, match=r"told\.views"):
         wire.decode_from_worker(json.dumps(record).encode())
 
 
-def test_return_that_names_more_members_than_anybody_has_raises_protocol_error():
+def test_views_with_more_members_than_anybody_has_raise_protocol_error():
     members = tuple(Member(f"w{index}", "n", "") for index in range(1000))
-    links = tuple(Link(View(5 + index, members)) for index in range(1100))
-    line = wire.encode(wire.Return("member", 2000, 5, links, False, False, False, "", None))
+    line = wire.encode(wire.Told(tuple(View(5 + index, members) for index in range(1100))))
     assert len(line) < wire.MAX_LINE_BYTES // 4
     with pytest.raises(ProtocolError, match="all together"):
         wire.decode_from_worker(line[:-1])
 
 
+def test_too_many_views_raise_protocol_error():
+    views = tuple(View(index, (Member("a", "n", ""),)) for index in range(6, fields.MAX_LINKS + 7))
+    assert wire.decode_from_worker(wire.encode(wire.Told(views[1:]))[:-1])
+    with pytest.raises(ProtocolError, match=r"told\.views.*at most 2048 views"):
+        wire.decode_from_worker(wire.encode(wire.Told(views))[:-1])
+
+
 def test_decode_return_with_too_many_views_raises_protocol_error():
-    links = tuple(Link(View(index, (Member("a", "n", ""),))) for index in range(6, fields.MAX_LINKS + 7))
-    message = wire.Return("member", 5000, 5, links, False, False, False, "", None)
-    assert wire.decode_from_worker(wire.encode(replace(message, received=links[1:]))[:-1])
+    names = tuple(ViewName(index, NONCE, over=False, agreed=False) for index in range(6, fields.MAX_LINKS + 7))
+    message = wire.Return("member", 5000, 5, names, False, False, False, "", None)
+    assert wire.decode_from_worker(wire.encode(replace(message, received=names[1:]))[:-1])
     with pytest.raises(ProtocolError, match=r"return\.received.*at most 2048 views"):
         wire.decode_from_worker(wire.encode(message)[:-1])
+
+
+def test_decode_return_with_views_in_another_order_raises_protocol_error():
+    message = wire.Return("member", 9, 7, NAMES[::-1], False, False, False, "", None)
+    with pytest.raises(ProtocolError, match=r"return\.received.*growing generations"):
+        wire.decode_from_worker(wire.encode(message)[:-1])
+
+
+def test_digest_of_a_view_tells_all_that_it_says():
+    changed = [
+        replace(VIEWS[0], **change)
+        for change in (
+            {"members": MEMBERS[:2]},
+            {"members": MEMBERS[::-1]},
+            {"members": (*MEMBERS[:2], replace(MEMBERS[2], door=9))},
+            {"admitted_at": 4},
+            {"pending": True},
+            {"hold": True},
+            {"reason": "another one"},
+            {"gone": ()},
+            {"base": 5},
+            {"generation": 8},
+        )
+    ]
+    digests = {fields.digest_of_view(view) for view in (VIEWS[0], *changed)}
+    assert len(digests) == 1 + len(changed)
+    (told,) = wire.decode_from_worker(wire.encode(wire.Told(VIEWS[:1]))[:-1]).views
+    assert fields.digest_of_view(told) == fields.digest_of_view(VIEWS[0])

@@ -29,11 +29,13 @@ from ef_common.core.membership import (
     Stored,
     decide,
 )
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import Link, digest_of_ids
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
-from ef_common.protocol.client import _return_of
+from ef_common.protocol.client import return_of
+from ef_common.protocol.fields import digest_of_view
+from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
 
 STORE = "0f" * 16
 LOSSES = ("killed", "broken", "silent", "proved")
@@ -71,12 +73,12 @@ class Job:
         for action in actions:
             match action:
                 case Install(view):
-                    self.note(wire.NewView(view))
+                    self.note(wire.NewView(0, ViewPatch.between(NO_VIEW, view)))
                     for worker in view.ids:
                         self.standings[worker] = self.standings.get(worker, Standing()).received(view)
                 case Agree(view):
                     for worker in view.ids:
-                        self.standings[worker] = self.standings[worker].agreed(view.generation, view.ids)
+                        self.standings[worker] = self.standings[worker].agreed(view.generation, digest_of_ids(view.ids))
                 case Claim(worker, bid):
                     self.num_claims += 1
                     self(Claimed(worker, bid.claim, bid.members))
@@ -97,7 +99,15 @@ class Job:
             self(Settled(worker, self.state.view.generation))
             self(Stored(worker, STORE))
             self.standings[worker] = self.standings[worker].told("settled", self.state.view.generation)
-            self.note(_return_of(self.standings[worker].report(self.state.workers[worker][0])))
+            self.note(self.report_of(worker))
+
+    def report_of(self, worker: str) -> wire.Return:
+        report = self.standings[worker].report(self.state.workers[worker][0])
+        names = (
+            ViewName(link.view.generation, digest_of_view(link.view), link.over, link.agreed)
+            for link in report.received
+        )
+        return return_of(report, tuple(names))
 
     def change(self, how: str) -> None:
         """The first member is lost, and a newcomer takes its place: two views."""

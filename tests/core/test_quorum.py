@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ef_common.core.quorum import Bid, Link, Stores, bids, merge, shortfall
+from ef_common.core.quorum import Bid, Link, Stores, bids, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 
 
@@ -261,3 +261,9 @@ class World:
             assert not self.alive, f"{self.alive} and {chosen}"
             self.alive.append(chosen)
             self.settled |= chosen
+
+
+def test_reason_names_some_of_very_many_workers() -> None:
+    ids = [f"w{index:04}" for index in range(1000)]
+    assert some_of(ids[:3]) == "w0000, w0001, w0002"
+    assert some_of(ids) == f"{', '.join(ids[:8])} and 992 more"

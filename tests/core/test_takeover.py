@@ -38,7 +38,7 @@ from ef_common.core.membership import (
     missing,
     next_deadline,
 )
-from ef_common.core.quorum import Link
+from ef_common.core.quorum import Link, digest_of_ids
 from ef_common.core.standing import Standing
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -526,8 +526,8 @@ def test_view_of_which_a_claim_may_exist_does_not_go_on_as_it_is():
 
 def test_agreement_is_of_one_view_of_its_generation():
     standing = Standing().received(view(5, "ab"))
-    assert not standing.agreed(5, ("a", "b", "c")).links[0].agreed
-    assert standing.agreed(5, ("a", "b")).links[0].agreed
+    assert not standing.agreed(5, digest_of_ids(("a", "b", "c"))).links[0].agreed
+    assert standing.agreed(5, digest_of_ids(("a", "b"))).links[0].agreed
 
 
 def test_worker_that_knows_only_of_views_that_never_came_about_hears_that_it_is_out():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,9 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     ],
 )
 def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
-    sent: list[signal.Signals], noted: list[signal.Signals]
+    sent: list[signal.Signals], noted: list[signal.Signals], request: pytest.FixtureRequest
 ) -> None:
+    request.addfinalizer(partial(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL)))
     with launcher._listening() as signals:
         for number in sent:
             signal.raise_signal(number)

@@ -29,6 +29,7 @@ from ef_common.protocol.client_outputs import (
 from ef_common.protocol.peer import Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write, WriteOrReset
+from ef_common.protocol.view_patch import NO_VIEW, ViewPatch
 
 T = TypeVar("T", bound=ClientOutput)
 
@@ -74,7 +75,7 @@ def member(now: float = 0.0, *, standby: int = 1000) -> tuple[Client, Link]:
     """A client in view 1."""
     client = make(standby=standby)
     link, _ = introduce(client, serve(), now)
-    client.receive(link, wire.encode(wire.NewView(VIEW)), now)
+    client.receive(link, wire.encode(wire.NewView(0, ViewPatch.between(NO_VIEW, VIEW))), now)
     client.outputs.clear()
     return client, link
 

@@ -7,11 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.core.progress import Progress
+from ef_common.core.membership import Settings
+from ef_common.core.place import Place
+from ef_common.core.progress import Limits, Progress
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
 from ef_common.protocol import wire
+from ef_common.protocol.auth import worker_proof
 from ef_common.protocol.client_outputs import Connect
-from ef_common.protocol.peer import Peer
-from ef_common.protocol.server_outputs import Close
+from ef_common.protocol.fields import digest_of_view
+from ef_common.protocol.peer import End, Peer
+from ef_common.protocol.server import CoordinatorServer
+from ef_common.protocol.server_outputs import Close, Write, WriteOrReset
+from ef_common.protocol.view_patch import Span
+from tests.protocol.returning import returning
 from tests.protocol.test_client import drain, introduce, make, serve
 
 
@@ -44,6 +53,173 @@ def test_heartbeat_to_a_coordinator_that_knows_of_the_failure_alone_is_no_reason
     server.receive(peer, wire.encode(heartbeat), 1.0)
     assert not is_closed(server.outputs, peer)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+MEMBERS = tuple(Member(f"w{index}", f"n{index}", "10.0.0.1", standby=1000 + index) for index in range(6))
+LINKS = (Link(View(4, MEMBERS, 4)), Link(View(5, MEMBERS[:5], 4, gone=("w5",), base=4)))
+
+
+class Standby:
+    """A coordinator that has led nobody, and those who come to it from another one."""
+
+    def __init__(self) -> None:
+        self.server = CoordinatorServer(
+            0.0, token=None, settings=Settings(), heartbeat_timeout_s=4.0, limits=Limits(), standby=True
+        )
+        self.heard: dict[Peer, list[wire.FromCoordinator]] = {}
+
+    def introduce(self, member: Member) -> Peer:
+        peer = self.server.connect("10.0.0.1", 0.0)
+        self._listen()
+        (challenge,) = self.heard[peer]
+        assert isinstance(challenge, wire.Challenge)
+        nonce, key = "0f" * 16, "1e" * 16
+        proof = worker_proof(None, server_nonce=challenge.nonce, client_nonce=nonce, key=key, member=member)
+        self.say(peer, wire.Hello(member, nonce, key, proof, returning=True))
+        self.heard[peer].clear()
+        return peer
+
+    def say(self, peer: Peer, *messages: wire.FromWorker) -> None:
+        self.server.receive(peer, b"".join(map(wire.encode, messages)), 0.0)
+        self._listen()
+
+    def end(self, peer: Peer) -> None:
+        self.server.end(peer, End.CLOSED, 0.0)
+        self._listen()
+
+    def tick(self, now: float) -> None:
+        self.server.tick(now)
+        self._listen()
+
+    def _listen(self) -> None:
+        while self.server.outputs:
+            output = self.server.outputs.popleft()
+            data = b""
+            if isinstance(output, (Write, WriteOrReset)):
+                data = output.data
+            elif isinstance(output, Close):
+                data = output.last_words
+            for line in data.splitlines():
+                self.heard.setdefault(output.peer, []).append(wire.decode_from_coordinator(line))
+
+
+def named(*indices: int) -> tuple[str, ...]:
+    return tuple(digest_of_view(LINKS[index].view) for index in indices)
+
+
+def test_a_few_of_those_who_name_an_unknown_view_are_asked_for_it_and_all_are_heard_once_it_is_told() -> None:
+    standby = Standby()
+    peers = [standby.introduce(member) for member in MEMBERS[:5]]
+    report, told = returning(LINKS[1:])
+    for peer in peers:
+        standby.say(peer, report)
+    assert [standby.heard[peer] for peer in peers] == [[wire.Recall(named(1))]] * 3 + [[], []]
+    assert standby.server.state.idle
+    standby.say(peers[1], told)
+    assert standby.server.state.view == LINKS[1].view
+    assert len(standby.server.state.workers) == 5
+    standby.say(peers[0], told)  # that others have been faster is no fault
+    assert [peer.dropped for peer in peers] == [False] * 5
+
+
+def test_another_one_is_asked_for_a_view_if_all_who_were_asked_are_gone() -> None:
+    standby = Standby()
+    peers = [standby.introduce(member) for member in MEMBERS[:5]]
+    report, told = returning(LINKS)
+    for peer in peers:
+        standby.say(peer, report)
+    for peer in peers[:3]:
+        standby.end(peer)
+    assert standby.heard[peers[3]] == [wire.Recall(named(0, 1))]
+    standby.say(peers[3], told)
+    assert set(standby.server.state.workers) == {"w3", "w4"}
+
+
+def test_who_does_not_tell_the_view_that_it_names_is_refused_and_others_are_heard() -> None:
+    standby = Standby()
+    liar, honest = standby.introduce(MEMBERS[0]), standby.introduce(MEMBERS[1])
+    standby.say(liar, returning(LINKS)[0])
+    standby.say(honest, returning(LINKS)[0])
+    standby.say(liar, returning(LINKS[:1])[1])
+    assert liar.dropped
+    standby.say(honest, returning(LINKS)[1])
+    assert set(standby.server.state.workers) == {"w1"}
+
+
+def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
+    standby = Standby()
+    peers = [standby.introduce(member) for member in MEMBERS[:5]]
+    report, told = returning(LINKS, settled=5)
+    for peer in peers:
+        standby.say(peer, report, wire.Leave(), wire.Relay(5, "k", b"v"))
+    standby.say(peers[0], wire.Heartbeat(Place(1, 2), Progress(5, 3, True, "step", 1.0)))
+    assert standby.heard[peers[0]][-1] == wire.Alive()  # it need not wait for the views to hear that
+    standby.say(peers[0], told)
+    phases = {worker: phase.value for worker, (_, phase) in standby.server.state.workers.items()}
+    assert phases == dict.fromkeys(LINKS[1].view.ids, "leaving")
+    assert not any(peer.dropped for peer in peers)
+
+
+def test_who_says_very_much_while_its_report_waits_is_refused() -> None:
+    standby = Standby()
+    peer = standby.introduce(MEMBERS[0])
+    standby.say(peer, returning(LINKS)[0])
+    for _ in range(6):
+        standby.say(peer, wire.Relay(5, "k", b"v" * 700_000))
+    assert peer.dropped
+    assert standby.server._waiting == {}
+
+
+def test_report_of_views_that_are_known_needs_no_answer() -> None:
+    standby = Standby()
+    first, second = standby.introduce(MEMBERS[0]), standby.introduce(MEMBERS[1])
+    standby.say(first, *returning(LINKS))
+    standby.say(second, returning(LINKS)[0])
+    assert set(standby.server.state.workers) == {"w0", "w1"}
+    assert not any(isinstance(message, wire.Recall) for message in standby.heard[second])
+
+
+def test_view_is_told_by_what_it_changes_of_what_each_one_knows() -> None:
+    standby = Standby()
+    peers = [standby.introduce(member) for member in MEMBERS[:5]]
+    for peer in peers[:4]:
+        standby.say(peer, *returning(LINKS))
+    standby.say(peers[4], *returning(LINKS[:1]))  # it has not received the newest one
+    after = standby.server.state.view
+    assert after is not None
+    assert (after.generation, after.ids) == (6, LINKS[1].view.ids)
+    for peer in peers:
+        (new,) = (message for message in standby.heard[peer] if isinstance(message, wire.NewView))
+        before = LINKS[peer is not peers[4]].view
+        assert new.before == before.generation
+        assert new.patch.onto(before) == after
+        assert len(new.patch.members) == 1
+    standby.end(peers[2])
+    (newest,) = (one for one in standby.heard[peers[0]] if isinstance(one, wire.NewView) and one.before == 6)
+    assert newest.patch.members == (Span(0, 2), Span(3, 5))
+
+
+def test_what_many_members_publish_is_gathered_and_sent_in_one_line() -> None:
+    standby = Standby()
+    members = tuple(replace(MEMBERS[0], id=f"w{index:02}", node=f"n{index}") for index in range(20))
+    peers = [standby.introduce(member) for member in members]
+    for peer in peers:
+        standby.say(peer, *returning([Link(View(4, members, 4))]))
+    for peer in peers:
+        standby.heard[peer].clear()
+    for rank, peer in enumerate(peers):
+        standby.say(peer, wire.Relay(4, f"port/{rank}", b"%d" % rank))
+    assert not any(standby.heard[peer] for peer in peers)
+    standby.tick(0.0001)
+    assert not any(standby.heard[peer] for peer in peers)
+    standby.tick(0.001)
+    values = tuple((f"port/{rank}", b"%d" % rank) for rank in range(20))
+    assert [standby.heard[peer] for peer in peers] == [[wire.Relayed(4, values)]] * 20
+    standby.say(peers[0], wire.Relay(4, "large", b"x" * 300_000))
+    standby.say(peers[1], wire.Relay(4, "larger", b"y" * 300_000))  # together they would be too long a line
+    standby.tick(0.002)
+    keys = [[key for key, _ in one.values] for one in standby.heard[peers[2]][1:] if isinstance(one, wire.Relayed)]
+    assert keys == [["large"], ["larger"]]
 
 
 def is_closed(outputs: object, peer: Peer) -> bool:

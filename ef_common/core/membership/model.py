@@ -47,6 +47,10 @@ class Settings:
         return 2.0 * self.loss_notice_s
 
 
+Known = Mapping[tuple[int, ...], tuple[int, tuple[Link, ...]]]
+"""The settled generation and the chain of workers; those that know the same views, as the same objects, share one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
     """State of the coordinator. ``view`` is None before the first view and after the loss of all members."""
@@ -77,6 +81,7 @@ class Membership:
     contested_at: float = 0.0  # when that was seen last
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
+    known: Known = field(default_factory=lambda: MappingProxyType({}))  # what those who have returned know
     outpaced: str = ""  # a member that is to be replaced as soon as a spare is ready
     replacement: str = ""  # who has come in its place, when it only has to go yet
     held: str = ""  # why a view is held back

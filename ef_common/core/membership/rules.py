@@ -23,7 +23,7 @@ from ef_common.core.membership.model import (
     Welcome,
 )
 from ef_common.core.membership.roster import admissible, present, remaining, with_phase
-from ef_common.core.quorum import Link, merge, shortfall
+from ef_common.core.quorum import Link, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -286,7 +286,7 @@ def silent(state: Membership, event: Silent, settings: Settings) -> Decision:
         dismissed=state.dismissed.difference(others),
         last=state.last.difference(others),
     )
-    why = f"{event.why}, like {', '.join(others)}" if others else event.why
+    why = f"{event.why}, like {some_of(others)}" if others else event.why
     return gone(state, Gone(last, why, silent=True), settings)
 
 
@@ -295,9 +295,10 @@ def settled(state: Membership, worker: str, generation: int) -> Decision:
     view = state.view
     if view is None or view.generation != generation or view.rank_of(worker) is None:
         return state, (), ""  # a newer view is on its way to it
-    chain = tuple(link for link in state.chain if link.view.generation >= generation)
-    gone = state.gone & ids_of(chain)
-    state = replace(state, settled=state.settled | {worker}, chain=chain, based=True, gone=gone)
+    state = replace(state, settled=state.settled | {worker}, based=True)
+    if state.chain[0].view.generation < generation:
+        chain = tuple(link for link in state.chain if link.view.generation >= generation)
+        state = replace(state, chain=chain, gone=state.gone & ids_of(chain))
     return state, replacement.dismissal(state, view), ""
 
 
@@ -327,7 +328,7 @@ def overdue(state: Membership, now: float, settings: Settings) -> Decision:
     view, since = state.view, state.suspected_at
     if view is None or since is None or now < since + settings.loss_notice_s or state.held:
         return state, (), ""
-    reason = f"the group broke for {', '.join(sorted(state.suspects))}, and nobody is lost"
+    reason = f"the group broke for {some_of(state.suspects)}, and nobody is lost"
     return _install(state, view.members, settings, planned=False, dropped=(), reason=reason)
 
 
@@ -489,4 +490,4 @@ def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> s
 
 def known(state: Membership) -> tuple[Link, ...]:
     """The chain, as the members know it that have come to a standby."""
-    return merge((report.settled, report.received) for report in state.returned.values())[1]
+    return merge(state.known.values())[1]

@@ -73,11 +73,9 @@ def _returned(state: Membership, event: Returned, now: float, settings: Settings
     welcome = Welcome(worker, warm_up=False)
     if state.gathering_since is not None:
         workers = MappingProxyType({**state.workers, worker: (event.member, event.phase)})
-        returned = MappingProxyType({**state.returned, worker: event})
         closed, training = state.closed or event.closed, max(state.training, event.training)
-        state = replace(
-            state, generation=generation, workers=workers, returned=returned, closed=closed, training=training
-        )
+        state = replace(state, generation=generation, workers=workers, closed=closed, training=training)
+        state = _noted(state, event)
         return state, (welcome,), f"{worker} has come from another coordinator"
     view = state.view
     rank = None if view is None else view.rank_of(worker)
@@ -131,7 +129,23 @@ def told_meanwhile(state: Membership, event: AtBoundary | Suspected | Settled) -
             report = replace(report, suspects=True)
         case Settled():
             report = replace(report, settled=event.generation, received=report.received[-1:])
-    return replace(state, returned=MappingProxyType({**state.returned, event.worker: report}))
+    return _noted(state, report)
+
+
+def _noted(state: Membership, report: Returned) -> Membership:
+    """Note what a worker has reported, and what it knows, unless others know the same."""
+    worker, key = report.member.id, _key_of(report)
+    returned = MappingProxyType({**state.returned, worker: report})
+    known = state.known
+    if worker in state.returned:  # what it knew before may be known to nobody now
+        known = MappingProxyType({_key_of(one): (one.settled, one.received) for one in returned.values()})
+    elif key not in known:
+        known = MappingProxyType({**known, key: (report.settled, report.received)})
+    return replace(state, returned=returned, known=known)
+
+
+def _key_of(report: Returned) -> tuple[int, ...]:
+    return (report.settled, *map(id, report.received))
 
 
 def _readmit(state: Membership, view: View, event: Returned) -> Membership:
@@ -173,11 +187,14 @@ def _newcomer_returned(state: Membership, event: Returned, now: float, settings:
 def end_gathering(state: Membership, now: float, settings: Settings) -> Decision:
     """Take over from another coordinator, once all members that can come have come."""
     since = state.gathering_since
-    settled, chain = merge((report.settled, report.received) for report in state.returned.values())
+    can_wait = since is None or now < since + settings.loss_notice_s
+    if can_wait and _is_incomplete(state):
+        return state, (), ""
+    settled, chain = merge(state.known.values())
     gone = state.gone | {worker for link in chain for worker in link.view.gone}
     view = chain[-1].view
-    unheard = [w for w in view.ids if w not in state.workers and w not in gone | state.dead]
-    if since is None or (unheard and now < since + settings.loss_notice_s):
+    out = gone | state.dead
+    if can_wait and any(worker not in state.workers and worker not in out for worker in view.ids):
         return state, (), ""
     strangers = tuple(
         worker
@@ -201,6 +218,7 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
         announced=False,
         gathering_since=None,
         returned=MappingProxyType({}),
+        known=MappingProxyType({}),
     )
     dismissals = tuple(Dismiss(worker, "the newest view is without it") for worker in strangers)
     state, skips = rules.pass_over(state)
@@ -214,6 +232,13 @@ def end_gathering(state: Membership, now: float, settings: Settings) -> Decision
     if state.closed:
         actions = (*actions, *(Finish(w) for w, (_, p) in state.workers.items() if p in (Phase.WARMING, Phase.READY)))
     return state, (*dismissals, *skips, *actions), reason
+
+
+def _is_incomplete(state: Membership) -> bool:
+    """Whether too few are here for any view; found in haste, as this is asked for each that comes."""
+    views = [link.view for _, chain in state.known.values() for link in chain]
+    num_out = len(state.gone) + len(state.dead) + sum(len(view.gone) for view in views)
+    return len(state.workers) + num_out < min(view.world_size for view in views)
 
 
 def _go_on(state: Membership, view: View, settings: Settings) -> Decision:

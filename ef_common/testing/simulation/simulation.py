@@ -304,6 +304,9 @@ class Simulation:
             waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
             if not waiting:
                 return
+            if not any(coordinator.alive for coordinator in self.coordinators.values()):
+                self._judge_halt()  # who is in a collective with a lost member may never hear of that
+                return
             exhausted = self._num_rescues >= MAX_RESCUES
             nobody_can = exhausted and any(worker.end == CANNOT_BEGIN for worker in self.workers.values())
             if nobody_can or self._cannot_begin_anew():

@@ -1,0 +1,390 @@
+"""How the cost of a change grows with the number of workers: a loss, a join, 100 joins at once, a failover.
+
+A real coordinator, in a process of its own, serves real clients over loopback: the state machine of a worker's end,
+with a socket each, many in this process; no training, and no process groups. A client counts as settled in a view as
+soon as it has it. For each change: the bytes that all clients send and receive, the longest message, and the CPU time
+of the coordinator that leads. The exponents are those of a power law through the figures of 64 workers and more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO
+
+from ef_common.collectives.bootstrap_store import pack
+from ef_common.core.view import Member
+from ef_common.errors import MembershipError
+from ef_common.protocol import client_outputs as outputs
+from ef_common.protocol.client import Client
+from tests.benchmarks.figure import Figure, emit, is_quick
+from tests.benchmarks.processes import ROOT
+
+SIZES = (16, 64, 256, 1024, 4096)
+QUICK_SIZES = (16, 64, 256)
+NUM_JOINS = 100
+TARGET_EXPONENT = 1.3
+BUDGET_S = 1.0
+BUDGET_SIZE = 1024
+MAX_MESSAGE_BYTES = 1024 * 1024
+_GUARD_S = 300.0
+_LOOK_S = 0.05
+_AT_ONCE = 64
+_READ_BYTES = 256 * 1024
+_PAIR_BYTES = 8
+
+
+@dataclass
+class Cost:
+    """What a change has cost.
+
+    Args:
+        num_bytes: That all clients have sent and received.
+        longest: Bytes of the longest message.
+        cpu_s: CPU time of the leader.
+        wall_s: Until all had settled.
+    """
+
+    num_bytes: int
+    longest: int
+    cpu_s: float
+    wall_s: float
+
+
+class Leader:
+    """The process of a coordinator."""
+
+    def __init__(self, num_workers: int, role: str = "leader") -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.scale_coordinator", str(num_workers), role]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.port = int(self._pipe(self.process.stdout).readline())
+
+    def ask(self) -> dict[str, float]:
+        """What it has used, and decided."""
+        asks = self._pipe(self.process.stdin)
+        asks.write("\n")
+        asks.flush()
+        answer: dict[str, float] = json.loads(self._pipe(self.process.stdout).readline())
+        return answer
+
+    def kill(self) -> None:
+        """Kill it, as a node that is lost."""
+        self.process.kill()
+        self.process.communicate()
+
+    @staticmethod
+    def _pipe(pipe: IO[str] | None) -> IO[str]:
+        if pipe is None:
+            raise RuntimeError("the coordinator has no pipe")
+        return pipe
+
+
+class Worker:
+    """A client and its sockets; it settles in each view, and comes to a boundary when it is to."""
+
+    def __init__(self, crowd: Crowd, member: Member, address: tuple[str, int]) -> None:
+        self.crowd = crowd
+        self.client = Client(address, member, None, connect_timeout_s=_GUARD_S)
+        self.sockets: dict[outputs.Link, socket.socket] = {}
+        self.unsent: dict[outputs.Link, bytearray] = {}
+        self.is_ready = False
+        self.settled = self.asked = 0
+        self.client.start(time.monotonic())
+        self.do_all()
+
+    def do_all(self) -> None:
+        """Do what the client asks for, and say what a worker says."""
+        self._act()
+        while self.client.outputs:
+            self._do(self.client.outputs.popleft())
+            if not self.client.outputs:
+                self._act()
+
+    def _act(self) -> None:
+        client = self.client
+        try:
+            if client.started() and not self.is_ready:
+                self.is_ready = True
+                client.send("ready", client.training)
+            view = client.newer_view(self.settled)
+        except MembershipError:
+            return
+        if view is not None:
+            self.settled = view.generation
+            client.send("settled", view.generation)
+        if client.change_pending and self.settled > self.asked:
+            self.asked = self.settled
+            client.send("at_boundary", self.settled)
+
+    def _do(self, output: outputs.ClientOutput) -> None:
+        match output:
+            case outputs.Connect(link):
+                sock = socket.socket()
+                try:
+                    sock.connect(link.address)
+                except OSError as error:
+                    sock.close()
+                    self.client.unreached(link, str(error), time.monotonic())
+                    return
+                sock.setblocking(False)
+                self.sockets[link], self.unsent[link] = sock, bytearray()
+                self.crowd.watch(self, link, sock)
+                self.client.connected(link, time.monotonic())
+            case outputs.Send(link, data):
+                self.crowd.count(data)
+                self._send(link, data)
+            case outputs.Close(link) | outputs.Leave(link) | outputs.EndSending(link):
+                self._close(link)
+
+    def _send(self, link: outputs.Link, data: bytes) -> None:
+        sock = self.sockets.get(link)
+        if sock is None:
+            return
+        self.unsent[link] += data
+        try:
+            sent = sock.send(self.unsent[link])
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self.unsent[link])
+        del self.unsent[link][:sent]
+
+    def _close(self, link: outputs.Link) -> None:
+        sock = self.sockets.pop(link, None)
+        if sock is not None:
+            self.crowd.forget(sock)
+            sock.close()
+
+    def read(self, link: outputs.Link) -> None:
+        """Something has come, or the connection has ended."""
+        sock = self.sockets.get(link)
+        if sock is None:
+            return
+        try:
+            data = sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self.crowd.count(data)
+            self.client.receive(link, data, time.monotonic())
+        else:
+            self._close(link)
+            self.client.ended(link, in_order=True, now=time.monotonic())
+        self.do_all()
+
+    def kill(self) -> None:
+        """End all connections, as the system of a killed process does."""
+        for link in list(self.sockets):
+            self._close(link)
+
+
+class Crowd:
+    """Many workers, served by one loop."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        self.num_bytes = self.longest = 0
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, worker: Worker) -> Worker:
+        """One more."""
+        self.workers.append(worker)
+        return worker
+
+    def watch(self, worker: Worker, link: outputs.Link, sock: socket.socket) -> None:
+        """Read what comes on this socket."""
+        self._selector.register(sock, selectors.EVENT_READ, (worker, link))
+
+    def forget(self, sock: socket.socket) -> None:
+        """No more."""
+        self._selector.unregister(sock)
+
+    def count(self, data: bytes) -> None:
+        """Count bytes, and the longest line among them."""
+        self.num_bytes += len(data)
+        self.longest = max(self.longest, *(len(line) for line in data.split(b"\n")))
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        """Let all go on.
+
+        Raises:
+            TimeoutError: It has taken too long.
+        """
+        now = time.monotonic()
+        end, look_at = now + _GUARD_S, now
+        while True:
+            # A few at a time, as processes of their own would all have their turn.
+            for key, _ in self._selector.select(_LOOK_S)[:_AT_ONCE]:
+                worker, link = key.data
+                worker.read(link)
+            now = time.monotonic()
+            if now < look_at:
+                continue
+            look_at = now + _LOOK_S
+            for worker in self.workers:
+                due = worker.client.deadline
+                if due is not None and now >= due:
+                    worker.client.tick(now)
+                    worker.do_all()
+            if is_over():
+                return
+            if now > end:
+                raise TimeoutError("the change does not come about")
+
+
+class Job:
+    """A job of so many workers, in its first view, and a standby."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.leader, self.standby = Leader(size), Leader(size, "standby")
+        self.crowd = Crowd()
+        self.num_made = 0
+        for _ in range(size):
+            self.join()
+            if self.num_made % 64 == 0:
+                self.crowd.run_until(lambda: all(one.client._link for one in self.crowd.workers))
+        self.crowd.run_until(lambda: self.is_settled(size))
+
+    def join(self) -> Worker:
+        """One more worker, on a node of its own."""
+        index = self.num_made
+        self.num_made += 1
+        node = f"node-{index:05}.cluster"
+        member = Member(f"{node}/0-{index:08x}", node, "127.0.0.1", standby=self.standby.port)
+        return self.crowd.add(Worker(self.crowd, member, ("127.0.0.1", self.leader.port)))
+
+    def is_settled(self, size: int, after: int = 0) -> bool:
+        """Whether so many workers are in a view after that of this generation, and have all settled."""
+        views = [worker.client.generation for worker in self.crowd.workers]
+        if min(views) <= after or len(set(views)) > 1:
+            return False
+        state = self.leader.ask()
+        return state["size"] == state["settled"] == size and state["generation"] == views[0]
+
+    def cost(self, act: Callable[[], None], is_over: Callable[[], bool]) -> Cost:
+        """What a change costs."""
+        crowd = self.crowd
+        crowd.num_bytes = crowd.longest = 0
+        begin, before_s = time.monotonic(), self.leader.ask()["cpu_s"]
+        act()
+        crowd.run_until(is_over)
+        return Cost(crowd.num_bytes, crowd.longest, self.leader.ask()["cpu_s"] - before_s, time.monotonic() - begin)
+
+    def lose(self) -> Cost:
+        """A worker is killed."""
+        lost = self.crowd.workers[self.size // 2]
+        newest = lost.client.generation
+        self.crowd.workers.remove(lost)
+        size = len(self.crowd.workers)
+        return self.cost(lost.kill, lambda: self.is_settled(size, newest))
+
+    def gain(self, number: int) -> Cost:
+        """So many workers come at once."""
+        newest = self.crowd.workers[0].client.generation
+        size = len(self.crowd.workers) + number
+
+        def act() -> None:
+            for _ in range(number):
+                self.join()
+
+        return self.cost(act, lambda: self.is_settled(size, newest))
+
+    def meet(self) -> Cost:
+        """All publish addresses as Gloo does, and wait for those of all others."""
+        workers = self.crowd.workers
+        generation, keys = workers[0].client.generation, [f"0/{rank}" for rank in range(len(workers))]
+
+        def act() -> None:
+            for rank, worker in enumerate(workers):
+                pairs = b"".join(
+                    (rank * len(workers) + other).to_bytes(_PAIR_BYTES, "little") for other in range(self.size)
+                )
+                worker.client.publish(generation, keys[rank], pack(bytes(154) + pairs))
+                worker.do_all()
+
+        def is_over() -> bool:
+            return all(len(worker.client._values) >= len(workers) for worker in workers)
+
+        return self.cost(act, is_over)
+
+    def fail_over(self) -> Cost:
+        """The coordinator is killed."""
+        size = len(self.crowd.workers)
+        killed, self.leader = self.leader, self.standby
+
+        def is_over() -> bool:
+            state = self.leader.ask()
+            return bool(state["leads"]) and state["size"] == state["settled"] == size
+
+        return self.cost(killed.kill, is_over)
+
+    def close(self) -> None:
+        """End it."""
+        for worker in self.crowd.workers:
+            worker.kill()
+        self.leader.kill()
+        self.standby.kill()
+
+
+def measure(size: int) -> dict[str, Cost]:
+    """The costs of each change in a job of this size."""
+    job = Job(size)
+    try:
+        costs = {"loss": job.lose(), "join": job.gain(1), "meeting": job.meet(), "failover": job.fail_over()}
+        return costs | {"joins": job.gain(NUM_JOINS)}
+    finally:
+        job.close()
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """That of the power law that fits best: the slope of a line through the logarithms."""
+    xs, ys = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum((x - mean_x) ** 2 for x in xs)
+
+
+def run(sizes: Sequence[int]) -> dict[str, Figure]:
+    """Measure jobs of these sizes."""
+    costs: dict[int, dict[str, Cost]] = {}
+    for size in sizes:
+        costs[size] = measure(size)
+        for change, cost in costs[size].items():
+            print(
+                f"{size:5} workers, {change:8}: {cost.num_bytes / 1e6:9.3f} MB, longest message "
+                f"{cost.longest / 1e3:7.1f} kB, leader {cost.cpu_s:7.3f} s CPU, {cost.wall_s:7.3f} s",
+                flush=True,
+            )
+    large = [size for size in sizes if size >= 64]
+    figures: dict[str, Figure] = {}
+    for change in ("loss", "join", "failover"):
+        for what in ("num_bytes", "cpu_s"):
+            found = [float(getattr(costs[size][change], what)) for size in large]
+            steps = {
+                f"{one}-{two}": exponent((one, two), pair)
+                for (one, two), pair in zip(pairwise(large), pairwise(found), strict=True)
+            }
+            name = f"scale_{change}_exponent_{'bytes' if what == 'num_bytes' else 'cpu'}"
+            details = {str(size): cost for size, cost in zip(large, found, strict=True)} | steps
+            figures[name] = Figure(exponent(large, found), 1.0, TARGET_EXPONENT, "exponent", details)
+    if BUDGET_SIZE in costs:
+        for change in ("loss", "join", "joins", "failover"):
+            ours = costs[BUDGET_SIZE][change].cpu_s
+            figures[f"scale_{change}_cpu_{BUDGET_SIZE}"] = Figure(ours, BUDGET_S, 1.0, "s CPU")
+    longest = max(cost.longest for found in costs.values() for cost in found.values())
+    figures["scale_longest_message"] = Figure(longest, MAX_MESSAGE_BYTES, 1.0, "bytes")
+    return figures
+
+
+if __name__ == "__main__":
+    emit(run(QUICK_SIZES if is_quick(__doc__) else SIZES))

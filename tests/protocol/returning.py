@@ -1,0 +1,27 @@
+"""What a worker says that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ef_common.core.quorum import Link
+from ef_common.protocol import wire
+from ef_common.protocol.fields import digest_of_view
+from ef_common.protocol.view_patch import ViewName
+
+
+def returning(links: Iterable[Link] = (), phase: str = "member", **fields: object) -> list[wire.FromWorker]:
+    """What a worker says that comes back and has received these views; by default it has settled in the first one."""
+    links = tuple(links)
+    names = tuple(ViewName(one.view.generation, digest_of_view(one.view), one.over, one.agreed) for one in links)
+    generations = [name.generation for name in names]
+    known: dict[str, object] = {
+        "promised": max(generations, default=0),
+        "settled": min(generations, default=0),
+        "at_boundary": False,
+        "suspects": False,
+        "closed": False,
+        "failed": "",
+        "store": None,
+    }
+    return [wire.Return(phase=phase, received=names, **known | fields), wire.Told(tuple(link.view for link in links))]
