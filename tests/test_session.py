@@ -12,6 +12,7 @@ from ef_common.core.view import Member, View
 from ef_common.errors import (
     CannotJoin,
     CoordinatorLost,
+    GroupBroken,
     JobFinished,
     Left,
     MembershipError,
@@ -213,6 +214,41 @@ def test_session_that_cannot_save_ends_with_the_error() -> None:
     session.leave()
     with pytest.raises(ValueError, match="no number"):
         session.boundary()
+
+
+def test_member_whose_group_has_broken_before_a_boundary_tells_so_and_does_not_wait_as_if_all_had_met() -> None:
+    """Others may wait in the meeting for ever: it may have broken at this end alone."""
+
+    class Broken(Group):
+        def meet(self, call: str, tensors: Any = None) -> Group:
+            raise GroupBroken("a worker is lost")
+
+        def abort(self) -> None: ...
+
+    class Planning(Founding):
+        """A line over which no view comes after the first one."""
+
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.sent: list[tuple[str, int]] = []
+
+        def send(self, kind: str, generation: int = 0) -> None:
+            self.sent.append((kind, generation))
+
+        def next_view(self, after: int) -> View:
+            if after:
+                raise CoordinatorLost("it is gone")
+            return self.view
+
+    channel: Any = Planning()
+    groups: Any = SimpleNamespace(build=lambda view, rank, bootstrap: Broken(2), from_bytes=bytes)
+    session = Session(channel.view.members[0], channel=channel, groups=groups)
+    session.start()
+    session.agree(2.0)
+    with pytest.raises(CoordinatorLost):
+        session.boundary()
+    told = [message for message in channel.sent if message[0] in ("suspect", "at_boundary")]
+    assert told == [("suspect", session.view.generation)]
 
 
 @pytest.mark.parametrize("call", [Session.start, Session.join])

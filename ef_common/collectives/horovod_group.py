@@ -207,13 +207,16 @@ class HorovodGroups(ByteArrays):
                 thread.join(_ABANDON_POLL_S)
                 if not outcome and bootstrap.replaced():
                     new.look()
-                    for descriptor, inode in (*new.connected(rendezvous.ports), *new.listeners(rendezvous.ports)):
+                    for descriptor, inode in (
+                        *new.connected(rendezvous.listeners),
+                        *new.listening(rendezvous.listeners),
+                    ):
                         shut_down(descriptor, inode)
         if outcome[0] is not None:
             self._horovod.shutdown()
             raise GroupBroken(f"could not connect: {outcome[0]}")
         links = Links(view, rank, bootstrap)
-        self._newest = HorovodGroup(self._horovod, view, links=links, sockets=new.connected(rendezvous.ports))
+        self._newest = HorovodGroup(self._horovod, view, links=links, sockets=new.connected(rendezvous.listeners))
         return self._newest
 
     def _init(self, outcome: list[BaseException | None]) -> None:

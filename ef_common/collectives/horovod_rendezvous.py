@@ -7,6 +7,7 @@ own loopback interface, and values travel over the coordinator, to members of th
 from __future__ import annotations
 
 import logging
+import socket
 import struct
 import sys
 from functools import partial
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ef_common import threads
+from ef_common.collectives.sockets import Address
 from ef_common.errors import GroupBroken, ThreadFailed
 from ef_common.ports import Bootstrap
 
@@ -27,7 +29,8 @@ _LOOK_S = 0.005  # the end of the server waits for it, and the members for that
 _ADDRESS_BYTES = 136
 _ADDRESS = struct.Struct("=H")
 _PORT = struct.Struct("!H")
-_INET_FAMILIES = (2, 10)
+_HOSTS = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
+"""Where the host is in it, and how long."""
 
 
 class Rendezvous:
@@ -35,12 +38,12 @@ class Rendezvous:
 
     Attributes:
         port: Where it listens.
-        ports: Ports of Gloo's listeners, of this process and of the others, as far as they have been exchanged.
+        listeners: Addresses of Gloo's listeners, of this process and the others, as far as they have been exchanged.
     """
 
     def __init__(self, bootstrap: Bootstrap) -> None:
         self.bootstrap = bootstrap
-        self.ports: set[int] = set()
+        self.listeners: set[Address] = set()
         self._server = _Server(self)
         self.port = int(self._server.server_address[1])
 
@@ -59,7 +62,7 @@ class Rendezvous:
 
     def put(self, key: str, value: bytes) -> None:
         """Publish a value of this process."""
-        self.ports |= listening_ports(value)
+        self.listeners |= listeners_in(value)
         self.bootstrap.put(f"horovod{key}", value)
 
     def get(self, key: str) -> bytes:
@@ -69,7 +72,7 @@ class Rendezvous:
             GroupBroken: The view has been replaced.
         """
         value = self.bootstrap.get(f"horovod{key}")
-        self.ports |= listening_ports(value)
+        self.listeners |= listeners_in(value)
         return value
 
 
@@ -95,14 +98,16 @@ def environment_of(rank: int, world_size: int, rendezvous: Rendezvous, *, interf
     }
 
 
-def listening_ports(value: bytes) -> set[int]:
-    """The ports in a list of Gloo addresses; none if it is something else."""
-    ports = set()
+def listeners_in(value: bytes) -> set[Address]:
+    """The addresses in a list of Gloo addresses; none if it is something else."""
+    found: set[Address] = set()
     for offset in range(0, len(value) - _ADDRESS_BYTES + 1, _ADDRESS_BYTES):
         (family,) = _ADDRESS.unpack_from(value, offset)
-        if family in _INET_FAMILIES:
-            ports.add(int(_PORT.unpack_from(value, offset + 2)[0]))
-    return ports
+        if family in _HOSTS:
+            start, length = _HOSTS[family]
+            host = socket.inet_ntop(family, value[offset + start : offset + start + length])
+            found.add((host, int(_PORT.unpack_from(value, offset + 2)[0])))
+    return found
 
 
 class _Server(ThreadingHTTPServer):

@@ -5,11 +5,13 @@ Such libraries cannot interrupt an operation in flight, but the operation fails 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import select
 import socket
-from collections.abc import Sequence
+import struct
+from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
@@ -17,6 +19,10 @@ from ef_common.core.view import View
 from ef_common.errors import UsageError
 
 logger = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+_SO_ATTACH_FILTER = 26
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # a program of the kernel's packet filter: return 0 bytes
 
 
 def own_address(view: View, rank: int) -> str:
@@ -79,40 +85,64 @@ class NewSockets:
         """Find the sockets that are open now."""
         self._new = [(fd, inode) for fd, inode in _own_sockets() if inode not in self._before]
 
-    def listening(self) -> int:
-        """The port of the listener that was opened."""
-        for descriptor, inode in self._new:
-            sock = _duplicate(descriptor, inode)
-            if sock is not None:
-                with sock:
-                    if _is_inet(sock) and _listens(sock):
-                        return int(sock.getsockname()[1])
-        return 0
+    def listener(self) -> tuple[int, int] | None:
+        """(descriptor, inode) of the listener that was opened; None if there is none."""
+        return next((found for found, ends, listens in self._inet() if listens and ends), None)
 
-    def connected(self, ports: set[int]) -> list[tuple[int, int]]:
+    def connected(self, listeners: Collection[Address]) -> list[tuple[int, int]]:
         """(descriptor, inode) of the connections that start or end at one of these listeners."""
-        return self._of_group(ports, listening=False)
+        return [found for found, ends, listens in self._inet() if not listens and not ends.isdisjoint(listeners)]
 
-    def listeners(self, ports: set[int]) -> list[tuple[int, int]]:
+    def listening(self, listeners: Collection[Address]) -> list[tuple[int, int]]:
         """(descriptor, inode) of those of these listeners that are still open."""
-        return self._of_group(ports, listening=True)
+        return [found for found, ends, listens in self._inet() if listens and not ends.isdisjoint(listeners)]
 
-    def _of_group(self, ports: set[int], *, listening: bool) -> list[tuple[int, int]]:
-        found = []
+    def _inet(self) -> Iterator[tuple[tuple[int, int], set[Address], bool]]:
+        """Each new TCP socket, the addresses of its ends, and whether it is a listener."""
         for descriptor, inode in self._new:
             sock = _duplicate(descriptor, inode)
             if sock is None:
                 continue
             with sock:
-                if not _is_inet(sock) or _listens(sock) != listening:
+                if not _is_inet(sock):
                     continue
+                listens = _listens(sock)
                 try:
-                    ends = {sock.getsockname()[1]} if listening else {sock.getsockname()[1], sock.getpeername()[1]}
+                    ends = {sock.getsockname()[:2]} | (set() if listens else {sock.getpeername()[:2]})
                 except OSError:
                     continue
-            if ends & ports:
-                found.append((descriptor, inode))
-        return found
+            yield (descriptor, inode), ends, listens
+
+
+def address_of(descriptor: int, inode: int) -> Address:
+    """The address at which a listener listens.
+
+    Raises:
+        OSError: The descriptor is not this socket any more.
+    """
+    sock = _duplicate(descriptor, inode)
+    if sock is None:
+        raise OSError("the listener is closed")
+    with sock:
+        host, port = sock.getsockname()[:2]
+    return str(host), int(port)
+
+
+def keep_out(descriptor: int, inode: int) -> None:
+    """Let nobody connect to a library's listener any more; connections that are there go on.
+
+    Gloo ends the process if a listener of its own is shut down, and keeps the descriptor of each stranger who connects,
+    even after he has gone. So the kernel drops what comes for the listener.
+    """
+    sock = _duplicate(descriptor, inode)
+    if sock is None:
+        return
+    drop = ctypes.create_string_buffer(_DROP)
+    with sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop)))
+        except OSError as error:  # of a sandbox, perhaps
+            logger.debug("the listener stays open: %s", error)
 
 
 def _own_sockets() -> list[tuple[int, int]]:

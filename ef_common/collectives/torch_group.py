@@ -17,6 +17,7 @@ Several properties make it elastic:
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import time
@@ -35,7 +36,7 @@ from ef_common.collectives.arrays import ByteArrays
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
-from ef_common.collectives.sockets import NewSockets, any_ended, own_address
+from ef_common.collectives.sockets import Address, NewSockets, address_of, any_ended, keep_out, own_address
 from ef_common.collectives.torch_exchange import DirectSum, Exchanges, RollCall, sum_of
 from ef_common.collectives.torch_nccl import UNKNOWN_TYPES, NcclRecord, NcclSums
 from ef_common.collectives.torch_queue import Queue
@@ -322,12 +323,14 @@ class TorchGroups(ByteArrays):
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
         """Connect to the other members of the view; see the port for the contract."""
-        with NewSockets() as listeners:
+        with NewSockets() as new:
             device = dist.ProcessGroupGloo.create_device(hostname=own_address(view, rank))
-        port = listeners.listening()
+        listener = new.listener()
+        if listener is None:
+            raise GroupBroken("Gloo listens nowhere")
         try:
             return abandonable(
-                lambda: _connect(view, rank, bootstrap, device, port, self._record),
+                lambda: _connect(view, rank, bootstrap, device, listener, self._record),
                 bootstrap.replaced,
                 name=f"ef-connect-{view.generation}",
             )
@@ -335,25 +338,28 @@ class TorchGroups(ByteArrays):
             raise GroupBroken(f"could not connect: {str(error).splitlines()[0][:200]}") from None
 
 
-def _port_in(published: bytes, rank: int) -> int:
+def _address_in(published: bytes, rank: int) -> Address:
+    host, _, port = published.decode("ascii", "replace").rpartition(" ")
     try:
-        return int(published)
+        return str(ipaddress.ip_address(host)), int(port)
     except ValueError:
-        raise ProtocolError(f"rank {rank} has published no port. Received: {published[:20]!r}") from None
+        raise ProtocolError(f"rank {rank} has published no address. Received: {published[:50]!r}") from None
 
 
 def _connect(
-    view: View, rank: int, bootstrap: Bootstrap, device: Any, port: int, record: NcclRecord | None
+    view: View, rank: int, bootstrap: Bootstrap, device: Any, listener: tuple[int, int], record: NcclRecord | None
 ) -> TorchGroup:
-    bootstrap.put(f"port/{rank}", str(port).encode())
+    host, port = address_of(*listener)
+    bootstrap.put(f"listener/{rank}", f"{host} {port}".encode())
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
     options._timeout = OPERATION_TIMEOUT
     options._threads = 2
     with NewSockets() as new:
         process_group = dist.ProcessGroupGloo(BootstrapStore(bootstrap), rank, view.world_size, options)
-    ports = {_port_in(bootstrap.get(f"port/{other}"), other) for other in range(view.world_size)}
-    sockets = new.connected(ports)
+    listeners = {_address_in(bootstrap.get(f"listener/{other}"), other) for other in range(view.world_size)}
+    sockets = new.connected(listeners)
+    keep_out(*listener)  # all have connected
     sums = None
     if record is not None:
         sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ef_common.core.quorum import Link
 from ef_common.core.view import View
+from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import digest_of_view
 from ef_common.protocol.view_patch import ViewName
 
@@ -35,8 +36,13 @@ class KnownViews:
 
         Raises:
             KeyError: One is not known.
+            ProtocolError: One has another generation.
         """
         if names not in self._chains:
+            for name in names:
+                generation = self._views[name.digest].generation
+                if generation != name.generation:
+                    raise ProtocolError(f"view {generation} is named as view {name.generation}")
             self._chains[names] = tuple(
                 Link(self._views[name.digest], over=name.over, agreed=name.agreed) for name in names
             )

@@ -415,7 +415,11 @@ class CoordinatorServer:
                 self._take(peer, line)
 
     def _take_back(self, peer: Peer, worker: str, message: wire.Return) -> None:
-        received = self._views.chain(message.received)
+        try:
+            received = self._views.chain(message.received)
+        except ProtocolError as error:
+            self._refuse(peer, "malformed report", str(error))
+            return
         if self._is_impossible(worker, message, received):
             # Not refused: if it is early news after all, and no lie, its worker tries again.
             self._notice("impossible", "worker %s names views that nobody can have issued", worker)

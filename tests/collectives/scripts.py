@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -68,6 +69,22 @@ def gather_payloads_of_different_sizes(seat: Seat) -> list[list[int]]:
         assert all(part == bytes([rank]) * len(part) for rank, part in enumerate(parts))
         found.append([len(part) for part in parts])
     return found
+
+
+def strangers_come(seat: Seat) -> list[float]:
+    """How many descriptors of this process strangers at its listeners have cost, and a sum after that."""
+    group, process = seat.build(), psutil.Process()
+    group.all_gather(b"")  # or a stranger could come before all members have
+    listeners = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    before = process.num_fds()
+    for address in listeners * 5:
+        with socket.socket() as stranger:
+            stranger.settimeout(0.2)
+            stranger.connect_ex((address.ip, address.port))
+    time.sleep(SETTLED_S)
+    tensor = seat.tensor([1.0])
+    group.all_reduce(tensor).wait()
+    return [len(listeners), process.num_fds() - before, *seat.values(tensor)]
 
 
 def send_around(seat: Seat) -> list[list[float]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import socketserver
 import struct
 import time
@@ -9,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of, listening_ports
+from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of, listeners_in
 from ef_common.errors import GroupBroken
 
 
@@ -23,7 +24,7 @@ def ask(rendezvous: Rendezvous, method: str, path: str, body: bytes = b"") -> tu
 
 
 def address(port: int) -> bytes:
-    return (struct.pack("=H", 2) + struct.pack("!H", port)).ljust(136, b"\0")
+    return (struct.pack("=H", 2) + struct.pack("!H", port) + bytes([10, 0, 0, 7])).ljust(136, b"\0")
 
 
 def test_value_of_one_worker_is_read_by_another() -> None:
@@ -34,18 +35,21 @@ def test_value_of_one_worker_is_read_by_another() -> None:
         assert ask(other, "DELETE", "/global/0")[0] == HTTPStatus.OK
 
 
-def test_ports_of_all_listeners_are_known_from_what_is_exchanged() -> None:
+def test_addresses_of_all_listeners_are_known_from_what_is_exchanged() -> None:
     values = SharedValues()
     values.put("horovod/global/1", address(4001) + address(4002))
     with Rendezvous(values) as rendezvous:
         ask(rendezvous, "PUT", "/global/0", address(4000))
         ask(rendezvous, "PUT", "/global/rank_0", b"the name of a host")
         ask(rendezvous, "GET", "/global/1")
-        assert rendezvous.ports == {4000, 4001, 4002}
+        assert rendezvous.listeners == {("10.0.0.7", port) for port in (4000, 4001, 4002)}
 
 
 def test_nothing_is_an_address_but_one_of_an_internet_family() -> None:
-    assert listening_ports(b"") == listening_ports(bytes(136)) == set()
+    assert listeners_in(b"") == listeners_in(bytes(136)) == set()
+    host = socket.inet_pton(socket.AF_INET6, "fd00::7")
+    sixth = (struct.pack("=H", 10) + struct.pack("!H", 4000) + bytes(4) + host).ljust(136, b"\0")
+    assert listeners_in(sixth) == {("fd00::7", 4000)}
 
 
 def test_value_that_never_comes_is_gone_when_the_view_is_replaced() -> None:

@@ -44,7 +44,7 @@ class Addresses(dict[str, bytes]):
 
 class NobodyComes(Addresses):
     def get(self, key: str) -> bytes:
-        if key not in self and not key.startswith("port/"):
+        if key not in self and not key.startswith("listener/"):
             raise GroupBroken("replaced")
         return super().get(key)
 
@@ -88,6 +88,13 @@ def test_engine_imports_no_framework_but_its_own(directory: Path, engine: str) -
     for found in run_in_processes(scripts.frameworks, 2, directory, engine=engine, modules=[seats.__name__]):
         assert expected in found
         assert set(found) <= {expected, "keras"}
+
+
+def test_strangers_who_connect_to_the_listener_cost_no_descriptor(directory: Path) -> None:
+    for num_listeners, more, total in run_in_processes(scripts.strangers_come, 2, directory):
+        assert num_listeners >= 1
+        assert more == 0
+        assert total == 2.0
 
 
 def test_abort_wakes_peers_at_once(directory: Path, engine: str) -> None:

@@ -10,7 +10,7 @@ from ef_common.protocol.fields import digest_of_view
 from ef_common.protocol.view_patch import ViewName
 
 
-def returning(links: Iterable[Link] = (), phase: str = "member", **fields: object) -> list[wire.FromWorker]:
+def returning(links: Iterable[Link] = (), phase: str = "member", **fields: object) -> tuple[wire.Return, wire.Told]:
     """What a worker says that comes back and has received these views; by default it has settled in the first one."""
     links = tuple(links)
     names = tuple(ViewName(one.view.generation, digest_of_view(one.view), one.over, one.agreed) for one in links)
@@ -24,4 +24,5 @@ def returning(links: Iterable[Link] = (), phase: str = "member", **fields: objec
         "failed": "",
         "store": None,
     }
-    return [wire.Return(phase=phase, received=names, **known | fields), wire.Told(tuple(link.view for link in links))]
+    report = wire.Return(phase=phase, received=names, **known | fields)
+    return report, wire.Told(tuple(link.view for link in links))

@@ -146,6 +146,16 @@ def test_who_does_not_tell_the_view_that_it_names_is_refused_and_others_are_hear
     assert set(standby.server.state.workers) == {"w1"}
 
 
+def test_view_that_is_named_by_another_generation_is_refused() -> None:
+    standby = Standby()
+    peer = standby.introduce(MEMBERS[0])
+    report, told = returning(LINKS)
+    names = (report.received[0], report.received[1]._replace(generation=9))
+    standby.say(peer, replace(report, received=names), told)
+    assert peer.dropped
+    assert standby.server.state.idle
+
+
 def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
     standby = Standby()
     peers = [standby.introduce(member) for member in MEMBERS[:5]]

@@ -493,12 +493,6 @@ def few_do_not_claim(patch: Patch) -> None:
     patch.setattr(claims, "wanted", wanted)
 
 
-def wait_out_a_broken_meeting(patch: Patch) -> None:
-    """Who finds its group broken before a boundary waits for the next view as if all had met, and tells nobody."""
-    meet = Session._meet_at_boundary
-    patch.setattr(Session, "_meet_at_boundary", lambda self: meet(self) or True)
-
-
 def keep_what_was_published(patch: Patch) -> None:
     """A member that comes back while groups are built lacks what the others have published meanwhile."""
     patch.setattr(takeover, "Republish", lambda view, worker: Announce(view))
@@ -542,7 +536,6 @@ _OF_FAILOVER = {
         most_need_no_claim,
         count_who_leaves,
         few_do_not_claim,
-        wait_out_a_broken_meeting,
         keep_what_was_published,
         publish_once,
         take_each_end_for_a_death,

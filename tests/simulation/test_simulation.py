@@ -16,8 +16,8 @@ from ef_common.testing.simulation.schedule import FAMILIES
 from tests.simulation.mutations import forget_the_replay
 
 NUM_SCHEDULES = 20_000
-PARTS = pytest.mark.parametrize("part", [0.1, pytest.param(1.0, marks=[pytest.mark.thorough, pytest.mark.slow])])
-"""`make test` runs a tenth of the schedules."""
+PARTS = pytest.mark.parametrize("part", [0.05, pytest.param(1.0, marks=[pytest.mark.thorough, pytest.mark.slow])])
+"""`make test` runs a twentieth of the schedules."""
 ROOT = Path(__file__).parents[2]
 
 # In how many of the schedules each rare case is to be seen, at least.
@@ -117,6 +117,16 @@ TRAININGS_RARE = {
 }
 
 
+MANY_RARE = {
+    "loss": 120,
+    "planned change": 120,
+    "two losses in one collective": 20,
+    "takeover": 30,
+    "replayed": 15,
+    "held back": 20,
+}
+
+
 @pytest.mark.timeout(900)
 @PARTS
 @pytest.mark.parametrize(
@@ -125,8 +135,9 @@ TRAININGS_RARE = {
         ("failover", NUM_SCHEDULES // 4, FAILOVER_RARE),
         ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
         ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
+        ("workers=16", 250, MANY_RARE),
     ],
-    ids=["failover", "hangs", "trainings"],
+    ids=["failover", "hangs", "trainings", "many"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float

@@ -54,7 +54,12 @@ def main() -> int:
         families.add_argument(
             f"--{name}", dest="family", action="store_const", const=name, help=f"schedules in which {what}"
         )
+    families.add_argument(
+        "--workers", dest="family", type="workers={}".format, metavar="16|64|256", help="schedules of so many workers"
+    )
     arguments = parser.parse_args()
+    if arguments.family not in (None, *FAMILIES):
+        parser.error(f"expected 16, 64 or 256 workers. Received: {arguments.family}")
     first, family = arguments.seed or 0, arguments.family or ""
     if arguments.schedules is None:
         return replay(first, family=family)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ef_common.testing.simulation.claims import ONE
 
@@ -215,6 +217,20 @@ def hang_of(seed: int) -> Schedule:
         faults += [*_arrivals(draw), Fault("outpaced", "any", at=_sometime(draw))]
     for theme in draw.choices(themes, k=draw.choice((0, 0, 1, 1, 2))):
         faults += theme(draw, job)
+    return Schedule(seed, job, tuple(faults))
+
+
+def many_of(num_workers: int, seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job of many workers, of which some are lost, leave and come at once."""
+    draw = random.Random(f"elasticflow/many/{num_workers}/{seed}")
+    standbys = draw.random() < 0.7
+    job = replace(_job(draw), num_workers=num_workers, min_nodes=1, max_nodes=1_000_000, standbys=standbys, epochs=1)
+    job = replace(job, store=draw.choice(("", "one")) if standbys else "", step_s=0.05, global_batch=0)
+    job = replace(job, length=draw.choice((3, 6)) * num_workers * job.batch_size * job.accumulate)
+    themes = [_crash_anywhere, _crash_at_place, _loss_in_recovery, _join_storm, _drain, _slow, _silence]
+    faults = [fault for theme in draw.choices(themes, k=draw.choice((1, 2, 3))) for fault in theme(draw, job)]
+    if standbys:
+        faults += draw.choice((_coordinator_lost, _coordinator_lost_at_place, _halve, _suspend))(draw, job)
     return Schedule(seed, job, tuple(faults))
 
 
@@ -530,5 +546,11 @@ _FAILOVERS = (
     _exception_and_coordinator_lost,
 )
 
-FAMILIES = {"": schedule_of, "failover": failover_of, "hangs": hang_of, "trainings": trainings_of}
+FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
+    "": schedule_of,
+    "failover": failover_of,
+    "hangs": hang_of,
+    "trainings": trainings_of,
+    **{f"workers={number}": partial(many_of, number) for number in (16, 64, 256)},
+}
 """By the name of a family: draws the schedule of a seed."""

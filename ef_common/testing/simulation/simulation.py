@@ -25,6 +25,7 @@ from ef_common.testing.simulation.scheduler import Process, Scheduler
 from ef_common.testing.simulation.trainer import Trainer
 
 MAX_EVENTS = 100_000
+MAX_EVENTS_PER_WORKER = 20_000
 MAX_TIME_S = 600.0
 MAX_RESCUES = 8
 PATIENCE_S = 90.0
@@ -286,6 +287,7 @@ class Simulation:
 
     def _go_on(self) -> None:
         scheduler = self.scheduler
+        most_events = max(MAX_EVENTS, MAX_EVENTS_PER_WORKER * self.schedule.job.num_workers)
         while True:
             while scheduler.advance():
                 if self.schedule.job.standbys and scheduler.now > PATIENCE_S:
@@ -299,7 +301,7 @@ class Simulation:
                     return
                 elif scheduler.now > self._active_at + QUIET_S:
                     break
-                if scheduler.num_events > MAX_EVENTS or scheduler.now > MAX_TIME_S:
+                if scheduler.num_events > most_events or scheduler.now > MAX_TIME_S:
                     raise Violation(f"no end after {scheduler.num_events} events, at {scheduler.now:.1f} s")
             waiting = [w.name for w in self.workers.values() if w.running and not w.process.frozen]
             if not waiting:
