@@ -13,7 +13,7 @@ class End(Enum):
     """How a connection ended."""
 
     CLOSED = "closed"  # in order: all that the peer had sent has come before
-    RESET = "reset"  # the peer's system knows nothing of it any more
+    RESET = "reset"  # by the peer's system, or by what lies between; the process may live
     BROKEN = "broken"  # no answer, or no way
     UNSENT = "unsent"  # we have reset it, as the peer had not read all that it must know first
 

@@ -156,6 +156,19 @@ def test_view_that_is_named_by_another_generation_is_refused() -> None:
     assert standby.server.state.idle
 
 
+@pytest.mark.parametrize(("how", "gone"), [(End.CLOSED, {"w0"}), (End.RESET, set()), (End.BROKEN, set())])
+def test_connection_that_ends_in_order_alone_proves_that_a_member_is_dead(how: End, gone: set[str]) -> None:
+    """One that cannot say that it goes to another coordinator resets its connection."""
+    standby = Standby()
+    peers = [standby.introduce(member) for member in MEMBERS[:5]]
+    for peer in peers:
+        standby.say(peer, *returning([Link(View(5, MEMBERS[:5], 4))]))
+    standby.server.end(peers[0], how, 0.0)
+    assert standby.server.state.view is not None
+    assert standby.server.state.view.ids == ("w1", "w2", "w3", "w4")
+    assert standby.server.state.gone == gone
+
+
 def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
     standby = Standby()
     peers = [standby.introduce(member) for member in MEMBERS[:5]]
