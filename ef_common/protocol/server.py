@@ -190,8 +190,8 @@ class CoordinatorServer:
             if how is End.CLOSED and peer.worker not in self._workers and not peer.moved:
                 self._submit(membership.Gone(str(peer.worker), "its process ended"), None)
         elif not peer.dropped:
-            # Whoever was about to tell where it stands may have been in a view of another coordinator. A reset may come of
-            # a worker that cannot say that it goes to another one, or of what lies between.
+            # Whoever was about to tell where it stands may have been in a view of another coordinator. A reset may come
+            # of a worker that cannot say that it goes to another one, or of what lies between.
             proves = how is End.CLOSED and self.liveness.is_attentive(now) and not peer.returning
             why = "its connection was reset" if how is End.UNSENT else "its connection ended"
             self._depart(peer, why, silent=not proves)
