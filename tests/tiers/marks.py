@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
 
 import pytest
 
-from tests.tiers import reports
 from tests.tiers.choice import Case, chosen
 
 SHARED = ("ceph", "etcd")
 """Fixtures of a session that take seconds to start. All tests that use one run in one process of pytest's."""
 
-_SLOW_S = 1e6
-
 
 def mark(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out, keep together what shares a fixture, and put slow tests first."""
-    expected_s = _durations(items)
-    items.sort(key=lambda item: -expected_s[item.nodeid])
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "thorough")))
     files = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function):
@@ -32,20 +27,6 @@ def mark(items: list[pytest.Item]) -> None:
         for item in functions:
             if item.nodeid not in names:
                 item.add_marker(pytest.mark.thorough)
-
-
-def _durations(items: Sequence[pytest.Item]) -> dict[str, float]:
-    """How long each test takes, as far as it is known: one that begins last and takes long keeps all others waiting."""
-    files = [item.nodeid.partition("::")[0] for item in items]
-    known, numbers = reports.durations("fast", ["tests"]), Counter(files)
-    return {
-        item.nodeid: _SLOW_S if _is_slow(item) else known.get(file, 0.0) / numbers[file]
-        for item, file in zip(items, files, strict=True)
-    }
-
-
-def _is_slow(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in ("slow", "thorough"))
 
 
 def _case(item: pytest.Function) -> Case:
