@@ -81,8 +81,14 @@ class Group(Protocol):
     def send(self, tensors: Sequence[Any], target: int) -> None:
         """Send tensors to one rank."""
 
-    def receive(self, tensors: Sequence[Any], source: int) -> None:
-        """Receive tensors of the same shapes and types from one rank, in place."""
+    def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
+        """Receive tensors of the same shapes and types from one rank, in place.
+
+        Args:
+            tensors: Where they are received.
+            source: The rank that sends them.
+            target: A rank to which they are passed on as they arrive, and which receives them in the same way.
+        """
 
     def abort(self) -> None:
         """End the group, from any thread: operations in flight raise `GroupBroken` at once. May be repeated."""

@@ -98,7 +98,7 @@ class LoneGroup:
     def send(self, tensors: Sequence[Any], target: int) -> None:
         raise ProtocolError("a world of one has nobody to send to")
 
-    def receive(self, tensors: Sequence[Any], source: int) -> None:
+    def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
         raise ProtocolError("a world of one has nobody to receive from")
 
     def abort(self) -> None:
@@ -626,11 +626,9 @@ class Session:
                 self._receive_result(group, source, operation)
         if replay.restart and self.view.generation > 1 and rank == 0:
             self._restore()
-        for source, target in replay.states:
-            if rank == source:
-                self._send_state(group, target)
-            elif rank == target:
-                self._receive_state(group, source)
+        for chain in replay.states:
+            if rank in chain:
+                self._hand_on_state(group, chain, chain.index(rank))
         self.completed = max(self.completed, replay.newest)  # a newcomer holds the state from here on
         if replay.states:
             group.all_gather(b"", "handing on of the state to newcomers")
@@ -665,6 +663,13 @@ class Session:
         self.completed += 1
         self._last = operation
 
+    def _hand_on_state(self, group: Group, chain: Sequence[int], position: int) -> None:
+        target = chain[position + 1] if position + 1 < len(chain) else None
+        if target is not None and position == 0:
+            self._send_state(group, target)
+        else:
+            self._receive_state(group, chain[position - 1], target)
+
     def _send_state(self, group: Group, target: int) -> None:
         if self.state is None:
             self._send_bytes(group, b"", target)
@@ -672,10 +677,10 @@ class Session:
         self._send_bytes(group, self.state.describe(), target)
         group.send(self.state.tensors(None), target)
 
-    def _receive_state(self, group: Group, source: int) -> None:
-        header, state = self._receive_bytes(group, source), self.state
+    def _receive_state(self, group: Group, source: int, target: int | None) -> None:
+        header, state = self._receive_bytes(group, source, target), self.state
         if state is not None and header:
-            group.receive(self._take_in(lambda: state.tensors(header)), source)
+            group.receive(self._take_in(lambda: state.tensors(header)), source, target)
             self._take_in(lambda: state.adopt(header))
 
     def _take_in(self, take: Callable[[], T]) -> T:
@@ -695,12 +700,12 @@ class Session:
         if payload:
             group.send([self._groups.from_bytes(payload)], target)
 
-    def _receive_bytes(self, group: Group, source: int) -> bytes:
+    def _receive_bytes(self, group: Group, source: int, target: int | None = None) -> bytes:
         size = self._groups.empty_bytes(8)
-        group.receive([size], source)
+        group.receive([size], source, target)
         length = int.from_bytes(self._groups.to_bytes(size), "big")
         if not length:
             return b""
         payload = self._groups.empty_bytes(length)
-        group.receive([payload], source)
+        group.receive([payload], source, target)
         return self._groups.to_bytes(payload)

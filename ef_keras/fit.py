@@ -282,8 +282,6 @@ class Fit:
 
     def _agree_on_start(self, seed: int | None) -> None:
         """Take over rank 0's variables, seed, size of the first batch, and starting point."""
-        variables = hooks.shared_variables(self._model)
-        values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
         start = hooks.start_of(self._model)
         if seed is None:
             seed = (hooks.random_seed() or 0) if self._deterministic else random.getrandbits(31)
@@ -291,23 +289,25 @@ class Fit:
         if self._global_batch is not None:
             mine = [*self._global_batch, self.data.pass_size]
         shifts = [] if self.schedules is None else self.schedules.shifts
-        decided = np.array([seed, self.data.full_batch, -1 if start is None else start, *shifts, *mine])
-        first = operations.FirstRankArrays([decided, *values], self._session)
-        self._session.run(first)
-        (seed, full_batch, start, *others), *values = first.apply()
-        shifts, theirs = others[: len(shifts)], others[len(shifts) :]
+        decided = [seed, self.data.full_batch, start, shifts, mine]
+        ((seed, full_batch, start, shifts, theirs), *_), _ = operations.gather(
+            self._session, decided, what="what the training starts from"
+        )
         if mine != theirs:
             raise UsageError(
                 "the workers disagree on the global batch, or on deterministic. Set the same in all of them. "
                 f"Expected: {theirs} (samples of it, of a piece, and of a pass), as the first worker. Received: {mine}"
             )
-        self.data.seed, self.data.full_batch = int(seed), int(full_batch)
-        hooks.start_at(self._model, None if start < 0 else int(start))
-        if self._session.completed_in.world_size > 1:
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+        self.data.seed, self.data.full_batch = seed, full_batch
+        hooks.start_at(self._model, start)
+        variables = hooks.shared_variables(self._model)
+        values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        first = operations.FirstRankArrays(values, self._session)
+        self._session.run(first)
+        for variable, value in () if first.equal else zip(variables, first.apply(), strict=True):
+            variable.assign(value)
         if self.schedules is not None:
-            self.schedules.begin(list(map(int, shifts)))
+            self.schedules.begin(shifts)
 
     def _warm_up(self, batch: Any) -> None:
         """Make a step that leaves nothing behind: it traces graphs and touches memory while the others train."""

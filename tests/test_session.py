@@ -284,7 +284,7 @@ class Sending(Group):
 
     aborted = False
 
-    def receive(self, tensors: list[Any], source: int) -> None:
+    def receive(self, tensors: list[Any], source: int, target: int | None = None) -> None:
         for tensor in tensors:
             tensor[:] = (1).to_bytes(len(tensor), "big")
 

@@ -81,11 +81,11 @@ class LinkedGroup:
         parts = [self._memory.read(tensor) for tensor in tensors]
         self._guard(lambda: self._links.send(parts, target))
 
-    def receive(self, tensors: Sequence[Any], source: int) -> None:
-        """Receive tensors from one rank, in place."""
+    def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
+        """Receive tensors from one rank, in place, and pass them on to another one as they arrive."""
         with ExitStack() as stack:
             parts = [stack.enter_context(self._memory.room(tensor)) for tensor in tensors]
-            self._guard(lambda: self._links.receive(parts, source))
+            self._guard(lambda: self._links.receive(parts, source, target))
 
 
 class Nothing:

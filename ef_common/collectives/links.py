@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -78,15 +78,24 @@ class Links:
             ValueError: There is no such rank.
         """
         self._check(target)
+        for part in parts:
+            self._send(part, target)
+
+    def _send(self, part: memoryview, target: int) -> None:
         try:
             connection = self._outgoing.get(target) or self._connect(target)
-            for part in parts:
-                connection.sendall(part)
+            connection.sendall(part)
         except OSError as error:
             raise GroupBroken(f"could not send to rank {target}: {error}") from None
 
-    def receive(self, parts: Iterable[memoryview], source: int) -> None:
+    def receive(self, parts: Iterable[memoryview], source: int, target: int | None = None) -> None:
         """Fill these buffers with bytes from a rank.
+
+        Args:
+            parts: The buffers.
+            source: The rank that sends.
+            target: A rank to which the bytes are passed on as they arrive: while some are being passed on, the next
+                ones arrive in the socket's buffer.
 
         Raises:
             GroupBroken: The connection ended, or the links were closed.
@@ -94,6 +103,8 @@ class Links:
             ValueError: There is no such rank.
         """
         self._check(source)
+        if target is not None:
+            self._check(target)
         try:
             if not self._listeners:
                 self._listen()
@@ -105,7 +116,9 @@ class Links:
                     raise GroupBroken("aborted")
                 connection = self._incoming[source]
             for part in parts:
-                _fill(connection, part)
+                for piece in _arriving(connection, part):
+                    if target is not None:
+                        self._send(piece, target)
         except OSError as error:
             raise GroupBroken(f"could not receive from rank {source}: {error}") from None
 
@@ -259,11 +272,18 @@ def _door_in(published: bytes, rank: int) -> _Door:
         raise ProtocolError(f"rank {rank} has published no address that can be read: {error!r}") from None
 
 
-def _fill(connection: socket.socket, part: memoryview, *, deadline: float | None = None) -> None:
+def _fill(connection: socket.socket, part: memoryview, *, deadline: float) -> None:
+    for _ in _arriving(connection, part, deadline=deadline):
+        pass
+
+
+def _arriving(connection: socket.socket, part: memoryview, *, deadline: float | None = None) -> Iterator[memoryview]:
+    """Fill a buffer, piece by piece."""
     while part:
         if deadline is not None:
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         received = connection.recv_into(part)
         if not received:
             raise OSError("the connection has ended")
+        yield part[:received]
         part = part[received:]

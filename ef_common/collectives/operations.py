@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.view import View
 from ef_common.ports import Group
-from ef_common.session import LoneGroup, Session
+from ef_common.session import Session
 
 
 class GatherBytes:
@@ -43,38 +45,92 @@ class GatherBytes:
         return ()
 
 
-class FirstRankArrays:
-    """Broadcasts arrays of rank 0 (a model at the start). `apply` changes the local arrays in place."""
+class FirstRank:
+    """What broadcasts of rank 0's values have in common: nothing is sent if all members hold the same.
+
+    Args:
+        session: The worker's session.
+
+    Attributes:
+        equal: Whether all hold the same, so that this worker's own values are the result.
+    """
 
     call = "copy of rank 0's model at the start"
 
-    def __init__(self, arrays: Sequence[np.ndarray], session: Session) -> None:
-        self._arrays = list(arrays)
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._bytes = np.zeros(sum(array.nbytes for array in self._arrays), dtype=np.uint8)
+        self._digest: bytes | None = None
+        self.equal = False
 
     def run(self, group: Group, view: View) -> None:
-        """Sum rank 0's bytes with the others' zeros, which completes only when all are here."""
-        own = view.rank_of(self._session.worker.id) in (0, None)
+        """Compare everybody's digest, and copy if they differ."""
+        if self._digest is None:
+            digest = xxhash.xxh3_128()
+            for part in self._contents():
+                digest.update(part)
+            self._digest = digest.digest()
+        self.equal = len(set(group.all_gather(self._digest, self.call))) == 1
+        if not self.equal:
+            self._copy(group, own=view.rank_of(self._session.worker.id) == 0)
+
+    def describe(self) -> bytes:
+        """Whether all hold the same."""
+        return b"equal" if self.equal else b""
+
+    def result(self, header: bytes | None) -> Sequence[Any]:
+        """The buffers that were copied, if any were."""
+        if header is not None:
+            self.equal = header == b"equal"
+        return [] if self.equal else self._buffers()
+
+    def _contents(self) -> Iterator[Any]:
+        """The memory of each of this worker's values, and their kinds."""
+        raise NotImplementedError
+
+    def _copy(self, group: Group, *, own: bool) -> None:
+        """Sum rank 0's values with the others' zeros, which completes only when all are here."""
+        raise NotImplementedError
+
+    def _buffers(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+
+class FirstRankArrays(FirstRank):
+    """Broadcasts arrays of rank 0 (a model at the start).
+
+    Args:
+        arrays: This worker's.
+        session: The worker's session.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], session: Session) -> None:
+        super().__init__(session)
+        self._arrays = list(arrays)
+
+    def apply(self) -> list[np.ndarray]:
+        """Rank 0's arrays."""
+        if self.equal:
+            return self._arrays
+        return [part.view(array.dtype).reshape(array.shape) for array, part in self._parts()]
+
+    def _contents(self) -> Iterator[Any]:
+        for array in self._arrays:
+            yield f"{array.dtype} {array.shape}".encode()
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+    def _copy(self, group: Group, *, own: bool) -> None:
         self._bytes[:] = 0
         for array, part in self._parts() if own else ():
             part[:] = array.reshape(-1).view(np.uint8)
-        if isinstance(group, LoneGroup) or not self._bytes.size:
-            group.all_gather(b"", self.call)
-        else:
+        if self._bytes.size:
             group.all_reduce(self._bytes, self.call).wait()
 
-    def describe(self) -> bytes:
-        """Nothing to describe."""
-        return b""
-
-    def result(self, header: bytes | None) -> Sequence[Any]:
-        """The bytes of the arrays."""
+    def _buffers(self) -> Sequence[Any]:
         return [self._bytes] if self._bytes.size else []
 
-    def apply(self) -> list[np.ndarray]:
-        """Set the arrays to those of rank 0."""
-        return [part.view(array.dtype).reshape(array.shape) for array, part in self._parts()]
+    @cached_property
+    def _bytes(self) -> np.ndarray:
+        return np.zeros(sum(array.nbytes for array in self._arrays), dtype=np.uint8)
 
     def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, offset = [], 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ef_common.collectives import operations
 from ef_common.collectives.gradients.buckets import Bucket
-from ef_common.collectives.torch_codec import TENSORS
+from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.core.view import View
 from ef_common.ports import Group
 from ef_common.session import Session
@@ -47,43 +48,44 @@ class SumTensor:
         return [self.total]
 
 
-class FirstRankValues:
-    """Broadcasts tensors of rank 0 (the state of a module at the start)."""
+class FirstRankValues(operations.FirstRank):
+    """Broadcasts tensors of rank 0 (the state of a module at the start).
 
-    call = "copy of rank 0's model at the start"
+    Args:
+        tensors: This worker's.
+        session: The worker's session.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], session: Session) -> None:
-        self._session = session
-        groups: dict[Any, list[Tensor]] = {}
-        for tensor in tensors:
-            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        self._buckets = [
-            Bucket(group, num_flags=0, num_buffers=1, like=_summable(group[0])) for group in groups.values()
-        ]
-
-    def run(self, group: Group, view: View) -> None:
-        """Sum rank 0's values with the others' zeros, which completes only when all are here."""
-        own = view.rank_of(self._session.worker.id) in (0, None)
-        for bucket in self._buckets:
-            bucket.fill_values(own=own)
-        meeting = group.meet(self.call, self.result(None))
-        for pending in [group.all_reduce(bucket.buffer, self.call, meeting) for bucket in self._buckets]:
-            pending.wait()
-        if not self._buckets:
-            group.all_gather(b"", self.call)
-
-    def describe(self) -> bytes:
-        """Nothing to describe."""
-        return b""
-
-    def result(self, header: bytes | None) -> Sequence[Any]:
-        """The buffers."""
-        return [bucket.buffer for bucket in self._buckets]
+        super().__init__(session)
+        self._tensors = list(tensors)
 
     def apply(self) -> None:
-        """Write the values into the tensors."""
-        for bucket in self._buckets:
+        """Write rank 0's values into the tensors."""
+        for bucket in () if self.equal else self._buckets:
             torch._foreach_copy_(bucket.sources, bucket.views)
+
+    def _contents(self) -> Iterator[Any]:
+        for tensor in self._tensors:
+            yield f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+            yield as_bytes(tensor).numpy().data
+
+    def _copy(self, group: Group, *, own: bool) -> None:
+        for bucket in self._buckets:
+            bucket.fill_values(own=own)
+        meeting = group.meet(self.call, self._buffers())
+        for pending in [group.all_reduce(bucket.buffer, self.call, meeting) for bucket in self._buckets]:
+            pending.wait()
+
+    def _buffers(self) -> Sequence[Any]:
+        return [bucket.buffer for bucket in self._buckets]
+
+    @cached_property
+    def _buckets(self) -> list[Bucket]:
+        groups: dict[Any, list[Tensor]] = {}
+        for tensor in self._tensors:
+            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        return [Bucket(group, num_flags=0, num_buffers=1, like=_summable(group[0])) for group in groups.values()]
 
 
 def _summable(tensor: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ view exchange how many they have completed, the numbers therefore differ by at m
 * If some are one ahead, those behind receive the result from one of them.
 
 A newcomer has nothing yet (it is *fresh*). It only meets members that are all at the same boundary, and receives the
-whole state from one of them. If all are fresh, the state is lost or does not exist yet, and rank 0's initial state
-becomes that of all.
+whole state. If all are fresh, the state is lost or does not exist yet, and rank 0's initial state becomes that of all.
+Newcomers are lined up in chains, one behind each member that holds the state: each passes the state on while it
+receives it, so that many newcomers take little longer than one, and no member sends it twice.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,14 +31,15 @@ class Replay:
     Args:
         newest: Number of collectives completed by the foremost member.
         results: (source, target) ranks: target is one behind and receives the newest result.
-        states: (source, target) ranks: target is fresh and receives the state.
+        states: Chains of ranks: the first holds the state, and each of the others, which are fresh, receives it from
+            the one before.
         restart: Nobody held a state; rank 0's initial one is sent to all others.
         reason: One line, for the log.
     """
 
     newest: int
     results: tuple[tuple[int, int], ...]
-    states: tuple[tuple[int, int], ...]
+    states: tuple[tuple[int, ...], ...]
     restart: bool
     reason: str
 
@@ -48,8 +51,13 @@ def plan_replay(completed: Sequence[int]) -> Replay:
         ProtocolError: The numbers differ by more than one, or a fresh member met one that is in a step.
     """
     if all(number == FRESH for number in completed):
-        states = tuple((0, rank) for rank in range(1, len(completed)))
-        return Replay(0, (), states, restart=True, reason="nobody holds a state: start from rank 0's")
+        return Replay(
+            0,
+            (),
+            _chains([0], range(1, len(completed))),
+            restart=True,
+            reason="nobody holds a state: start from rank 0's",
+        )
     holders = [rank for rank, number in enumerate(completed) if number != FRESH]
     fresh = [rank for rank, number in enumerate(completed) if number == FRESH]
     newest = max(completed)
@@ -60,11 +68,17 @@ def plan_replay(completed: Sequence[int]) -> Replay:
     if fresh and behind:
         raise ProtocolError(f"a newcomer met members in a step. Received: completed={list(completed)}")
     results = tuple((ahead[i % len(ahead)], rank) for i, rank in enumerate(behind))
-    states = tuple((holders[i % len(holders)], rank) for i, rank in enumerate(fresh))
     if results:
         reason = f"{len(results)} of {len(completed)} receive the result of collective {newest}"
-    elif states:
-        reason = f"{len(states)} of {len(completed)} receive the state"
+    elif fresh:
+        reason = f"{len(fresh)} of {len(completed)} receive the state"
     else:
         reason = f"all have completed {newest} collectives"
-    return Replay(newest, results, states, restart=False, reason=reason)
+    return Replay(newest, results, _chains(holders, fresh), restart=False, reason=reason)
+
+
+def _chains(holders: Sequence[int], fresh: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Line up the newcomers behind the holders: neighbours in rank order, as those of one node are, in one chain."""
+    num = min(len(holders), len(fresh))
+    ends = [len(fresh) * chain // num for chain in range(num + 1)] if num else []
+    return tuple((holders[i], *fresh[start:end]) for i, (start, end) in enumerate(itertools.pairwise(ends)))

@@ -26,6 +26,7 @@ NAMES = (
     "coordinator_loss",
     "hang_pause",
     "join_pause",
+    "newcomers",
     "horovod_step",
     "deterministic_step",
     "keras_step",

@@ -50,12 +50,17 @@ class Processes:
         return self
 
     def start(
-        self, command: Sequence[str], *, name: str, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start `python command…`, with its output in the file `name`.log."""
+        """Start `prefix… python command…`, with its output in the file `name`.log."""
         with (self.directory / f"{name}.log").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *command],
+                [*prefix, sys.executable, *command],
                 cwd=ROOT,
                 env=_environment() | dict(environment or {}),
                 stdin=subprocess.DEVNULL,

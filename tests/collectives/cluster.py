@@ -104,13 +104,15 @@ class ThreadGroup:
     def send(self, tensors: Sequence[Tensor], target: int) -> None:
         self._cluster.mailbox(self._view, self._rank, target).extend(copy.deepcopy(t) for t in tensors)
 
-    def receive(self, tensors: Sequence[Tensor], source: int) -> None:
+    def receive(self, tensors: Sequence[Tensor], source: int, target: int | None = None) -> None:
         box = self._cluster.mailbox(self._view, source, self._rank)
         for tensor in tensors:
             while not box:
                 self.check()
                 threading.Event().wait(0.002)
             tensor[...] = box.pop(0)
+            if target is not None:
+                self.send([tensor], target)
 
     def abort(self) -> None:
         self.broken = True

@@ -168,7 +168,7 @@ def test_member_whose_receiving_fails_does_not_wait_for_its_sending() -> None:
             assert aborted.wait(60)
             raise GroupBroken("aborted")
 
-        def receive(self, arrays: Sequence[Any], source: int) -> None:
+        def receive(self, arrays: Sequence[Any], source: int, target: int | None = None) -> None:
             raise ValueError("cannot be received")
 
         def abort(self) -> None:

@@ -71,6 +71,35 @@ def test_parts_arrive_in_order_between_any_two(links: list[Links]) -> None:
     assert received == sent
 
 
+def test_member_passes_on_what_it_receives(links: list[Links]) -> None:
+    sent = [b"12345", b"", bytes(range(256)) * (LARGE // 256)]
+    received = {rank: [bytearray(len(part)) for part in sent] for rank in (1, 2)}
+    threads = [
+        outcome_of(lambda: links[0].send([memoryview(part) for part in sent], 1)),
+        outcome_of(lambda: links[1].receive([memoryview(part) for part in received[1]], 0, 2)),
+        outcome_of(lambda: links[2].receive([memoryview(part) for part in received[2]], 1)),
+    ]
+
+    for thread, ended in threads:
+        thread.join(GUARD_S)
+        assert ended == [None]
+    assert received == {1: sent, 2: sent}
+
+
+def test_member_passes_on_before_it_has_received_everything(links: list[Links]) -> None:
+    first, room = bytes(LARGE), {rank: bytearray(LARGE + 1) for rank in (1, 2)}
+    passes_on, passed_on = outcome_of(lambda: links[1].receive([memoryview(room[1])], 0, 2))
+    outcome_of(lambda: links[0].send([memoryview(first)], 1))
+
+    links[2].receive([memoryview(room[2])[: LARGE // 2]], 1)
+
+    assert passed_on == []
+    links[2].close()
+    passes_on.join(GUARD_S)
+    assert [type(error) for error in passed_on] == [GroupBroken]
+    assert "could not send to rank 2" in str(passed_on[0])
+
+
 def test_close_wakes_a_sender_and_its_receiver(links: list[Links]) -> None:
     sender, sent = outcome_of(lambda: links[0].send([memoryview(bytearray(LARGE))] * 20, 1))
     target = bytearray(10)

@@ -34,7 +34,7 @@ class RelayGroup:
     def send(self, tensors, target):
         """States and results are empty here."""
 
-    def receive(self, tensors, source):
+    def receive(self, tensors, source, target=None):
         """Likewise."""
 
     def abort(self):

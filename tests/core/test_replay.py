@@ -5,7 +5,7 @@ import pytest
 from ef_common.core.replay import FRESH, plan_replay
 from ef_common.errors import ProtocolError
 
-Pairs = tuple[tuple[int, int], ...]
+Pairs = tuple[tuple[int, ...], ...]
 
 
 @pytest.mark.parametrize(
@@ -17,10 +17,11 @@ Pairs = tuple[tuple[int, int], ...]
         ([8, 7, 7, 7], 8, ((0, 1), (0, 2), (0, 3)), (), False),
         ([8, 7, 8, 7, 7], 8, ((0, 1), (2, 3), (0, 4)), (), False),  # those ahead share the work
         ([5, FRESH], 5, (), ((0, 1),), False),
-        ([5, 5, FRESH, FRESH, FRESH], 5, (), ((0, 2), (1, 3), (0, 4)), False),
+        ([5, 5, FRESH, FRESH, FRESH], 5, (), ((0, 2), (1, 3, 4)), False),  # those who hold the state share the work
+        ([5, 5, 5, FRESH], 5, (), ((0, 3),), False),
         ([FRESH, 0], 0, (), ((1, 0),), False),  # rank 0 may be the one that is fresh
         ([FRESH], 0, (), (), True),
-        ([FRESH, FRESH, FRESH], 0, (), ((0, 1), (0, 2)), True),
+        ([FRESH, FRESH, FRESH], 0, (), ((0, 1, 2),), True),
     ],
 )
 def test_plan_replay_gives_each_what_it_lacks(

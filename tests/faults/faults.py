@@ -185,9 +185,9 @@ class FaultyGroup:
         self._transfer("send")
         self._group.send(tensors, target)
 
-    def receive(self, tensors: Sequence[Any], source: int) -> None:
+    def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
         self._transfer("receive")
-        self._group.receive(tensors, source)
+        self._group.receive(tensors, source, target)
 
     def _transfer(self, moment: str) -> None:
         self.check()

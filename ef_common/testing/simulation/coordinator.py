@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from ef_common.core import membership
@@ -26,6 +27,8 @@ from ef_common.testing.simulation.streams import MESSAGE_S, Alarm, Stream
 FIRST = 1
 """Number of the coordinator with which the job begins; those of the others are above it."""
 ATTEMPT_S = 0.5
+CPU_S, CPU_S_PER_BYTE = 1e-4, 5e-8
+"""What each line costs a coordinator that is charged: more than `python -m tests.benchmarks scale` finds."""
 _UNSENT = 0.1  # of what is written to a peer that cannot be reached
 _FORGIVEN = ("no introduction", "slow reader")
 """Why an honest worker may be refused: its connection is cut."""
@@ -90,6 +93,10 @@ class Coordinator:
         observer: Called with (state before, event, state after).
         note: Writes a line of the trace.
         count: Called with what is rare.
+        charges: What it does takes it CPU time, and what comes meanwhile waits.
+
+    Attributes:
+        suspended: It stands still.
     """
 
     def __init__(
@@ -106,6 +113,7 @@ class Coordinator:
         observer: Observer,
         note: Callable[[str, str], None],
         count: Callable[[str], None],
+        charges: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.name = f"c{number}"
@@ -133,7 +141,11 @@ class Coordinator:
         self._streams: dict[Peer, Stream] = {}
         self._peers: dict[Stream, Peer] = {}
         self._alarm = Alarm(scheduler, self._tick)
-        self._suspended: list[Callable[[], None]] | None = None  # what has come since it stands still
+        self.suspended = False
+        self._charges = charges
+        self._free_at = 0.0
+        self._backlog: deque[Callable[[], None]] = deque()  # what has come since it stands still, or is busy
+        self._catches_up = False
         self._announcer = Announcer(port=number, endpoint=None)
         self._announces = False
         self._key = new_nonce()
@@ -149,28 +161,36 @@ class Coordinator:
         """Who is connected."""
         return self.server._workers
 
-    # ------------------------------------------------------------ standing still, and dying
-
-    @property
-    def suspended(self) -> bool:
-        """It stands still."""
-        return self._suspended is not None
+    # ------------------------------------------------------------ standing still, being busy, and dying
 
     def suspend(self) -> None:
         """Let it stand still."""
-        self._suspended = []
+        self.suspended = True
 
     def resume(self) -> None:
         """Let it go on, with what has come meanwhile."""
-        backlog, self._suspended = self._suspended or [], None
-        for act in backlog:
-            act()
+        self.suspended = False
+        self._catch_up()
+
+    def _is_busy(self) -> bool:
+        return self.suspended or self.scheduler.now < self._free_at
+
+    def _catch_up(self) -> None:
+        self._catches_up = True
+        while self._backlog and not self._is_busy():
+            self._backlog.popleft()()
+        self._catches_up = False
 
     def _later(self, act: Callable[[], None]) -> bool:
-        if self._suspended is None:
+        if not self._is_busy() and (self._catches_up or not self._backlog):
             return False
-        self._suspended.append(act)
+        self._backlog.append(act)
         return True
+
+    def _charge(self, num_bytes: int) -> None:
+        """It takes a line of so many bytes, or writes one."""
+        if self._charges:
+            self._free_at = max(self._free_at, self.scheduler.now) + CPU_S + num_bytes * CPU_S_PER_BYTE
 
     def die(self) -> None:
         """Its process is killed: all connections end, after what was sent on them."""
@@ -197,6 +217,7 @@ class Coordinator:
     def receive(self, stream: Stream, data: bytes) -> None:
         """Bytes have come."""
         if not self._later(lambda: self.receive(stream, data)) and stream in self._peers:
+            self._charge(len(data))
             self.do(lambda now: self.server.receive(self._peers[stream], data, now))
 
     def end(self, stream: Stream, how: End) -> None:
@@ -218,6 +239,8 @@ class Coordinator:
             act(self.scheduler.now)
             while self.server.outputs:
                 self._carry_out(self.server.outputs.popleft())
+            if self._charges:
+                self.scheduler.idle_at(self._free_at, self._catch_up)
             self._alarm.set(self.server.deadline)
 
     def _observe(self, before: Membership, event: Event, after: Membership) -> None:
@@ -235,12 +258,14 @@ class Coordinator:
         match output:
             case Write(peer, data):
                 self._streams[peer].down(data)
+                self._charge(len(data))
                 self._count_down()
             case WriteOrReset(peer, data) if self._is_unsent(peer):
                 self._part(peer, in_order=False)
                 self.server.end(peer, End.UNSENT, self.scheduler.now)
             case WriteOrReset(peer, data):
                 self._streams[peer].down(data)
+                self._charge(len(data))
                 self._count_down()
             case Close(peer, last_words):
                 if last_words and peer in self._streams:

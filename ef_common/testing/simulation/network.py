@@ -260,7 +260,7 @@ class End:
             target._inbox.setdefault(self.rank, deque()).append(payload)
             target.wake()
 
-    def receive(self, tensors: Sequence[Any], source: int) -> None:
+    def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
         """See the port."""
         if not tensors:
             self._mark("receive_nothing")
@@ -273,6 +273,9 @@ class End:
             if len(payload) != len(tensor) or type(payload) is not type(tensor):
                 raise Violation(f"{self.process.name} receives {payload!r}, and made room for {tensor!r}")
             tensor[:] = payload
+            if target is not None:
+                self._mark("send_state")
+                self.send([tensor], target)
 
     def abort(self) -> None:
         """See the port."""

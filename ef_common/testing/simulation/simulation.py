@@ -40,6 +40,8 @@ _DETECTION_S = 2.5
 """From the limit to the eviction, at most: what a step takes, heartbeats, messages."""
 _GRACE_IF_HUNG_S = 2.0
 """So long a worker that is told that it hung may take to come back."""
+_MANY_WORKERS = 16
+"""In a job that begins with so many, coordinators are charged for what they do."""
 _SUSPICIOUS = ("break", "freeze", "slow", "hang", "suspend")
 _GENTLE = ("arrive", "drain", "leave", "slow")
 _GRACE_S = 30.0
@@ -239,6 +241,7 @@ class Simulation:
             observer=self._observe,
             note=self.note,
             count=self.count,
+            charges=job.num_workers >= _MANY_WORKERS,
         )
         self.coordinators[number] = coordinator
 
