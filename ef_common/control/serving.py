@@ -203,8 +203,8 @@ class ServerLoop:
             transport, _ = await asyncio.wait_for(attempt, _PROBE_TIMEOUT_S)
             transport.abort()
         except ConnectionRefusedError:
-            self._report(self._server.prove, member.id)
-        except (OSError, asyncio.TimeoutError) as error:  # proves nothing
+            self._report(self._server.refused, member.id)
+        except (OSError, asyncio.TimeoutError) as error:
             logger.debug("no answer from where %s was: %s", member.id, error)
         finally:
             self._num_probes -= 1

@@ -20,8 +20,8 @@ from ef_common.core.membership import (
     Install,
     Membership,
     Phase,
-    Proved,
     Ready,
+    Refused,
     Returned,
     Settings,
     Settled,
@@ -121,12 +121,12 @@ class Job:
         else:
             self(Silent((victim,), "silent"))
             if how == "proved":
-                self(Proved(victim))
+                self(Refused(victim))
         del self.standings[victim]
         assert self.state.generation == generation + 1
         self.settle()
         self(Stored(victim, STORE))  # on its way meanwhile
-        self(Proved(victim))  # an answer that comes late
+        self(Refused(victim))  # an answer that comes late
         newcomer = self.arrive()
         self(Ready(newcomer))
         for worker in self.state.view.ids:
@@ -186,7 +186,7 @@ def test_standby_keeps_what_a_member_has_told_that_is_lost_while_the_others_come
     events: list[Event] = [
         Returned(member, Phase.MEMBER, promised=5, settled=5, received=(link,), store=STORE) for member in members
     ]
-    for event in (*events[:2], Gone("a", "killed"), Proved("a"), events[2]):
+    for event in (*events[:2], Gone("a", "killed"), Refused("a"), events[2]):
         state, _, _ = decide(state, event, 0.0, settings)
     assert state.gathering_since is None
     assert all(link.agreed for link in state.chain)  # it had told, and so all have
@@ -196,11 +196,11 @@ def test_dead_are_forgotten_with_the_views_that_name_them() -> None:
     job = Job()
     victim = job.state.view.ids[0]
     job(Silent((victim,), "silent"))
-    job(Proved(victim))
+    job(Refused(victim))
     assert job.state.dead == {victim}
     job.settle()
     assert job.state.dead == frozenset()
-    job(Proved("nobody-knows"))
+    job(Refused("nobody-knows"))
     assert job.state.dead == frozenset()
 
 

@@ -476,6 +476,7 @@ def _install(
         reason=reason,
         gone=tuple(sorted(state.gone)),
         base=state.chain[0].view.generation if state.chain and state.based else 0,
+        issuer=settings.port,
     )
     chain = (*state.chain, Link(view, own=True))
     return replace(after, view=view, announced=pending, chain=chain), (Install(view, dropped),), reason
@@ -485,7 +486,7 @@ def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> s
     if settings.on_minority == "continue":
         return ""
     gone = roster.gone(state)
-    return shortfall(ids, state.chain, gone=gone, dead=state.dead, based=state.based, stores=state.stores)
+    return shortfall(ids, state.chain, gone=gone, based=state.based, stores=state.stores)
 
 
 def known(state: Membership) -> tuple[Link, ...]:
