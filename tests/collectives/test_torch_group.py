@@ -142,8 +142,9 @@ class NoLinks:
         pass
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize("begins", ["before the abort", "after the abort"])
-def test_operation_that_gloo_has_lost_does_not_keep_the_memory_of_its_tensors(begins: str) -> None:
+def test_operation_that_gloo_has_lost_does_not_keep_the_memory_of_its_tensors(begins: str, evaluates: bool) -> None:
     """Gloo keeps them until its timeout, an hour later."""
     ended, store = threading.Event(), dist.HashStore()
     peer = threading.Thread(target=lambda: (gloo(store, 1), ended.wait(60.0)), daemon=True)
@@ -157,7 +158,8 @@ def test_operation_that_gloo_has_lost_does_not_keep_the_memory_of_its_tensors(be
 
     array = np.ones(1000, np.float32)
     memory = weakref.ref(array)
-    pending = group.start(begin, torch.from_numpy(array))  # the other one never comes
+    with torch.inference_mode(evaluates):
+        pending = group.start(begin, torch.from_numpy(array))  # the other one never comes
     group.abort()
     del array
     poll_until(lambda: memory() is None)
