@@ -25,12 +25,13 @@ If some of them are lost, too, the others need the claim of what is left, and so
 
 * if ``2 |S| > |M|``; or
 * if ``2 |S| = |M|``, all of S have reported that there is no store, and either this coordinator has issued that view
-  itself, or its issuer has ended, which a member of S has seen, and S has the member of M that *decides*. It is the
-  first one, in rank order, that is not on the node of the issuer, which may have been lost with it; or else the first.
+  itself, or its issuer has ended, which a member of S has seen, all of M without S seem to be *dead*, as connections
+  to their processes are refused, and S has the member of M that *decides*. It is the first one, in rank order, that is
+  not on the node of the issuer, which may have been lost with it; or else the first.
 
-Nothing rests on a process being dead. Silence proves nothing, and nor does a refused connection: a firewall may refuse
-it, or another machine that has the address now. And before they died, processes may have been half of another
-coordinator's view whose other half lives.
+Silence proves nothing, and nor does a refused connection alone: a firewall may refuse it, or another machine that has
+the address now. A successor must not leave the dead out of M, either: before they died they may have been half of
+another coordinator's view whose other half lives.
 
 Why it is safe: let coordinators 1 and 2 issue views with the members S1 and S2 of M, which have no member in common,
 with G1 and G2 gone. No member of S1 is in G2, and none of S2 in G1: a worker that has been in one of these views
@@ -130,7 +131,7 @@ class _Lack:
 
     why: str
     bid: Bid | None = None
-    others: frozenset[str] = frozenset()  # they may be more, and should go first
+    few: bool = False  # the others may be more, and should go first
 
 
 def shortfall(
@@ -138,6 +139,7 @@ def shortfall(
     chain: Iterable[Link],
     *,
     gone: Collection[str],
+    dead: Collection[str],
     based: bool = True,
     stores: Stores = NO_STORES,
 ) -> str:
@@ -147,6 +149,7 @@ def shortfall(
         members: Ids of the members of the view to be issued.
         chain: The views that its members know of, since the newest in which one of them has settled.
         gone: Ids of those that are gone, as above.
+        dead: Ids of those that seem to be dead.
         based: One of them has settled in the first view of the chain, or it is the first of all. Else nobody here knows
             what was before it, and all its members are needed.
         stores: Stores of the members.
@@ -157,7 +160,7 @@ def shortfall(
     here = frozenset(members)
     for link in chain:
         counted = _counted(link, gone)
-        lack = _lack(link, here, counted, gone=gone, based=based, stores=stores)
+        lack = _lack(link, here, counted, gone=gone, dead=dead, based=based, stores=stores)
         if lack is not None:
             present, absent = counted & here, counted - here
             return (
@@ -183,7 +186,7 @@ def bids(
         members: As for :func:`shortfall`, and the rest likewise.
         chain: Likewise.
         gone: Likewise.
-        dead: Ids of those that seem to be dead, so that nobody lets them go first.
+        dead: Likewise.
         stores: Likewise.
 
     Returns:
@@ -191,13 +194,13 @@ def bids(
     """
     here, found, few = frozenset(members), [], False
     for link in chain:
-        lack = _lack(link, here, _counted(link, gone), gone=gone, based=True, stores=stores)
+        lack = _lack(link, here, _counted(link, gone), gone=gone, dead=dead, based=True, stores=stores)
         if lack is None:
             continue
         if lack.bid is None:
             return (), False
         found.append(lack.bid)
-        few = few or not lack.others <= frozenset(dead)
+        few = few or lack.few
     return tuple(found), few
 
 
@@ -213,6 +216,7 @@ def _lack(
     counted: frozenset[str],
     *,
     gone: Collection[str],
+    dead: Collection[str],
     based: bool,
     stores: Stores,
 ) -> _Lack | None:
@@ -224,8 +228,8 @@ def _lack(
     is_most, is_half = 2 * len(present) > len(counted), 2 * len(present) == len(counted)
     told = {stores.told.get(member) for member in present}
     if not any(told):
-        decides = link.own or (link.over and _deciding(link.view, counted) in present)
-        if is_most or (is_half and told == {""} and decides):
+        decides = link.over and absent <= frozenset(dead) and _deciding(link.view, counted) in present
+        if is_most or (is_half and told == {""} and (link.own or decides)):
             return None
         tie = ", as they have no place for claims" if told == {""} else ""
         return _Lack(f"more than half are needed{tie}")
@@ -236,8 +240,8 @@ def _lack(
         return None
     if not bid.members:
         return _Lack("the place for claims says that others go on")
-    others = frozenset[str]() if is_most or is_half else absent
-    return _Lack("the place for claims is asked whether they go on", bid, others)
+    few = 2 * len(present) < len(counted) and not absent <= frozenset(dead)
+    return _Lack("the place for claims is asked whether they go on", bid, few)
 
 
 def _deciding(view: View, counted: frozenset[str]) -> str:

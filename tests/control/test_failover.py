@@ -118,11 +118,17 @@ def test_failover_to_one_of_two_goes_on_when_the_node_of_the_coordinator_has_die
     assert workers[1].client.next_view(1).ids == ("w1",)
 
 
-def test_failover_to_one_of_two_goes_on_when_the_one_on_the_node_of_the_coordinator_is_silent(job):
-    """If it lives, nobody else can lead it: the member that is not on that node decides."""
+def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5)
-    fall_silent(workers[0].client)  # its door stays open, and it goes nowhere: as if it was stopped
+    silent = workers[0].client
+    # Its door stays open, and it goes nowhere: as if it was stopped.
+    fall_silent(silent)
     coordinators[0].stop()
+    poll_until(lambda: coordinators[1]._server.state.held)
+    assert "only 1 of 2 members of view 1" in coordinators[1]._server.state.held
+    assert workers[1].views_noticed == [1]
+    assert workers[1].client.next_view(0).issuer == coordinators[0].address[1]
+    silent._close_door()  # it dies
     assert workers[1].client.next_view(1).ids == ("w1",)
 
 

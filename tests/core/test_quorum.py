@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 from ef_common.core.quorum import Bid, Link, Stores, bids, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 
+MEMBERS = "abcdefg"
+
 
 def view(generation: int, names: str, *, standbys: bool = True, base: int = 0, issuer: str = "") -> View:
     members = tuple(Member(name, name, "", standby=ord(name) if standbys else 0) for name in names)
     return View(generation, members, base=base, issuer=ord(issuer) if issuer else 0)
 
 
-def lacking(names: str, *links: Link, gone: str = "", based: bool = True, stores: Stores | None = None) -> bool:
+def lacking(
+    names: str, *links: Link, gone: str = "", dead: str = MEMBERS, based: bool = True, stores: Stores | None = None
+) -> bool:
+    """By default, connections to all that are not here are refused."""
     stores = told(names) if stores is None else stores
-    return bool(shortfall(names, links, gone=gone, based=based, stores=stores))
+    return bool(shortfall(names, links, gone=gone, dead=dead, based=based, stores=stores))
 
 
 def told(names: str, store: str = "", *claims: tuple[Bid, str]) -> Stores:
@@ -60,6 +65,7 @@ def test_quorum_of_half_is_enough_for_a_successor_if_the_issuer_is_over_and_its_
     over = Link(link.view, over=True)
     for here, enough in zip(halves, (True, False), strict=False):
         assert lacking(here, over, gone=gone) is not enough
+        assert lacking(here, over, gone=gone, dead="") is (len(halves) > 1)
         assert lacking(here, link, gone=gone) is (len(halves) > 1)
     assert lacking("a", over, gone="d")
 
@@ -148,7 +154,7 @@ def test_quorum_is_not_asked_for_if_nobody_else_can_lead():
 
 
 def test_quorum_reason_names_who_is_missing():
-    reason = shortfall("a", [Link(view(7, "abc"))], gone="")
+    reason = shortfall("a", [Link(view(7, "abc"))], gone="", dead="")
     assert "only 1 of 3 members of view 7" in reason
     assert "b, c" in reason
     assert "on_minority" in reason
@@ -185,7 +191,6 @@ def test_merge_keeps_the_newest_view_last_whatever_its_issuer_had_heard():
     assert merge([(5, (Link(two), Link(three))), (5, (Link(two), Link(four)))])[1][-1] == Link(four)
 
 
-MEMBERS = "abcdefg"
 FATES = st.sampled_from(["first", "gone from first", "second", "gone from second", "cut off", "dead"])
 
 
@@ -286,7 +291,7 @@ class World:
         for bid in bids(chosen, chain, gone=gone, dead="", stores=stores)[0]:
             self.claims.setdefault(bid.claim, bid.members)
         stores = Stores(stores.told, self.claims)
-        if shortfall(chosen, chain, gone=gone, stores=stores):
+        if shortfall(chosen, chain, gone=gone, dead=MEMBERS, stores=stores):
             return
         chain.append(Link(view(chain[-1].view.generation + 1, "".join(sorted(chosen))), own=True))
         if received:

@@ -119,11 +119,14 @@ def test_takeover_without_a_silent_member_waits_for_the_loss_notice():
     assert job(Tick(), at=2.0).views == [(6, "bc")]
 
 
-def test_takeover_of_half_by_the_one_that_decides_does_not_wait_for_who_seems_to_be_dead():
+def test_takeover_of_half_by_the_one_that_decides_needs_the_others_to_seem_dead():
     ab = view(5, "ab", issuer=ord("a"))
     assert Coordinator().returns("b", ab)(Refused("a")).views == [(6, "b")]
-    assert Coordinator().returns("b", ab)(Tick(), at=2.0).views == [(6, "b")]
     assert Coordinator().returns("b", ab, over=False)(Refused("a"), Tick(), at=2.0).views == []
+    silent = Coordinator().returns("b", ab)(Tick(), at=2.0)
+    assert silent.views == []
+    assert "on_minority" in silent.state.held
+    assert silent(Refused("a"), at=2.5).views == [(6, "b")]
 
 
 def test_takeover_of_the_other_half_waits_though_connections_to_all_others_are_refused():

@@ -56,8 +56,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="each-half-decides",
         file="ef_common/core/quorum.py",
-        old="decides = link.own or (link.over and _deciding(link.view, counted) in present)",
-        new="decides = link.own or link.over",
+        old="decides = link.over and absent <= frozenset(dead) and _deciding(link.view, counted) in present",
+        new="decides = link.over",
         harm="If the coordinator ends while the network falls into halves, both halves train on, each for itself.",
     ),
     Mutant(

@@ -493,7 +493,7 @@ def count_who_leaves(patch: Patch) -> None:
 
     def shortfall(state, ids, settings):
         leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
-        known = {"based": state.based, "stores": state.stores}
+        known = {"dead": state.dead, "based": state.based, "stores": state.stores}
         return quorum.shortfall(ids, state.chain, gone=state.gone | leaving.difference(ids), **known)
 
     patch.setattr(rules, "_shortfall", shortfall)

@@ -486,7 +486,7 @@ def _shortfall(state: Membership, ids: Collection[str], settings: Settings) -> s
     if settings.on_minority == "continue":
         return ""
     gone = roster.gone(state)
-    return shortfall(ids, state.chain, gone=gone, based=state.based, stores=state.stores)
+    return shortfall(ids, state.chain, gone=gone, dead=state.dead, based=state.based, stores=state.stores)
 
 
 def known(state: Membership) -> tuple[Link, ...]:
