@@ -7,7 +7,7 @@ received into memory that has room for any of them, and believed only if its hea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,20 @@ class Flight(Protocol):
 
     def is_over(self) -> bool:
         """Whether the operation is complete or has failed; never waits."""
+
+
+class Carrier(Protocol):
+    """The group that carries the messages.
+
+    It holds its `Exchanges`, which therefore do not hold it: once it is aborted, its memory is free at once, and does
+    not wait for the garbage collector.
+    """
+
+    def start(self, act: Callable[..., object], *tensors: Tensor) -> Flight:
+        """Start an operation on Gloo's process group and these tensors."""
+
+    def mismatch(self, calls: Sequence[str]) -> CallMismatch:
+        """The error for members that are in these calls, in rank order."""
 
 
 class Room:
@@ -62,32 +76,24 @@ class Exchanges:
     Args:
         world_size: Number of members.
         rank: Rank of this one.
-        start: Starts an operation on Gloo's process group.
-        mismatch: Makes the error of members that are in these calls, in rank order.
 
     Attributes:
         most_bytes: The largest content of a message.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        rank: int,
-        *,
-        start: Callable[[Callable[[Any], Any]], Flight],
-        mismatch: Callable[[Sequence[str]], CallMismatch],
-    ) -> None:
+    def __init__(self, world_size: int, rank: int) -> None:
         self.most_bytes = _DIRECT_BYTES // world_size // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
         self.rank = rank
-        self.mismatch = mismatch
         self._num_others = world_size - 1
-        self._start = start
         self._rooms: list[Room] = []
 
-    def begin(self, call: str, content: Bytes | None = None, *, length: int | None = None) -> Exchange:
+    def begin(
+        self, carrier: Carrier, call: str, content: Bytes | None = None, *, length: int | None = None
+    ) -> Exchange:
         """Start to send some bytes to all others: n-1 messages leave, and as many arrive.
 
         Args:
+            carrier: Carries them.
             call: Call of this member.
             content: Flat bytes, if any.
             length: The length in the header; by default, the size of the content.
@@ -103,8 +109,10 @@ class Exchanges:
         sizes.insert(self.rank, 0)
         rooms.insert(self.rank, 0)
         flat = torch.from_numpy(sent.reshape(-1))
-        flight = self._start(lambda group: group.alltoall_base(room.flat, flat, rooms, sizes))
-        return Exchange(self, frame, sent[0], room, flight)
+        flight = carrier.start(
+            lambda group, received, sent: group.alltoall_base(received, sent, rooms, sizes), room.flat, flat
+        )
+        return Exchange(self, carrier, frame, sent[0], room, flight)
 
     def take_back(self, room: Room) -> None:
         """Take back memory whose content is no longer needed."""
@@ -116,14 +124,18 @@ class Exchange:
 
     Args:
         exchanges: Exchanges of this member.
+        carrier: Carries them.
         frame: This member's header.
         sent: Its message.
         room: For what the others send.
         flight: Completes them.
     """
 
-    def __init__(self, exchanges: Exchanges, frame: bytes, sent: Bytes, room: Room, flight: Flight) -> None:
+    def __init__(
+        self, exchanges: Exchanges, carrier: Carrier, frame: bytes, sent: Bytes, room: Room, flight: Flight
+    ) -> None:
         self._exchanges = exchanges
+        self._carrier = carrier
         self._frame = frame
         self._sent = sent
         self._room = room
@@ -159,7 +171,7 @@ class Exchange:
         self._flight.wait()
         self._is_over = True
         if self._room.calls.tobytes() != self._frame[LENGTH_BYTES:] * len(self._room.calls):
-            self._error = self._exchanges.mismatch([call_in(frame) for frame in self._frames()])
+            self._error = self._carrier.mismatch([call_in(frame) for frame in self._frames()])
 
     def _frames(self) -> list[bytes]:
         """The headers of all members, in rank order."""

@@ -8,7 +8,8 @@ Several properties make it elastic:
   :meth:`TorchGroup.abort` shuts down the sockets of this group, so every blocked thread wakes up, in this process and
   in its peers. It never shuts down the listener, because Gloo ends the process if `accept` fails.
 * There is one exception: Gloo forgets a message that is half sent or half received when its connection ends, and a
-  thread that waits for it would wait forever. Such a *lost* operation is detected after the abort, and given up.
+  thread that waits for it would wait forever. Such a *lost* operation is detected after the abort, and given up. Gloo
+  keeps the tensors that it was given, so it gets others over the same memory, which are emptied then.
 * Members that meet in different collectives would end the process in Gloo, or use each other's numbers. Small messages
   therefore name their call (`torch_exchange`), and large ones begin only when all members are known to be in one call
   (`torch_queue`).
@@ -21,9 +22,10 @@ import ipaddress
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,7 @@ from ef_common.ports import Bootstrap, Group, Meeting, Pending
 logger = logging.getLogger(__name__)
 
 # A slow peer (a long validation, a large checkpoint) is no failure; a dead one is noticed by the coordinator. What Gloo
-# has lost keeps its threads, its files and its tensors for so long.
+# has lost keeps its threads and its files for so long.
 OPERATION_TIMEOUT = timedelta(hours=1)
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.16  # each costs a third of a millisecond of a core that may be needed
 _SETTLE_POLL = timedelta(milliseconds=2)
@@ -126,25 +128,27 @@ class TorchGroup(LinkedGroup):
         super().__init__(view, links, sockets, TorchMemory())
         self._sums = sums
         self._process_group = process_group
-        self._exchanges = Exchanges(view.world_size, rank, start=self._start, mismatch=self.mismatch)
+        self._exchanges = Exchanges(view.world_size, rank)
         self._queue = Queue()
         self._lost = False
-        self._flying: set[Any] = set()
+        self._flying: dict[Any, Sequence[Tensor]] = {}
 
-    def _start(self, act: Callable[[Any], Any]) -> TorchPending:
+    def start(self, act: Callable[..., Any], *tensors: Tensor) -> TorchPending:
+        """Begin an operation: `act(process_group, *tensors)`, with other tensors over the memory of these."""
         held = [self._process_group]  # before the guard looks: `abort` takes it away
-        work = self._guard(lambda: act(held[0]))
+        given = [_over_memory_of(tensor) for tensor in tensors]
+        work = self._guard(lambda: act(held[0], *given))
         with self._lock:
             if self._process_group is held[0]:
-                self._flying.add(work)
+                self._flying[work] = given
             else:  # aborted before this began, so it is lost, and whoever lets go of the group last waits for it
-                _close_in_thread([held.pop(), {work}], daemon=True)
+                _close_in_thread([held.pop(), {work: given}], daemon=True)
         return TorchPending(work, self)
 
     def finish(self, work: Any) -> None:
         """Wait for an operation."""
         self._guard(partial(self._wait, work))
-        self._flying.discard(work)
+        self._flying.pop(work, None)
 
     def _wait(self, work: Any) -> None:
         look_again = _FIRST_LOOK_S
@@ -174,7 +178,7 @@ class TorchGroup(LinkedGroup):
 
     def _meet(self, call: str) -> RollCall:
         self._queue.flush()
-        return RollCall(self._exchanges.begin(call))
+        return RollCall(self._exchanges.begin(self, call))
 
     def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> Pending:
         """Start to sum a tensor, or an array, over the members, in place."""
@@ -183,13 +187,13 @@ class TorchGroup(LinkedGroup):
             return Nothing()
         if self._is_direct(summed):
             flat, what = summed.view(-1).view(torch.uint8).numpy(), sum_of(call, [summed])
-            return self._queue.begin(None, lambda: DirectSum(summed, self._exchanges.begin(what, flat)))
+            return self._queue.begin(None, lambda: DirectSum(summed, self._exchanges.begin(self, what, flat)))
         if summed.is_cuda and summed.dtype in UNKNOWN_TYPES:
             return SumOnHost(summed, self, call, meeting)
         met = meeting if isinstance(meeting, RollCall) else self._meet(sum_of(call, [summed]))
         if summed.is_cuda:
             return self._all_reduce_on_device(summed, met)
-        return self._queue.begin(met, lambda: self._start(lambda group: group.allreduce([summed])))
+        return self._queue.begin(met, lambda: self.start(_all_reduce, summed))
 
     def _all_reduce_on_device(self, tensor: Tensor, meeting: RollCall) -> Pending:
         if not tensor.is_contiguous():
@@ -199,7 +203,7 @@ class TorchGroup(LinkedGroup):
             meeting.wait()  # whoever is in another call does not connect with NCCL
         pending = None if sums is None else self._guard(partial(sums.start, tensor))
         if sums is None or pending is None:
-            return self._queue.begin(meeting, lambda: self._start(lambda group: group.allreduce([tensor])))
+            return self._queue.begin(meeting, lambda: self.start(_all_reduce, tensor))
         return SumOnDevice(meeting, partial(self._guard, partial(sums.finish, pending)))
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
@@ -207,7 +211,7 @@ class TorchGroup(LinkedGroup):
         self._queue.flush()
         is_small = 0 < len(payload) <= self._exchanges.most_bytes
         content = np.frombuffer(payload, np.uint8) if is_small else None
-        exchange = self._exchanges.begin(call or "a gather", content, length=len(payload))
+        exchange = self._exchanges.begin(self, call or "a gather", content, length=len(payload))
         exchange.wait()
         lengths = exchange.lengths()
         parts = [part.tobytes() for part in exchange.contents(lengths)]
@@ -223,10 +227,10 @@ class TorchGroup(LinkedGroup):
             whole[rank] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if mine else _room(lengths[rank])
         if len(set(lengths)) == 1:
             own, received = whole[self._exchanges.rank], [torch.empty_like(part) for part in whole]
-            self._start(lambda group: group.allgather([received], [own])).wait()
+            self.start(lambda group, own, *received: group.allgather([[*received]], [own]), own, *received).wait()
             whole = received
         else:
-            for flight in [self._start(partial(_broadcast, whole[rank], rank)) for rank in large]:
+            for flight in [self.start(partial(_broadcast, rank), whole[rank]) for rank in large]:
                 flight.wait()
         return [whole[rank].numpy().tobytes() if rank in large else part for rank, part in enumerate(parts)]
 
@@ -240,19 +244,8 @@ class TorchGroup(LinkedGroup):
             if self._sums is not None:
                 self._sums.abort()
             if not self._lost:
-                self._settle()
+                self._lost = not _settle(self._flying)
                 self._bury()
-
-    def _settle(self) -> None:
-        """Wait until every operation has ended, or is lost."""
-        flying = tuple(self._flying)
-        deadline = time.monotonic() + _SETTLE_S
-        num_idle = 0
-        while not all(_has_ended(work) for work in flying):
-            num_idle = num_idle + 1 if _gloo_is_idle() else 0
-            if num_idle >= _IDLE_LOOKS or time.monotonic() > deadline:
-                self._lost = True
-                return
 
     def _bury(self) -> None:
         """Release the process group in a thread, because that waits for its own threads and for lost operations.
@@ -263,7 +256,7 @@ class TorchGroup(LinkedGroup):
         gone, self._process_group = self._process_group, None
         if gone is not None:
             grave = [gone, self._flying]
-            self._flying = set()
+            self._flying = {}
             _close_in_thread(grave, daemon=self._lost)
 
 
@@ -271,8 +264,28 @@ def _room(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-def _broadcast(tensor: Tensor, root: int, group: Any) -> Any:
+def _over_memory_of(tensor: Tensor) -> Tensor:
+    memory = tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    return tensor.new_empty(0).set_(*memory)
+
+
+def _all_reduce(group: Any, tensor: Tensor) -> Any:
+    return group.allreduce([tensor])
+
+
+def _broadcast(root: int, group: Any, tensor: Tensor) -> Any:
     return group.broadcast(tensor, root)
+
+
+def _settle(flying: Collection[Any]) -> bool:
+    """Wait until every operation has ended, or some are lost; returns whether all have ended."""
+    deadline = time.monotonic() + _SETTLE_S
+    num_idle = 0
+    while not all(_has_ended(work) for work in flying):
+        num_idle = num_idle + 1 if _gloo_is_idle() else 0
+        if num_idle >= _IDLE_LOOKS or time.monotonic() > deadline:
+            return False
+    return True
 
 
 def _has_ended(work: Any) -> bool:
@@ -303,7 +316,11 @@ def _close_in_thread(grave: list[Any], *, daemon: bool) -> None:
 
 def _wait_and_drop(grave: list[Any]) -> None:
     """Keep objects whose release would block until a lost operation times out, and release them here."""
-    for work in grave.pop():
+    flying = grave.pop()
+    if not _settle(flying):
+        for tensor in chain.from_iterable(flying.values()):
+            tensor.set_()  # or their memory would be kept for as long, too
+    for work in flying:
         try:
             work.wait()
         except RuntimeError as error:

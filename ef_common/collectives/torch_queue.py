@@ -6,7 +6,8 @@ Gloo counts operations, so members must begin them in one order, whenever each o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ef_common.collectives.torch_exchange import RollCall
 from ef_common.errors import GroupBroken
@@ -25,8 +26,9 @@ class Queue:
         Raises:
             GroupBroken: A member is gone, or the group was aborted.
         """
-        while self._waiting and self._waiting[0].is_open():
-            self._waiting.popleft().begin()
+        with self._dropping():
+            while self._waiting and self._waiting[0].is_open():
+                self._waiting.popleft().begin()
         if not self._waiting and (meeting is None or meeting.is_open()):
             return act()
         later = QueuedSum(self, meeting, act)
@@ -40,9 +42,19 @@ class Queue:
             CallMismatch: Members are in different calls.
             GroupBroken: A member is gone, or the group was aborted.
         """
-        while self._waiting:
-            self._waiting[0].meet()
-            self._waiting.popleft().begin()
+        with self._dropping():
+            while self._waiting:
+                self._waiting[0].meet()
+                self._waiting.popleft().begin()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """Drop all operations of a group that is broken: they hold it, and it holds them."""
+        try:
+            yield
+        except GroupBroken:
+            self._waiting.clear()
+            raise
 
 
 class QueuedSum:

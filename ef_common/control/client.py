@@ -147,7 +147,7 @@ class CoordinatorClient:
             raise
 
     def _open_door(self) -> None:
-        """Listen as long as this process lives: a refused connection proves that it does not."""
+        """Listen as long as this process lives: who is refused need not wait for it."""
         if self.member.standby:
             host = LOOPBACK if self._token is None else ""
             self._door = listen((host, 0))

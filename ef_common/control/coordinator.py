@@ -126,7 +126,7 @@ class Coordinator:
         self._server = CoordinatorServer(
             self._loop.time(),
             token=self._token,
-            settings=self._settings,
+            settings=replace(self._settings, port=port),
             heartbeat_timeout_s=self._heartbeat_timeout_s,
             limits=self._limits,
             standby=self._standby,

@@ -203,8 +203,8 @@ class ServerLoop:
             transport, _ = await asyncio.wait_for(attempt, _PROBE_TIMEOUT_S)
             transport.abort()
         except ConnectionRefusedError:
-            self._report(self._server.prove, member.id)
-        except (OSError, asyncio.TimeoutError) as error:  # proves nothing
+            self._report(self._server.refused, member.id)
+        except (OSError, asyncio.TimeoutError) as error:
             logger.debug("no answer from where %s was: %s", member.id, error)
         finally:
             self._num_probes -= 1
@@ -243,19 +243,24 @@ class Stream(asyncio.BufferedProtocol):
         self.write(last_words)
         self._ended = True
         self._transport.close()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
+        asyncio.get_running_loop().call_later(_LINGER_S, self.abort)
 
     def reset(self) -> None:
         """Let the peer's system know that the connection is no more, in place of all that was not sent."""
-        with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        self._end_with_reset()
         self.abort()
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """End the connection at once; if not all was sent, the peer must not take that for an end in order."""
         self._ended = True
         if self._transport is not None:
+            if self.num_unsent:
+                self._end_with_reset()
             self._transport.abort()
+
+    def _end_with_reset(self) -> None:
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
 
     # ------------------------------------------------------------ called by asyncio
 
@@ -285,6 +290,8 @@ class Stream(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._host.overflowed, self._peer)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:  # asyncio closes it, and the peer may live
+            self._end_with_reset()
         reset = isinstance(exc, (ConnectionResetError, BrokenPipeError))
         self._end(End.CLOSED if exc is None else End.RESET if reset else End.BROKEN)
         self._host.closed(self, self._peer)

@@ -25,11 +25,13 @@ If some of them are lost, too, the others need the claim of what is left, and so
 
 * if ``2 |S| > |M|``; or
 * if ``2 |S| = |M|``, all of S have reported that there is no store, and either this coordinator has issued that view
-  itself (all others need more than half), or its issuer has ended, which a member of S has seen, and all of M without S
-  are *dead*: nobody listens where these processes would.
+  itself, or its issuer has ended, which a member of S has seen, all of M without S seem to be *dead*, as connections
+  to their processes are refused, and S has the member of M that *decides*. It is the first one, in rank order, that is
+  not on the node of the issuer, which may have been lost with it; or else the first.
 
-Silence proves nothing. A successor must not leave the dead out of M, either: before they died they may have been half
-of another coordinator's view whose other half lives.
+Silence proves nothing, and nor does a refused connection alone: a firewall may refuse it, or another machine that has
+the address now. A successor must not leave the dead out of M, either: before they died they may have been half of
+another coordinator's view whose other half lives.
 
 Why it is safe: let coordinators 1 and 2 issue views with the members S1 and S2 of M, which have no member in common,
 with G1 and G2 gone. No member of S1 is in G2, and none of S2 in G1: a worker that has been in one of these views
@@ -37,8 +39,10 @@ reports it to the next coordinator, and a worker that wants to leave is in neith
 for neither coordinator; leave it out of M. Then the four sets are disjoint, and |S1| + |S2| + |G1| + |G2| ≤ |M|.
 
 *Both without a store.* If one of them is more than half, 2 |S1| ≥ |M| - |G1| and 2 |S2| > |M| - |G2|, and so
-|S1| + |S2| + (|G1| + |G2|) / 2 > |M|. If both are half, the sums may be equal, so there must be one way for both to be
-the only half. There is: one of them has issued the view, or all others are dead.
+|S1| + |S2| + (|G1| + |G2|) / 2 > |M|. If both are half, the sums are equal, so nobody is gone for one alone, and
+both see the same M. Then the same member of it decides for both, and is in one of S1 and S2 only (as in *dynamic-linear
+voting*). If coordinator 1 is the issuer, it has ended before coordinator 2 issues its view, and has told those
+in S2 that S1 goes on without them.
 
 *Both with a store.* It is the same one. The members have agreed on it in a collective, whose result is the same for
 all: either that none has one, or the digest of a random marker that each of them has read from it. A later arrival
@@ -145,7 +149,7 @@ def shortfall(
         members: Ids of the members of the view to be issued.
         chain: The views that its members know of, since the newest in which one of them has settled.
         gone: Ids of those that are gone, as above.
-        dead: Ids of those that are known to be dead.
+        dead: Ids of those that seem to be dead.
         based: One of them has settled in the first view of the chain, or it is the first of all. Else nobody here knows
             what was before it, and all its members are needed.
         stores: Stores of the members.
@@ -177,6 +181,13 @@ def bids(
     members: Collection[str], chain: Iterable[Link], *, gone: Collection[str], dead: Collection[str], stores: Stores
 ) -> tuple[tuple[Bid, ...], bool]:
     """The claims with which these members could have a view; empty if claims alone are not enough.
+
+    Args:
+        members: As for :func:`shortfall`, and the rest likewise.
+        chain: Likewise.
+        gone: Likewise.
+        dead: Likewise.
+        stores: Likewise.
 
     Returns:
         The claims, and whether the others may be more, and should go first.
@@ -217,8 +228,8 @@ def _lack(
     is_most, is_half = 2 * len(present) > len(counted), 2 * len(present) == len(counted)
     told = {stores.told.get(member) for member in present}
     if not any(told):
-        proved = link.own or (link.over and absent <= frozenset(dead))
-        if is_most or (is_half and told == {""} and proved):
+        decides = link.over and absent <= frozenset(dead) and _deciding(link.view, counted) in present
+        if is_most or (is_half and told == {""} and (link.own or decides)):
             return None
         tie = ", as they have no place for claims" if told == {""} else ""
         return _Lack(f"more than half are needed{tie}")
@@ -231,6 +242,12 @@ def _lack(
         return _Lack("the place for claims says that others go on")
     few = 2 * len(present) < len(counted) and not absent <= frozenset(dead)
     return _Lack("the place for claims is asked whether they go on", bid, few)
+
+
+def _deciding(view: View, counted: frozenset[str]) -> str:
+    """The member of a view that decides which half of it goes on."""
+    able = [member for member in view.members if member.id in counted]
+    return next((member for member in able if member.standby != view.issuer), able[0]).id
 
 
 def _next_bid(view: View, here: frozenset[str], gone: Collection[str], stores: Stores) -> Bid | None:

@@ -48,6 +48,7 @@ class View:
         gone: Members of earlier views whose connection to the coordinator has ended for good, as far as a successor
             has to know of them (see :mod:`ef_common.core.quorum`).
         base: Generation of the newest view known to have come about when this one was issued; 0 for none.
+        issuer: Port of the coordinator that has issued it; it is the standby of the members of its node.
     """
 
     generation: int
@@ -58,6 +59,7 @@ class View:
     reason: str = ""
     gone: tuple[str, ...] = ()
     base: int = 0
+    issuer: int = 0
     ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Ids of the members in rank order; asked for in each step, hence kept."""
     _ranks: Mapping[str, int] = field(init=False, repr=False, compare=False)

@@ -183,8 +183,8 @@ def _load_span(value: Any) -> Span | None:
 
 
 def _load_patch(value: Any) -> ViewPatch:
-    if type(value) is not list or len(value) != 8 or type(value[1]) is not list or type(value[6]) is not list:
-        raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base]")
+    if type(value) is not list or len(value) != 9 or type(value[1]) is not list or type(value[6]) is not list:
+        raise ValueError("expected [generation, members, admitted_at, pending, hold, reason, gone, base, issuer]")
     below = _integer(0, _COUNT.load(value[0]))
     return ViewPatch(
         generation=value[0],
@@ -195,6 +195,7 @@ def _load_patch(value: Any) -> ViewPatch:
         reason=_REASON.load(value[5]),
         gone=tuple(_load_span(part) or _NAME.load(part) for part in value[6]),
         base=below.load(value[7]),
+        issuer=_PORT.load(value[8]),
     )
 
 
@@ -202,7 +203,7 @@ def _dump_patch(patch: ViewPatch) -> list[Any]:
     members = [_dump_member(part) if isinstance(part, Member) else list(part) for part in patch.members]
     gone = [part if isinstance(part, str) else list(part) for part in patch.gone]
     texts = [_REASON.dump(patch.reason), gone]
-    return [patch.generation, members, patch.admitted_at, patch.pending, patch.hold, *texts, patch.base]
+    return [patch.generation, members, patch.admitted_at, patch.pending, patch.hold, *texts, patch.base, patch.issuer]
 
 
 def digest_of_view(view: View) -> str:

@@ -202,10 +202,10 @@ class CoordinatorServer:
         if not peer.dropped:
             self._refuse(peer, "slow reader", f"it left {num_bytes} bytes unread")
 
-    def prove(self, worker: str, now: float) -> None:
-        """A probe was refused: nobody listens any more where the process of a worker did."""
+    def refused(self, worker: str, now: float) -> None:
+        """A probe was refused: nobody listens any more where the process of a worker did, or so it seems."""
         self._now = now
-        self._submit(membership.Proved(worker), None)
+        self._submit(membership.Refused(worker), None)
 
     def tick(self, now: float) -> None:
         """Time has passed."""

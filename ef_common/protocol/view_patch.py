@@ -65,6 +65,7 @@ class ViewPatch:
     reason: str = ""
     gone: tuple[str | Span, ...] = ()
     base: int = 0
+    issuer: int = 0
 
     @classmethod
     def between(cls, before: View, after: View) -> ViewPatch:
@@ -78,6 +79,7 @@ class ViewPatch:
             after.reason,
             _difference(before.gone, after.gone),
             after.base,
+            after.issuer,
         )
 
     def onto(self, before: View) -> View:
@@ -98,6 +100,7 @@ class ViewPatch:
             self.reason,
             _patched(before.gone, self.gone),
             self.base,
+            self.issuer,
         )
 
 

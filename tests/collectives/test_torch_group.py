@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 from socket import AF_INET
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 
 from ef_common.collectives.torch_group import TorchGroup, TorchGroups
 from ef_common.core.membership import Settings
@@ -19,6 +23,7 @@ from ef_common.testing.harness import Job
 from tests import warm
 from tests.collectives import scripts, seats
 from tests.collectives.seats import ENGINES, preload, run_in_processes, sit, view_of
+from tests.waiting import poll_until
 
 SILENT_S = 8.0
 """Longer than a busy machine lets a worker wait for a core, as the others must not be taken for silent."""
@@ -117,23 +122,87 @@ def test_group_that_is_aborted_while_an_operation_begins_is_let_go_of_in_a_threa
         def __del__(self) -> None:
             ended_in.append(threading.current_thread().name)
 
-    class Links:
-        def close(self) -> None:
-            pass
-
     def begin(_: ProcessGroup) -> Any:
         group.abort()
         wait_for_burials()
         return Ended()
 
     class Ended:
-        def wait(self) -> None:
+        def wait(self, timeout: Any = None) -> None:
             pass
 
-    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), Links())  # type: ignore[arg-type]
-    group._start(begin)
+    group = TorchGroup(ProcessGroup(), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
+    group.start(begin)
     wait_for_burials()
     assert ended_in == ["ef-bury"]
+
+
+class NoLinks:
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("begins", ["before the abort", "after the abort"])
+def test_operation_that_gloo_has_lost_does_not_keep_the_memory_of_its_tensors(begins: str, evaluates: bool) -> None:
+    """Gloo keeps them until its timeout, an hour later."""
+    ended, store = threading.Event(), dist.HashStore()
+    peer = threading.Thread(target=lambda: (gloo(store, 1), ended.wait(60.0)), daemon=True)
+    peer.start()
+    group = TorchGroup(gloo(store, 0), view_of(2), 0, (), NoLinks())  # type: ignore[arg-type]
+
+    def begin(process_group: Any, tensor: Any) -> Any:
+        if begins == "after the abort":
+            group.abort()
+        return process_group.allreduce([tensor])
+
+    array = np.ones(1000, np.float32)
+    memory = weakref.ref(array)
+    with torch.inference_mode(evaluates):
+        pending = group.start(begin, torch.from_numpy(array))  # the other one never comes
+    group.abort()
+    del array
+    poll_until(lambda: memory() is None)
+    assert not pending.is_over()
+    ended.set()
+    peer.join(60.0)
+    wait_for_burials()
+
+
+def test_group_that_is_aborted_is_gone_at_once_and_not_when_garbage_is_collected() -> None:
+    """Each has megabytes of room for messages; of many recoveries, many groups were there."""
+    store, view, groups = dist.HashStore(), view_of(2), {}
+
+    def take_part(rank: int) -> None:
+        group = groups[rank] = TorchGroup(gloo(store, rank), view, rank, (), NoLinks())  # type: ignore[arg-type]
+        group.all_gather(b"x")
+        group.all_reduce(np.ones(2, np.float32)).wait()
+        group.all_reduce(np.ones(1_000_000, np.float32)).wait()
+
+    members = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(2)]
+    gc.collect()
+    gc.disable()
+    try:
+        for member in members:
+            member.start()
+        for member in members:
+            member.join(60.0)
+        waits = groups[0].all_reduce(np.ones(1_000_000, np.float32))  # for the other one, who never comes
+        for rank in range(2):
+            groups[rank].abort()
+        with pytest.raises(GroupBroken):
+            waits.wait()
+        del waits
+        left = [weakref.ref(groups.pop(rank)) for rank in range(2)]
+        poll_until(lambda: not any(group() for group in left))
+    finally:
+        gc.enable()
+
+
+def gloo(store: Any, rank: int) -> Any:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return dist.ProcessGroupGloo(store, rank, 2, options)
 
 
 def wait_for_burials() -> None:

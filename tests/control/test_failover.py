@@ -111,7 +111,7 @@ def test_failover_of_the_coordinators_node_makes_a_view_of_the_others(job):
     assert time.monotonic() - began < 30.0  # far less than the heartbeat timeout, which is 60 s
 
 
-def test_failover_to_one_of_two_goes_on_when_the_other_is_proved_dead(job):
+def test_failover_to_one_of_two_goes_on_when_the_node_of_the_coordinator_has_died(job):
     coordinators, workers, _ = job(2)
     coordinators[0].stop()
     workers[0].stop()
@@ -127,8 +127,24 @@ def test_failover_to_one_of_two_waits_when_the_other_only_is_silent(job):
     poll_until(lambda: coordinators[1]._server.state.held)
     assert "only 1 of 2 members of view 1" in coordinators[1]._server.state.held
     assert workers[1].views_noticed == [1]
+    assert workers[1].client.next_view(0).issuer == coordinators[0].address[1]
     silent._close_door()  # it dies
     assert workers[1].client.next_view(1).ids == ("w1",)
+
+
+def test_failover_to_one_of_two_waits_when_the_other_decides_though_connections_to_it_are_refused(job):
+    """A firewall may refuse them, and the other one goes on."""
+    coordinators, workers, _ = job(2, heartbeat_timeout_s=0.5)
+    silent = workers[1].client
+    fall_silent(silent)
+    coordinators[0].stop()
+    server = coordinators[1]._server
+    poll_until(lambda: server.state.held)
+    assert "only 1 of 2 members of view 1" in server.state.held
+    silent._close_door()
+    poll_until(lambda: "w1" in server.state.dead)
+    assert server.state.held
+    assert workers[0].views_noticed == [1]
 
 
 @pytest.mark.parametrize("has_it", [True, False])

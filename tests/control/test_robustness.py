@@ -13,6 +13,7 @@ from ef_common.control.serving import MAX_UNSENT_BYTES
 from ef_common.protocol import server, wire
 from ef_common.protocol.auth import Token
 from ef_common.protocol.server import MAX_RELAYED_BYTES
+from tests.waiting import poll_until
 
 _FIELDS = b'"member":["a","n","",0,1,0,0],"nonce":"%s","key":"%s","proof":"%s","returning":false'
 HELLO = b'{"v":8,"t":"hello",%s}\n' % (_FIELDS % (b"0" * 32, b"0" * 32, b"0" * 64))
@@ -119,6 +120,9 @@ def test_member_that_does_not_read_is_dropped_and_nobody_else(serve, join, dial)
         for i in range(MAX_RELAYED_BYTES // (len(value) * 4 // 3 + 100)):
             box.put(f"{i}", value)
     assert set(talkers[0].client.next_view(1).ids) == {f"talker{i}" for i in range(num_talkers)}
+    poll_until(lambda: len(coordinator._serving._open) == num_talkers)
+    with pytest.raises(ConnectionResetError):  # an end in order would say that the coordinator has ended
+        list(iter(lambda: deaf.socket.recv(1 << 20), b""))
 
 
 def test_many_lines_at_once_are_all_taken(form, dial, serve, join):

@@ -21,7 +21,7 @@ MEMBERS = (
     Member("b", "n0", "", 1, 2, 29400, 65535),
     Member("ü-1", "nö", "fe80::1"),
 )
-VIEWS = (View(7, MEMBERS, 5, gone=("c",), base=6), View(8, MEMBERS[:2], 5))
+VIEWS = (View(7, MEMBERS, 5, gone=("c",), base=6, issuer=29500), View(8, MEMBERS[:2], 5))
 NAMES = tuple(ViewName(view.generation, fields.digest_of_view(view), over=True, agreed=False) for view in VIEWS)
 CLAIM = "000000007-" + "0f" * 16
 FROM_WORKER = [
@@ -386,6 +386,7 @@ def test_digest_of_a_view_tells_all_that_it_says():
             {"reason": "another one"},
             {"gone": ()},
             {"base": 5},
+            {"issuer": 5},
             {"generation": 8},
         )
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -20,8 +22,8 @@ from ef_common.core.membership import (
     Install,
     Membership,
     Phase,
-    Proved,
     Ready,
+    Refused,
     Returned,
     Settings,
     Settled,
@@ -38,7 +40,7 @@ from ef_common.protocol.fields import digest_of_view
 from ef_common.protocol.view_patch import NO_VIEW, ViewName, ViewPatch
 
 STORE = "0f" * 16
-LOSSES = ("killed", "broken", "silent", "proved")
+LOSSES = ("killed", "broken", "silent", "refused")
 
 
 def size_of(value: Any) -> int:
@@ -120,13 +122,13 @@ class Job:
             self(Gone(victim, "its line broke", silent=True))
         else:
             self(Silent((victim,), "silent"))
-            if how == "proved":
-                self(Proved(victim))
+            if how == "refused":
+                self(Refused(victim))
         del self.standings[victim]
         assert self.state.generation == generation + 1
         self.settle()
         self(Stored(victim, STORE))  # on its way meanwhile
-        self(Proved(victim))  # an answer that comes late
+        self(Refused(victim))  # an answer that comes late
         newcomer = self.arrive()
         self(Ready(newcomer))
         for worker in self.state.view.ids:
@@ -138,17 +140,30 @@ class Job:
         return size_of(self.state), *(size_of(standing) for standing in self.standings.values())
 
 
+def calls_of_changes(job: Job) -> int:
+    """How many functions are called for a change of each kind: what it costs, on every machine."""
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, arg: calls.update([event]))
+    try:
+        for how in LOSSES:
+            job.change(how)
+    finally:
+        sys.setprofile(None)
+    return calls["call"] + calls["c_call"]
+
+
 @pytest.mark.parametrize("number", [1_000, pytest.param(10_000, marks=pytest.mark.thorough)])
 def test_state_and_messages_after_many_changes_are_as_after_ten(number: int) -> None:
     job = Job()
     for index in range(8):
         job.change(LOSSES[index % len(LOSSES)])
-    before, line = job.measure(), job.longest_line
+    before, line, num_calls = job.measure(), job.longest_line, calls_of_changes(job)
     for index in range(number // 2):
         job.change(LOSSES[index % len(LOSSES)])
     assert job.state.generation >= number
     assert job.num_claims >= number // 4  # so these are part of what is forgotten
     assert job.measure() == before
+    assert calls_of_changes(job) == num_calls
     assert job.longest_line <= line + 200  # generations have more digits, reasons name other workers
     assert set(job.state.stores.told) == set(job.state.workers)
     assert len(job.standings) == 3
@@ -186,7 +201,7 @@ def test_standby_keeps_what_a_member_has_told_that_is_lost_while_the_others_come
     events: list[Event] = [
         Returned(member, Phase.MEMBER, promised=5, settled=5, received=(link,), store=STORE) for member in members
     ]
-    for event in (*events[:2], Gone("a", "killed"), Proved("a"), events[2]):
+    for event in (*events[:2], Gone("a", "killed"), Refused("a"), events[2]):
         state, _, _ = decide(state, event, 0.0, settings)
     assert state.gathering_since is None
     assert all(link.agreed for link in state.chain)  # it had told, and so all have
@@ -196,11 +211,11 @@ def test_dead_are_forgotten_with_the_views_that_name_them() -> None:
     job = Job()
     victim = job.state.view.ids[0]
     job(Silent((victim,), "silent"))
-    job(Proved(victim))
+    job(Refused(victim))
     assert job.state.dead == {victim}
     job.settle()
     assert job.state.dead == frozenset()
-    job(Proved("nobody-knows"))
+    job(Refused("nobody-knows"))
     assert job.state.dead == frozenset()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,14 +11,18 @@ from hypothesis import strategies as st
 from ef_common.core.quorum import Bid, Link, Stores, bids, merge, shortfall, some_of
 from ef_common.core.view import Member, View
 
+MEMBERS = "abcdefg"
 
-def view(generation: int, names: str, *, standby: int = 1, base: int = 0) -> View:
-    return View(generation, tuple(Member(name, name, "", standby=standby) for name in names), base=base)
+
+def view(generation: int, names: str, *, standbys: bool = True, base: int = 0, issuer: str = "") -> View:
+    members = tuple(Member(name, name, "", standby=ord(name) if standbys else 0) for name in names)
+    return View(generation, members, base=base, issuer=ord(issuer) if issuer else 0)
 
 
 def lacking(
-    names: str, *links: Link, gone: str = "", dead: str = "", based: bool = True, stores: Stores | None = None
+    names: str, *links: Link, gone: str = "", dead: str = MEMBERS, based: bool = True, stores: Stores | None = None
 ) -> bool:
+    """By default, connections to all that are not here are refused."""
     stores = told(names) if stores is None else stores
     return bool(shortfall(names, links, gone=gone, dead=dead, based=based, stores=stores))
 
@@ -44,11 +50,24 @@ def test_quorum_of_half_is_enough_for_the_coordinator_that_issued_the_view():
     assert lacking("a", Link(view(1, "abcd"), own=True))
 
 
-def test_quorum_of_half_is_enough_for_a_successor_if_the_others_are_dead_and_the_issuer_is_over():
-    assert not lacking("ab", Link(view(1, "abcd"), over=True), dead="cd")
-    assert lacking("ab", Link(view(1, "abcd"), over=True), dead="c")
-    assert lacking("ab", Link(view(1, "abcd")), dead="cd")
-    assert lacking("a", Link(view(1, "abcd"), over=True), dead="bcd")
+@pytest.mark.parametrize(
+    ("issuer", "gone", "halves"),
+    [
+        ("", "", ["ab", "cd"]),
+        ("a", "", ["bc", "ad"]),  # the first member that is not on the node of the issuer decides
+        ("b", "", ["ab", "cd"]),
+        ("a", "bd", ["c", "a"]),
+        ("a", "bcd", ["a"]),  # nobody else is left
+    ],
+)
+def test_quorum_of_half_is_enough_for_a_successor_if_the_issuer_is_over_and_its_member_decides(issuer, gone, halves):
+    link = Link(view(1, "abcd", issuer=issuer))
+    over = Link(link.view, over=True)
+    for here, enough in zip(halves, (True, False), strict=False):
+        assert lacking(here, over, gone=gone) is not enough
+        assert lacking(here, over, gone=gone, dead="") is (len(halves) > 1)
+        assert lacking(here, link, gone=gone) is (len(halves) > 1)
+    assert lacking("a", over, gone="d")
 
 
 @pytest.mark.parametrize("here", ["ab", "abc"])
@@ -56,7 +75,7 @@ def test_quorum_with_a_store_needs_the_claim_whoever_issued_the_view_and_however
     link = Link(view(1, "abcd"), own=True, over=True)
     ((bid,), few) = bids(here, [link], gone="", dead="", stores=told(here, "d1"))
     assert ("".join(bid.members), few) == (here, False)
-    assert lacking(here, link, dead="cd", stores=told(here, "d1"))
+    assert lacking(here, link, stores=told(here, "d1"))
     assert not lacking(here, link, stores=told(here, "d1", (bid, here)))
     assert lacking("cd", link, stores=told("cd", "d1", (bid, "ab")))
     assert lacking(here, Link(view(2, "abcd"), own=True), stores=told(here, "d1", (bid, here)))
@@ -66,7 +85,7 @@ def test_quorum_with_a_store_needs_the_claim_whoever_issued_the_view_and_however
 def test_quorum_of_half_is_never_enough_as_long_as_a_store_is_not_known():
     link = Link(view(1, "abcd"), own=True, over=True)
     for stores in (Stores(), told("a")):
-        assert lacking("ab", link, dead="cd", stores=stores)
+        assert lacking("ab", link, stores=stores)
         assert asks("ab", link, stores=stores) == []
     assert not lacking("abc", link)
     assert asks("ab", link, stores=told("a", "d1")) == ["ab"]
@@ -114,7 +133,7 @@ def test_bids_are_the_claims_that_alone_are_lacking():
 
 def test_quorum_dead_members_are_not_left_out_by_a_successor():
     # c and d may have been half of {c, d, e} of another coordinator before they died, and e lives.
-    assert lacking("ab", Link(view(1, "abcde"), over=True), dead="cd")
+    assert lacking("ab", Link(view(1, "abcde"), over=True))
 
 
 def test_quorum_holds_for_each_view_of_the_chain():
@@ -125,13 +144,13 @@ def test_quorum_holds_for_each_view_of_the_chain():
 
 
 def test_quorum_without_a_known_beginning_needs_all():
-    assert lacking("abc", Link(view(2, "abcd"), over=True), dead="d", based=False)
+    assert lacking("abc", Link(view(2, "abcd"), over=True), based=False)
     assert not lacking("abc", Link(view(2, "abcd")), gone="d", based=False)
     assert not lacking("abcd", Link(view(2, "abcd")), based=False)
 
 
 def test_quorum_is_not_asked_for_if_nobody_else_can_lead():
-    assert not lacking("a", Link(view(1, "abcde", standby=0)))
+    assert not lacking("a", Link(view(1, "abcde", standbys=False)))
 
 
 def test_quorum_reason_names_who_is_missing():
@@ -172,29 +191,34 @@ def test_merge_keeps_the_newest_view_last_whatever_its_issuer_had_heard():
     assert merge([(5, (Link(two), Link(three))), (5, (Link(two), Link(four)))])[1][-1] == Link(four)
 
 
-MEMBERS = "abcdefg"
 FATES = st.sampled_from(["first", "gone from first", "second", "gone from second", "cut off", "dead"])
 
 
 @settings(max_examples=2000, deadline=None)
-@given(st.lists(FATES, min_size=1, max_size=7))
-def test_quorum_is_never_found_twice(fates):
-    """The issuer of a view, and a successor, whatever has become of its members; each knows of its own gone only."""
+@given(st.lists(FATES, min_size=1, max_size=7), st.sampled_from(["", *MEMBERS]))
+def test_quorum_is_never_found_twice(fates, issuer):
+    """Of the issuer of a view and two successors, whatever became of its members; each knows of its own gone only."""
     names = MEMBERS[: len(fates)]
 
     def those(*which: str) -> str:
         return "".join(name for name, fate in zip(names, fates, strict=True) if fate in which)
 
     first, second = those("first"), those("second")
-    own = not lacking(first, Link(view(1, names), own=True), gone=those("gone from first"))
+    by = view(1, names, issuer=issuer)
+    own = not lacking(first, Link(by, own=True), gone=those("gone from first"))
     # Whoever is dead may have been the issuer's; then its own view has been issued before.
-    had = not lacking(those("first", "dead"), Link(view(1, names), own=True), gone=those("gone from first"))
-    successor = Link(view(1, names), over=not first and not had)
-    other = not lacking(second, successor, gone=those("gone from second"), dead=those("dead", "gone from first"))
+    had = not lacking(those("first", "dead"), Link(by, own=True), gone=those("gone from first"))
+    successor = Link(by, over=not first and not had)
+    other = not lacking(second, successor, gone=those("gone from second"))
     assert not (first and second and (own or had) and other)
+    one = not lacking(first, Link(by, over=True), gone=those("gone from first"))
+    another = not lacking(second, Link(by, over=True), gone=those("gone from second"))
+    assert not (first and second and one and another)
 
 
-ACTS = st.sampled_from(["come", "come", "end", "leave", "lose", "issue", "issue", "issue without leavers"])
+ACTS = st.sampled_from(
+    ["come", "come", "end", "leave", "lose", "issue", "issue", "issue without leavers", "stop", "stop"]
+)
 STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.integers(0, 2), st.booleans()), min_size=8, max_size=24)
 STORES = st.sampled_from(["none", "not told", "told by some", "told by all", "agreed"])
 
@@ -206,12 +230,13 @@ def test_quorum_is_never_found_twice_whatever_comes_between(num_examples):
 
 
 def find_a_second_quorum(steps, size, stores, some):
-    """Three coordinators, the first of which has issued the view; its members come to one and to another."""
+    """Three coordinators, the first of which has issued the view, and may stop; members come to one and to another."""
     names = "abcdef"[:size]
     tellers = {"not told": "", "told by some": [name for i, name in enumerate(names) if some >> i & 1]}.get(
         stores, names
     )
-    world = World(names, dict.fromkeys(tellers, "" if stores == "none" else "d1"), agreed=stores == "agreed")
+    known = dict.fromkeys(tellers, "" if stores == "none" else "d1")
+    world = World(names, known, agreed=stores == "agreed", issuer=names[some % size])
     for act, index, number, flag in steps:
         world.take(act, names[index % size], number, flag)
 
@@ -219,9 +244,10 @@ def find_a_second_quorum(steps, size, stores, some):
 class World:
     """Who has come to whom. Whoever has received a view stays; a view is void if a member has not."""
 
-    def __init__(self, names: str, told: dict[str, str], *, agreed: bool) -> None:
+    def __init__(self, names: str, told: dict[str, str], *, agreed: bool, issuer: str) -> None:
         self.told = told
-        self.chains = [[Link(view(1, names), own=number == 0, agreed=agreed)] for number in range(3)]
+        first = Link(view(1, names, issuer=issuer), agreed=agreed)
+        self.chains = [[replace(first, own=number == 0)] for number in range(3)]
         self.at = dict.fromkeys(names, 0)
         self.leaving: set[str] = set()
         self.gone: list[set[str]] = [set(), set(), set()]
@@ -233,6 +259,8 @@ class World:
         here = {one for one, where in self.at.items() if where == number}
         if act.startswith("issue"):
             self.issue(here - self.leaving if "without" in act else here, here, number, received=flag)
+        elif act == "stop":
+            self.stop()
         elif name in self.settled or name not in self.at:
             return
         elif act == "come":
@@ -246,6 +274,15 @@ class World:
             if where >= 0:
                 self.gone[where].add(name)
 
+    def stop(self) -> None:
+        """The first coordinator ends, and has issued no other view: if it had, all would know."""
+        if len(self.chains[0]) > 1:
+            return
+        for chain in self.chains[1:]:
+            chain[0] = replace(chain[0], over=True)
+        self.chains[0][0] = replace(self.chains[0][0], own=False)
+        self.at = {name: where or -1 for name, where in self.at.items()}
+
     def issue(self, chosen: set[str], here: set[str], number: int, *, received: bool) -> None:
         chain, gone = self.chains[number], self.gone[number] | (self.leaving & here)
         if not chosen or chosen & self.settled:
@@ -254,7 +291,7 @@ class World:
         for bid in bids(chosen, chain, gone=gone, dead="", stores=stores)[0]:
             self.claims.setdefault(bid.claim, bid.members)
         stores = Stores(stores.told, self.claims)
-        if shortfall(chosen, chain, gone=gone, dead="", stores=stores):
+        if shortfall(chosen, chain, gone=gone, dead=MEMBERS, stores=stores):
             return
         chain.append(Link(view(chain[-1].view.generation + 1, "".join(sorted(chosen))), own=True))
         if received:

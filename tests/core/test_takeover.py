@@ -22,9 +22,9 @@ from ef_common.core.membership import (
     Membership,
     Outranked,
     Phase,
-    Proved,
     Ready,
     Redirect,
+    Refused,
     Returned,
     Settings,
     Settled,
@@ -47,7 +47,7 @@ SETTINGS = Settings(loss_notice_s=2.0)
 
 
 def member(name: str) -> Member:
-    return Member(name, name, "", standby=1, door=2)
+    return Member(name, name, "", standby=ord(name), door=2)
 
 
 def view(generation: int, names: str, **fields: object) -> View:
@@ -109,7 +109,7 @@ def test_takeover_without_a_dead_member_makes_a_view_at_once():
     job = Coordinator().returns("bc", view(5, "abc"))
     assert job.views == []
     assert [m.id for m in missing(job.state)] == ["a"]
-    assert job(Proved("a")).views == [(6, "bc")]
+    assert job(Refused("a")).views == [(6, "bc")]
 
 
 def test_takeover_without_a_silent_member_waits_for_the_loss_notice():
@@ -119,13 +119,22 @@ def test_takeover_without_a_silent_member_waits_for_the_loss_notice():
     assert job(Tick(), at=2.0).views == [(6, "bc")]
 
 
-def test_takeover_of_half_needs_the_proof_that_the_others_are_dead():
-    assert Coordinator().returns("b", view(5, "ab"))(Proved("a")).views == [(6, "b")]
-    assert Coordinator().returns("b", view(5, "ab"), over=False)(Proved("a")).views == []
-    silent = Coordinator().returns("b", view(5, "ab"))(Tick(), at=2.0)
+def test_takeover_of_half_by_the_one_that_decides_needs_the_others_to_seem_dead():
+    ab = view(5, "ab", issuer=ord("a"))
+    assert Coordinator().returns("b", ab)(Refused("a")).views == [(6, "b")]
+    assert Coordinator().returns("b", ab, over=False)(Refused("a"), Tick(), at=2.0).views == []
+    silent = Coordinator().returns("b", ab)(Tick(), at=2.0)
     assert silent.views == []
     assert "on_minority" in silent.state.held
-    assert silent(Proved("a"), at=2.5).views == [(6, "b")]
+    assert silent(Refused("a"), at=2.5).views == [(6, "b")]
+
+
+def test_takeover_of_the_other_half_waits_though_connections_to_all_others_are_refused():
+    """A firewall may do that, or another machine that has their address now."""
+    job = Coordinator().returns("a", view(5, "ab", issuer=ord("a")))(Refused("b"))
+    assert job.views == []
+    assert "on_minority" in job.state.held
+    assert job(Tick(), at=2.5).views == []
 
 
 def test_takeover_with_a_view_that_not_all_have_settled_in_makes_a_new_one():
@@ -184,7 +193,7 @@ def test_takeover_goes_on_from_the_newest_view_that_came_about():
 def test_takeover_heeds_who_was_gone_when_the_old_coordinator_issued_its_last_view():
     # c is gone for good; b, the other half of the last view, has died with the coordinator.
     job = Coordinator().returns("a", view(5, "abc"), view(6, "ab", gone=("c",), base=5), settled=5)
-    assert job(Proved("b")).views == [(7, "a")]
+    assert job(Refused("b")).views == [(7, "a")]
 
 
 def test_takeover_after_the_end_tells_newcomers():
@@ -225,7 +234,7 @@ def test_takeover_hears_of_a_training_that_begins_while_it_gathers():
 
 
 def test_takeover_counts_a_member_that_came_and_died_as_gone():
-    job = Coordinator().returns("ab", view(5, "abc"))(Gone("b", "its connection ended"), Proved("c"))
+    job = Coordinator().returns("ab", view(5, "abc"))(Gone("b", "its connection ended"), Refused("c"))
     assert job.views == [(6, "a")]
 
 
@@ -279,9 +288,9 @@ def test_view_that_is_held_back_makes_room_for_a_coordinator_that_comes_first():
 
 
 def test_takeover_by_newcomers_that_do_not_know_what_was_before_needs_all_members():
-    job = Coordinator().returns("mn", view(5, "amn"), settled=0)(Proved("a"))
+    job = Coordinator().returns("mn", view(5, "amn"), settled=0)(Refused("a"))
     assert job.views == []
-    first = Coordinator().returns("bc", view(1, "abc"), settled=0)(Proved("a"))
+    first = Coordinator().returns("bc", view(1, "abc"), settled=0)(Refused("a"))
     assert first.views == [(2, "bc")]
 
 
@@ -315,7 +324,7 @@ def test_leavers_go_at_once_however_many_they_are(store):
 
 def test_leavers_are_nobodys_quorum():
     """The others may have let them go."""
-    job = Coordinator().returns("bc", view(5, "abc"), phase=Phase.LEAVING)(Proved("a"))
+    job = Coordinator().returns("bc", view(5, "abc"), phase=Phase.LEAVING)(Refused("a"))
     assert job.views == []
     assert job.returns("a", view(5, "abc")).views == [(6, "abc")]
 
@@ -384,7 +393,7 @@ def test_few_members_go_on_if_the_others_do_not_take_the_claim_first():
 
 
 def test_few_members_ask_at_once_if_the_others_are_dead():
-    job = Coordinator().returns("a", view(5, "abc"), store="d1", agreed=True)(Proved("b"), Proved("c"))
+    job = Coordinator().returns("a", view(5, "abc"), store="d1", agreed=True)(Refused("b"), Refused("c"))
     assert [claim.bid.members for claim in job.of(Claim)] == [("a",)]
 
 
@@ -396,7 +405,7 @@ def test_few_members_step_down_if_the_store_does_not_answer():
 
 
 def test_few_members_that_do_not_know_that_all_have_one_store_wait():
-    job = Coordinator().returns("a", view(5, "abc"), store="d1")(Proved("b"), Proved("c"))
+    job = Coordinator().returns("a", view(5, "abc"), store="d1")(Refused("b"), Refused("c"))
     assert job.of(Claim) == []
     assert "not all members were known" in job.state.held
 
@@ -441,7 +450,7 @@ def test_members_are_told_so_again_when_one_comes_back_or_all_come_to_a_successo
     assert successor.of(Agree) == [Agree(view(5, "abc"))]
 
 
-@pytest.mark.parametrize("proof", [(Proved("b"),), ()])
+@pytest.mark.parametrize("proof", [(Refused("b"),), ()])
 def test_half_of_a_successor_goes_on_once_it_has_the_claim_whether_the_others_are_dead_or_silent(proof):
     job = Coordinator().returns("a", view(5, "ab"), store="d1")(*proof)(Tick(), at=2.0)
     (claim,) = job.of(Claim)
@@ -450,7 +459,7 @@ def test_half_of_a_successor_goes_on_once_it_has_the_claim_whether_the_others_ar
 
 
 def test_claim_that_others_have_is_no_way_out_even_if_they_are_dead():
-    job = Coordinator().returns("a", view(5, "ab"), store="d1")(Proved("b"))
+    job = Coordinator().returns("a", view(5, "ab"), store="d1")(Refused("b"))
     job(Claimed("a", job.of(Claim)[0].bid.claim, ("b",)))
     assert job.views == []
 

@@ -73,7 +73,7 @@ def finish(job: TorchrunJob, nodes: list[Node]) -> None:
 @pytest.mark.parametrize("when", ["steady", "join", "loss"])
 @pytest.mark.thorough
 def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_admit_one(job: TorchrunJob, when: str):
-    nodes = start_all(job, 5 if when == "loss" else 3)  # more than half are left: with half of them, it would depend
+    nodes = start_all(job, 5 if when == "loss" else 3)  # more than half are left, whoever decides
     kept = [node for index, node in enumerate(nodes) if index not in (0, 3)]
     survivors = [node.worker_pids()[0] for node in kept]
     generation = newest(job)
@@ -100,6 +100,16 @@ def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_ad
     wait_for_steps(job)
     assert survivors[1] == nodes[2].worker_pids()[0]
     finish(job, [*kept[1:], replaced, *([joiner] if when == "join" else [])])
+
+
+def test_node_of_the_coordinator_is_killed_and_the_only_other_one_goes_on(job: TorchrunJob):
+    """Half of the members, and no place for claims: the one that is not on that node decides."""
+    nodes = start_all(job, 2)
+    generation = newest(job)
+    nodes[0].kill()
+    wait_for_world(job, nodes[1].worker_pids(), after=generation)
+    wait_for_steps(job)
+    finish(job, nodes[1:])
 
 
 def test_agent_of_the_coordinator_is_killed_and_all_workers_keep_their_view(job: TorchrunJob):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import socketserver
 from typing import Any
 
 import pytest
 
 from ef_common.launch.horovod_store import Store
 from tests.horovod_built import needs_horovod
+from tests.waiting import poll_until
 
 pytest.importorskip("horovod")
 
@@ -60,3 +62,14 @@ def test_stranger_is_not_heard(told, request_):
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1) == b""
     assert heard == []
+
+
+def test_driver_is_refused_when_the_thread_that_hears_it_has_failed(monkeypatch):
+    monkeypatch.setattr(socketserver, "_ServerSelector", lambda: 1 / 0)
+    notices = Notices("127.0.0.1", lambda: None)
+    notices.start()
+    address = notices._server.server_address[:2]
+    poll_until(lambda: notices._server.socket.fileno() < 0)
+    with pytest.raises(ConnectionError), socket.create_connection(address, timeout=30) as sock:
+        sock.recv(1)
+    notices.stop()

@@ -54,10 +54,10 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="After each change of the world the learning rate lags behind the ramp by one update.",
     ),
     Mutant(
-        name="silent-half-counts-as-dead",
+        name="each-half-decides",
         file="ef_common/core/quorum.py",
-        old="proved = link.own or (link.over and absent <= frozenset(dead))",
-        new="proved = link.own or link.over",
+        old="decides = link.over and absent <= frozenset(dead) and _deciding(link.view, counted) in present",
+        new="decides = link.over",
         harm="If the coordinator ends while the network falls into halves, both halves train on, each for itself.",
     ),
     Mutant(

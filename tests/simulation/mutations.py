@@ -338,12 +338,30 @@ def take_silence_for_death(patch: Patch) -> None:
 
 def count_without_the_dead(patch: Patch) -> None:
     """A successor leaves out whoever is dead, whatever it had been part of before."""
-    shortfall = quorum.shortfall
+    shortfall = rules._shortfall
 
-    def wrong(members: Any, chain: Any, *, gone: Any, dead: Any, **rest: Any) -> str:
-        return shortfall(members, chain, gone=gone | dead, dead=dead, **rest)
+    def wrong(state: Any, ids: Any, settings: Any) -> str:
+        return shortfall(replace(state, gone=state.gone | state.dead), ids, settings)
 
-    patch.setattr(rules, "shortfall", wrong)
+    patch.setattr(rules, "_shortfall", wrong)
+
+
+def take_a_refusal_for_a_death(patch: Patch) -> None:
+    """Once the issuer has ended, half goes on if connections to all others are refused."""
+    shortfall = rules._shortfall
+
+    def wrong(state: Any, ids: Any, settings: Any) -> str:
+        here = roster.gone(state) | state.dead | set(ids)
+        chain = tuple(replace(link, own=link.own or (link.over and here >= set(link.view.ids))) for link in state.chain)
+        return shortfall(replace(state, chain=chain), ids, settings)
+
+    patch.setattr(rules, "_shortfall", wrong)
+    patch.setattr(quorum, "_deciding", lambda view, counted: "nobody")
+
+
+def let_each_half_decide(patch: Patch) -> None:
+    """Once the issuer has ended, half goes on, whichever it is."""
+    _with_shortfall(patch, lambda chain, rest: (tuple(replace(link, own=link.own or link.over) for link in chain),))
 
 
 def go_on_though_not_all_have_settled(patch: Patch) -> None:
@@ -526,6 +544,8 @@ _OF_FAILOVER = {
         need_the_newest_view_alone,
         take_silence_for_death,
         count_without_the_dead,
+        take_a_refusal_for_a_death,
+        let_each_half_decide,
         go_on_though_not_all_have_settled,
         keep_what_was_promised_to_oneself,
         keep_the_exception_from_a_successor,

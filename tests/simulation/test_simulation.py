@@ -81,6 +81,7 @@ FAILOVER_RARE = {
     "coordinator": 500,  # the leading one died, at times in the middle of telling a decision
     "node": 300,  # with the worker of its node
     "cut": 500,
+    "rejected": 500,  # by a firewall, which refuses and resets connections where the network is cut
     "takeover": 500,
     "held back": 300,  # no quorum
     "planned change": 200,

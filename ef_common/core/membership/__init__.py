@@ -33,7 +33,7 @@ The coordinator runs :func:`decide` on every event. Rules:
     issued as soon as enough members come back or are known to be gone. After a while the coordinator steps down, so
     that its workers look for another one, where more may have gathered.
 11. A coordinator may be a standby. The first member that comes to it from another coordinator makes it *gather*: it
-    waits until each member of the newest view is there, known to be dead, or silent for too long. If all are there,
+    waits until each member of the newest view is there, seems to be dead, or is silent for too long. If all are there,
     have settled and suspect nothing, the view continues; otherwise they get a new one.
 12. An exception of the user's code, in a member or before the first view, ends the job: all connected workers are told
     (the one that raised it last), and later arrivals, too. That worker looks for another coordinator until it has been
@@ -73,9 +73,9 @@ from ef_common.core.membership.model import (
     Outpaced,
     Outranked,
     Phase,
-    Proved,
     Ready,
     Redirect,
+    Refused,
     Republish,
     Resign,
     Resume,
@@ -118,7 +118,7 @@ __all__ = [
     "Outpaced",
     "Outranked",
     "Phase",
-    "Proved",
+    "Refused",
     "Ready",
     "Redirect",
     "Republish",

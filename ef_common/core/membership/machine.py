@@ -19,9 +19,9 @@ from ef_common.core.membership.model import (
     Membership,
     Outpaced,
     Outranked,
-    Proved,
     Ready,
     Redirect,
+    Refused,
     Returned,
     Settings,
     Settled,
@@ -86,8 +86,8 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
         case Challenged():
             return state, (), ""
-        case Proved(worker):
-            state, actions, reason = replace(state, dead=state.dead | {worker}), (), f"{worker} is dead"
+        case Refused(worker):
+            state, actions, reason = replace(state, dead=state.dead | {worker}), (), f"{worker} seems to be dead"
         case Stored():
             return claims.stored(state, event), (), ""
         case Claimed():

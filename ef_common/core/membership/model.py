@@ -32,6 +32,7 @@ class Settings:
         start_nodes: Number of nodes expected at the start; the first view waits for no more.
         loss_notice_s: Within this time a lost worker is noticed for sure (the heartbeat timeout, and slack).
         on_minority: Without a quorum "wait" for it, or "continue", and risk that others do so too.
+        port: That of this coordinator; it is the standby of the workers of its node.
     """
 
     min_nodes: int = 1
@@ -40,6 +41,7 @@ class Settings:
     start_nodes: int | None = None
     loss_notice_s: float = 2.5
     on_minority: str = "wait"
+    port: int = 0
 
     @property
     def patience_s(self) -> float:
@@ -75,7 +77,7 @@ class Membership:
     chain: tuple[Link, ...] = ()  # see `quorum`
     based: bool = True
     gone: frozenset[str] = frozenset()  # likewise, of the members of the chain
-    dead: frozenset[str] = frozenset()
+    dead: frozenset[str] = frozenset()  # so it seems: they are not waited for
     idle: bool = False  # a standby to which no member has come
     contested: bool = False  # others may lead, or look for a quorum
     contested_at: float = 0.0  # when that was seen last
@@ -238,8 +240,8 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Proved:
-    """Nobody listens at the address of this worker's process, so the process is dead."""
+class Refused:
+    """Nobody listens where this worker's process did. It seems to be dead, unless others answer in its place."""
 
     worker: str
 
@@ -293,7 +295,7 @@ Event = (
     | Returned
     | Stored
     | Claimed
-    | Proved
+    | Refused
     | Outranked
     | Challenged
     | FailedElsewhere

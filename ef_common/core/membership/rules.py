@@ -476,6 +476,7 @@ def _install(
         reason=reason,
         gone=tuple(sorted(state.gone)),
         base=state.chain[0].view.generation if state.chain and state.based else 0,
+        issuer=settings.port,
     )
     chain = (*state.chain, Link(view, own=True))
     return replace(after, view=view, announced=pending, chain=chain), (Install(view, dropped),), reason

@@ -34,7 +34,7 @@ from ef_common.errors import ProtocolError
 
 
 def missing(state: Membership) -> tuple[Member, ...]:
-    """Missing members that are not known to be dead; the caller should find out whether they are."""
+    """Missing members that may live; the caller should look whether they do."""
     if state.gathering_since is None and not state.held:
         return ()
     links = rules.known(state) if state.gathering_since is not None else state.chain

@@ -267,7 +267,9 @@ class Channel:
     def _connect(self, link: Link, timeout_s: float) -> None:
         coordinator, scheduler = self._coordinators[link.address[1]], self._scheduler
         names = self._client.member.id, coordinator.name
-        if self._cuts.until(*names) or self._cuts.until(*names[::-1]):
+        if self._cuts.rejects(*names):
+            scheduler.after(scheduler.delay(MESSAGE_S), self._fail_to_connect, link, "refused")
+        elif self._cuts.until(*names) or self._cuts.until(*names[::-1]):
             scheduler.after(timeout_s, self._fail_to_connect, link, "timed out")
         elif not coordinator.alive:
             scheduler.after(scheduler.delay(MESSAGE_S), self._fail_to_connect, link, "refused")

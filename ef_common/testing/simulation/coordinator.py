@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ef_common.core import membership
 from ef_common.core.membership import Event, Membership, Settings
@@ -125,7 +126,7 @@ class Coordinator:
         self.server = Server(
             scheduler.now,
             token=None,
-            settings=settings,
+            settings=replace(settings, port=number),
             heartbeat_timeout_s=heartbeat_timeout_s,
             limits=limits,
             standby=number > FIRST,
@@ -292,8 +293,9 @@ class Coordinator:
 
     def _probe(self, member: Member) -> None:
         reached = not self.cuts.until(self.name, member.id) and not self.cuts.until(member.id, self.name)
-        if reached and self._is_dead(member.id) and not self._later(lambda: self._probe(member)):
-            self.do(lambda now: self.server.prove(member.id, now))
+        is_refused = self.cuts.rejects(self.name, member.id) or (reached and self._is_dead(member.id))
+        if is_refused and not self._later(lambda: self._probe(member)):
+            self.do(lambda now: self.server.refused(member.id, now))
 
     # ------------------------------------------------------------ to other coordinators
 
@@ -337,7 +339,7 @@ class Announcement:
         other, scheduler = coordinator._others.get(address[1]), coordinator.scheduler
         names = coordinator.name, f"c{address[1]}"
         cut = coordinator.cuts.until(*names) or coordinator.cuts.until(*names[::-1])
-        if other is None or (not cut and not other.alive):
+        if other is None or coordinator.cuts.rejects(*names) or (not cut and not other.alive):
             scheduler.idle_after(scheduler.delay(MESSAGE_S), self._end, "refused")
             return
         scheduler.idle_after(ATTEMPT_S, self._end, "unreached")

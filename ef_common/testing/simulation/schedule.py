@@ -36,6 +36,10 @@ USERS_PLACES = ("warm_up", "forward", "make_up", "reduced", "boundary", "metrics
 _IN_A_STEP = ("forward", "forward", "bucket0", "bucket1", "reduced", "metrics", "boundary", "evaluate")
 _CLEAN = 0.1
 """So many schedules of a lost coordinator have an exact halving, and nothing else."""
+_REJECTS = 0.3
+"""So many have firewalls that refuse and reset connections where the network is cut."""
+_TIES = 0.03
+"""So many of these have a cut between two halves, whose coordinator has taken over from another one."""
 _RECOVERY = ("next_view", "build", "exchange", "send_result", "receive_result", "send_state", "receive_state")
 
 
@@ -120,6 +124,7 @@ class Fault:
             victims are told to go.
         count: How many workers arrive.
         direction: Of a cut: what is lost goes "in", "out", or both ways ("").
+        rejects: Of a cut: a firewall makes it, which refuses and resets connections in place of those behind it.
     """
 
     kind: str
@@ -131,6 +136,7 @@ class Fault:
     duration_s: float = 0.0
     count: int = 1
     direction: str = ""
+    rejects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,12 @@ def failover_of(seed: int) -> Schedule:
         k=draw.choice((0, 0, 1, 1, 2)),
     )
     faults = [fault for theme in themes for fault in theme(draw, job)]
+    walls = draw.random()
+    if walls < _REJECTS:
+        faults = [replace(fault, rejects=fault.kind in ("cut", "halve")) for fault in faults]
+    if walls < _TIES:
+        job = replace(job, num_workers=draw.choice((2, 4, 4)), store="", length=200 * job.batch_size, step_s=0.05)
+        faults = _halved_after_a_takeover(draw)
     return Schedule(seed, job, tuple(faults))
 
 
@@ -280,6 +292,13 @@ def _leave_and_cut(draw: random.Random, job: Job) -> list[Fault]:
 def _halve(draw: random.Random, job: Job) -> list[Fault]:
     direction, duration_s = draw.choice(("", "", "in", "out")), draw.choice((4.0, 12.0, 1000.0))
     return [Fault("halve", at=_sometime(draw), duration_s=duration_s, direction=direction)]
+
+
+def _halved_after_a_takeover(draw: random.Random) -> list[Fault]:
+    """The issuer of the view has ended, as all know, and each half has a coordinator."""
+    begin = _sometime(draw)
+    at, duration_s = begin + draw.choice((0.01, 0.5, 1.0)), draw.choice((12.0, 1000.0))
+    return [Fault("coordinator", at=begin), Fault("halve", at=at, duration_s=duration_s, rejects=True)]
 
 
 def _halve_and_lose(draw: random.Random, job: Job) -> list[Fault]:

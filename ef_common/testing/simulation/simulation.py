@@ -599,17 +599,20 @@ class Simulation:
         one, other = frozenset(some), frozenset(everything - some)
         if store != "both":
             cut_off = {"one": other, "other": one, "none": one | other}[store]
-            self.cuts.cuts.append((cut_off, frozenset({PLACE}), end))
+            self.cuts.add((cut_off, frozenset({PLACE}), end), rejects=False)
             self.count(f"store reached by {store}")
         alone = len(self.schedule.faults) == 1 and fault.kind == "halve" and not fault.direction
         reaching = {"both": one | other, "one": one, "other": other, "none": frozenset[str]()}[store]
         if alone and one and other:
             self._must_go_on = self._can_claim(reaching)
-        self.note("network", f"*** cut {fault.direction or 'both'}: {sorted(one)} | {sorted(other)} until {end:.2f}")
+        if fault.rejects:
+            self.count("rejected")
+        how = f"{fault.direction or 'both'}{', rejecting' if fault.rejects else ''}"
+        self.note("network", f"*** cut {how}: {sorted(one)} | {sorted(other)} until {end:.2f}")
         if fault.direction != "in":
-            self.cuts.cuts.append((one, other, end))
+            self.cuts.add((one, other, end), rejects=fault.rejects)
         if fault.direction != "out":
-            self.cuts.cuts.append((other, one, end))
+            self.cuts.add((other, one, end), rejects=fault.rejects)
         self.scheduler.at(end, self._heal)
 
     def _suspend(self, fault: Fault) -> None:
@@ -649,7 +652,7 @@ class Simulation:
         )
 
     def _heal(self) -> None:
-        self.cuts.cuts = [cut for cut in self.cuts.cuts if cut[2] > self.scheduler.now]
+        self.cuts.heal(self.scheduler.now)
 
     def _crash(self, victim: Worker) -> None:
         victim.end = "crashed"

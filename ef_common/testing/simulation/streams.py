@@ -1,7 +1,8 @@
 """Connections in the simulated network: bytes keep their order in each direction, and may come in pieces.
 
 What is sent on different connections does not keep its order. Where the network is cut, bytes and ends wait until it is
-whole again. An end that was not forced comes after all bytes.
+whole again, or a firewall rejects them: then the connection is reset for their sender. An end that was not forced comes
+after all bytes.
 """
 
 from __future__ import annotations
@@ -101,10 +102,16 @@ class Stream:
         return data[:at], data[at:]
 
     def _send_up(self, act: Callable[..., None], what: Any) -> None:
+        if self._cuts.rejects(*self.names):
+            self._scheduler.idle_after(self._scheduler.delay(MESSAGE_S), self._lose, False)
+            return
         self._due_up = self._due(self._due_up, *self.names)
         self._scheduler.idle_at(self._due_up, act, what)
 
     def _send_down(self, act: Callable[..., None], what: Any) -> None:
+        if self._cuts.rejects(*self.names[::-1]):
+            self._scheduler.idle_after(self._scheduler.delay(MESSAGE_S), self._end, End.RESET)
+            return
         self._due_down = self._due(self._due_down, *self.names[::-1])
         self._scheduler.idle_at(self._due_down, act, what)
 
