@@ -23,8 +23,8 @@ from ef_common.cli import main
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
-from ef_common.status import _NUM_SEEN, Status, verdict
-from ef_common.status_table import Usage, as_json, render
+from ef_common.report.status import _NUM_SEEN, Status, verdict
+from ef_common.report.status_table import Usage, as_json, render
 
 
 def step(number: int, mine: list[list[int]]) -> dict[str, object]:

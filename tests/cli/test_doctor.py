@@ -11,9 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ef_common import doctor
-from ef_common.cli import main
-from ef_common.doctor import Finding
+from ef_common.cli import doctor, main
+from ef_common.cli.doctor import Finding
 from ef_common.horovod import source
 from ef_common.horovod.build import BuildError
 
