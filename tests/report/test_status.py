@@ -18,8 +18,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ef_common import scaling
-from ef_common.cli import main
+from ef_common.cli import main, scaling
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
 from ef_common.core.membership import Announce, Phase, claims, failure, roster, rules, takeover
@@ -22,6 +21,7 @@ from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.session import Session
+from ef_common.session import session as session_module
 from ef_common.testing.simulation import operations, trainer
 from ef_common.testing.simulation.channel import Channel
 
