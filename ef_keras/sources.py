@@ -10,7 +10,7 @@ import numpy as np
 
 from ef_common.core import sharding
 from ef_common.core.checksums import Checksums
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.sharding import EpochProgress, Window
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
@@ -116,9 +116,9 @@ class StreamSource:
     pass `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
 
     Whoever has been admitted keeps the newest window and all that was returned. A newcomer goes ahead of its admission,
-    but never beyond a :class:`~ef_common.core.place.Place`, and keeps what the place says was returned. Nothing else
-    before that place can ever be asked for: it is committed, and the commits are confirmed. What is returned later was
-    dealt later; it lies behind the place, where the newcomer has not been yet.
+    but never beyond a :class:`~ef_common.core.position.Position`, and keeps what that says was returned. Nothing else
+    before that position can ever be asked for: it is committed, and the commits are confirmed. What is returned later
+    was dealt later; it lies behind the position, where the newcomer has not been yet.
 
     Where nobody knows how long the data are, their end is found by whoever walks there: all do so in the same step. As
     with Keras, the epoch is over then, and the next one has a new iterator.
@@ -187,26 +187,28 @@ class StreamSource:
         self._iterator = iter(self._batches())
         self._start, self.cursor, self.ended_at = start, 0, None
 
-    def lag(self, place: Place) -> int:
+    def lag(self, position: Position) -> int:
         """Batches from here to a place; none if it is behind."""
-        if place.epoch < self.epoch:
+        if position.epoch < self.epoch:
             return 0
-        number, part = self.epochs.part(place.epoch)
-        target = part.start + min(place.cursor, len(part))
+        number, part = self.epochs.part(position.epoch)
+        target = part.start + min(position.cursor, len(part))
         if number == self._pass:
             return max(0, target - self._start - self.cursor)
         return 1 + target  # the pass has to be begun at least
 
-    def approach(self, place: Place) -> None:
+    def approach(self, position: Position) -> None:
         """Go one batch (or to the beginning of a pass) towards a place ahead."""
-        if self.epochs.part(place.epoch)[0] != self._pass:
-            self.begin(self.epochs.begin_of_pass(place.epoch), seed=0)
+        if self.epochs.part(position.epoch)[0] != self._pass:
+            self.begin(self.epochs.begin_of_pass(position.epoch), seed=0)
             return
-        if self.epoch < place.epoch and (self.ended_at is not None or self.cursor >= self.epochs.length_of(self.epoch)):
+        if self.epoch < position.epoch and (
+            self.ended_at is not None or self.cursor >= self.epochs.length_of(self.epoch)
+        ):
             self.begin(self.epoch + 1, seed=0)
-            if not self.lag(place):
+            if not self.lag(position):
                 return
-        wanted = self.epoch == place.epoch and self.cursor in place.returned
+        wanted = self.epoch == position.epoch and self.cursor in position.returned
         self._walk(self.cursor + 1, keep_from=self.cursor if wanted else self.cursor + 1)
 
     def batch(self, positions: Sequence[int]) -> Any:

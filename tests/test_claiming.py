@@ -17,8 +17,8 @@ from ef_common.data import claiming as module
 from ef_common.data.checkpointer import Checkpointing
 from ef_common.data.claiming import Claiming, place_of
 from ef_common.errors import StorageFailed
-from ef_common.ports import GetClaim
 from ef_common.session import Session
+from ef_common.session.ports import GetClaim
 from ef_common.storage.claims import Place, place_for
 from ef_common.storage.retries import Retries
 from ef_common.storage.store import Store

@@ -11,17 +11,17 @@ from ef_common.core.view import SOLO, Member, View
 from ef_common.data.dealer import Dealer
 from ef_common.events import EventLog
 from ef_common.launch.environment import NOTES, read_environment
-from ef_common.note import Note, Noted, path_of, read
 from ef_common.session import Session
+from ef_common.session.crash_record import Crash, CrashRecord, path_of, read
 
 
 def make(directory: Path, **settings: object) -> tuple[Dealer, Session]:
     session = Session(SOLO.members[0], channel=None, groups=None)  # type: ignore[arg-type]
-    session.note = Note(directory)
+    session.crash_record = CrashRecord(directory)
     return Dealer(session, log=EventLog(None, "w"), batch_size=4, **settings), session  # type: ignore[arg-type]
 
 
-def noted(directory: Path) -> Noted:
+def noted(directory: Path) -> Crash:
     found = read(path_of(directory, 0))
     assert found is not None
     return found

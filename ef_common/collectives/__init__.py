@@ -1,1 +1,1 @@
-"""The data plane: one process group per view, behind the port :class:`~ef_common.ports.Group`."""
+"""The data plane: one process group per view, behind the port :class:`~ef_common.session.ports.Group`."""

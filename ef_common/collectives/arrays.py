@@ -20,7 +20,7 @@ class Memory(Protocol):
 
 
 class ByteArrays:
-    """Byte strings as arrays; see :class:`~ef_common.ports.GroupFactory`."""
+    """Byte strings as arrays; see :class:`~ef_common.session.ports.GroupFactory`."""
 
     def empty_bytes(self, num_bytes: int) -> NDArray[np.uint8]:
         """An array of this many bytes."""

@@ -6,7 +6,7 @@ import threading
 
 
 class SharedValues:
-    """The port :class:`~ef_common.ports.Bootstrap`, in memory; the view is never replaced."""
+    """The port :class:`~ef_common.session.ports.Bootstrap`, in memory; the view is never replaced."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

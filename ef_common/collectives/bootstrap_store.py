@@ -12,7 +12,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ef_common.errors import GroupBroken, ProtocolError
-from ef_common.ports import Bootstrap
+from ef_common.session.ports import Bootstrap
 
 T = TypeVar("T")
 _ABANDON_POLL_S = 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ef_common.collectives.arrays import ByteArrays
 from ef_common.core.view import View
 from ef_common.errors import UsageError
-from ef_common.ports import Bootstrap, Group, GroupFactory
+from ef_common.session.ports import Bootstrap, Group, GroupFactory
 
 ENGINES = ("gloo", "nccl", "horovod", "horovod-tensorflow")
 """torch with Gloo; the same with NCCL for what is on GPUs, if each member has one of its own; torch with Horovod; and

@@ -28,7 +28,7 @@ from ef_common.collectives.sockets import NewSockets, own_address, shut_down
 from ef_common.core.calls import HEADER_BYTES, call_in, header, length_in
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Bootstrap, Group, Meeting, Pending
+from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class HorovodPending:
 
 
 class HorovodGroup(LinkedGroup):
-    """Horovod's group in one view; see :class:`~ef_common.ports.Group` for the contract."""
+    """Horovod's group in one view; see :class:`~ef_common.session.ports.Group` for the contract."""
 
     def __init__(self, horovod: Binding, view: View, *, links: Links, sockets: Sequence[tuple[int, int]]) -> None:
         super().__init__(view, links, sockets, horovod.memory)

@@ -18,7 +18,7 @@ from typing import Any
 from ef_common import threads
 from ef_common.collectives.sockets import Address
 from ef_common.errors import GroupBroken, ThreadFailed
-from ef_common.ports import Bootstrap
+from ef_common.session.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
 

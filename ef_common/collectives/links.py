@@ -25,7 +25,7 @@ from ef_common import threads
 from ef_common.collectives.sockets import own_address
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
-from ef_common.ports import Bootstrap
+from ef_common.session.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
 

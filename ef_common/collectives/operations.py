@@ -13,8 +13,8 @@ import xxhash
 
 from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.view import View
-from ef_common.ports import Group
 from ef_common.session import Session
+from ef_common.session.ports import Group
 
 
 class GatherBytes:

@@ -205,7 +205,7 @@ class RollCall:
         self._exchange: Exchange | None = exchange
 
     def wait(self) -> None:
-        """See :class:`~ef_common.ports.Meeting`."""
+        """See :class:`~ef_common.session.ports.Meeting`."""
         if self._exchange is not None:
             self._exchange.wait()
             self._end()

@@ -45,7 +45,7 @@ from ef_common.collectives.torch_queue import Queue
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError
-from ef_common.ports import Bootstrap, Group, Meeting, Pending
+from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class SumOnHost:
 
 
 class TorchGroup(LinkedGroup):
-    """Gloo group of one view; see :class:`~ef_common.ports.Group` for the contract.
+    """Gloo group of one view; see :class:`~ef_common.session.ports.Group` for the contract.
 
     Args:
         process_group: Gloo's.

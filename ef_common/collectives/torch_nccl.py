@@ -33,7 +33,7 @@ from ef_common import threads
 from ef_common.collectives.bootstrap_store import BootstrapStore, abandonable
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Bootstrap
+from ef_common.session.ports import Bootstrap
 
 logger = logging.getLogger(__name__)
 

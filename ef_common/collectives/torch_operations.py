@@ -13,8 +13,8 @@ from ef_common.collectives import operations
 from ef_common.collectives.gradients.buckets import Bucket
 from ef_common.collectives.torch_codec import TENSORS, as_bytes
 from ef_common.core.view import View
-from ef_common.ports import Group
 from ef_common.session import Session
+from ef_common.session.ports import Group
 
 _FEW = 1024
 """Sums of so few numbers are made in double precision. Exact, and safe: what is logged may have another precision

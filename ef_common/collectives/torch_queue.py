@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from ef_common.collectives.torch_exchange import RollCall
 from ef_common.errors import GroupBroken
-from ef_common.ports import Pending
+from ef_common.session.ports import Pending
 
 
 class Queue:

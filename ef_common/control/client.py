@@ -17,13 +17,10 @@ from typing import TypeVar
 from ef_common import threads
 from ef_common.control.line import Line
 from ef_common.control.sockets import call_in_forked_children, listen
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.quorum import Bid
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed, ProtocolError, StorageError, ThreadFailed
-from ef_common.note import Note
-from ef_common.pace import Pace
-from ef_common.ports import GetClaim
 from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
@@ -41,6 +38,9 @@ from ef_common.protocol.client_outputs import (
     Straggles,
     Trust,
 )
+from ef_common.session.crash_record import CrashRecord
+from ef_common.session.ports import GetClaim
+from ef_common.session.progress_tracker import ProgressTracker
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,11 +67,11 @@ class CoordinatorClient:
         member: This worker. With an empty address the coordinator fills in the one that it sees.
         token: The job token, or None.
         connect_timeout_s: How long to try to reach the coordinator.
-        pace: How this worker moves on; its heartbeats tell it.
-        note: Where its heartbeats are noted down, until its main thread has heard of the end.
+        tracker: How this worker moves on; its heartbeats tell it.
+        crash_record: Where its heartbeats are noted down, until its main thread has heard of the end.
         on_hung: Called, in a thread of its own, when the others go on without this worker since it has kept them
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
-        on_pace: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
+        on_straggling: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
             :class:`~ef_common.core.stragglers.Report`.
     """
 
@@ -82,18 +82,18 @@ class CoordinatorClient:
         token: Token | None,
         *,
         connect_timeout_s: float = 60.0,
-        pace: Pace | None = None,
-        note: Note | None = None,
+        tracker: ProgressTracker | None = None,
+        crash_record: CrashRecord | None = None,
         on_hung: Callable[[str, threading.Event], None] = lambda why, heard: None,
-        on_pace: Callable[[bool, float, float], None] = lambda slow, ratio, waiting: None,
+        on_straggling: Callable[[bool, float, float], None] = lambda slow, ratio, waiting: None,
     ) -> None:
-        progress = (lambda: None) if pace is None else pace.read
+        progress = (lambda: None) if tracker is None else tracker.read
         self._protocol = Client(address, member, token, connect_timeout_s=connect_timeout_s, progress=progress)
         self._token = token
-        self._pace = pace
-        self._note = note or Note()
+        self._tracker = tracker
+        self._crash_record = crash_record or CrashRecord()
         self._on_hung = on_hung
-        self._on_pace = on_pace
+        self._on_pace = on_straggling
         self._on_view: Callable[[int], None] = lambda generation: None
         self._claim: GetClaim | None = None
         self._claim_problem = ""
@@ -212,25 +212,25 @@ class CoordinatorClient:
         """Whether a newer view is known or the connection is lost, so that waiting for a group is useless."""
         return self._protocol.end is not None or self._protocol.generation != generation
 
-    def tell_place(self, place: Place) -> None:
-        """Report this member's place in the next heartbeats; never waits. A place that names too much is left out."""
-        self._protocol.tell_place(place)  # one assignment
+    def tell_position(self, position: Position) -> None:
+        """Report this member's position in the next heartbeats; never waits. One that names too much is left out."""
+        self._protocol.tell_position(position)  # one assignment
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""
-        if self._protocol.standing.store is None:
+        if self._protocol.resume_state.store is None:
             self._claim = claim
         self._do(lambda: self._protocol.tell_store(store))
 
-    def job_place(self) -> Place | None:
-        """In a newcomer: the place of the members, as far as it is known.
+    def job_position(self) -> Position | None:
+        """In a newcomer: the position of the members, as far as it is known.
 
         Raises:
             CoordinatorLost: The line has ended.
             JobFinished: The job has ended.
         """
         self._raise_end()
-        return self._protocol.place
+        return self._protocol.position
 
     def job_training(self) -> int:
         """See the port."""
@@ -395,18 +395,18 @@ class CoordinatorClient:
     def _keep_time(self) -> None:
         try:
             while not self._protocol.stopped:
-                rests = self._pace is not None and self._pace.rests
-                if self._end_met.is_set() or self._protocol.standing.closed or rests:
-                    self._note.rest()
+                rests = self._tracker is not None and self._tracker.rests
+                if self._end_met.is_set() or self._protocol.resume_state.closed or rests:
+                    self._crash_record.rest()
                 else:
-                    self._note.beat()
+                    self._crash_record.beat()
                 self._do(lambda: self._protocol.tick(time.monotonic()))
                 with self._changed:
                     deadline = self._protocol.deadline
                     if deadline is not None:  # else it has been stopped meanwhile
                         self._changed.wait(min(_NOTED_S, max(0.0, deadline - time.monotonic())))
         finally:
-            self._note.rest()
+            self._crash_record.rest()
 
 
 class RelayBootstrap:

@@ -131,22 +131,22 @@ class Dealer:
 
     def _note(self) -> None:
         """Note the positions that this worker is about to use; for a global batch, all of them."""
-        progress, worker, note = self.progress, self._session.worker.id, self._session.note
-        if not note.is_read:
-            note.at(progress.epoch, self.num_updates + 1)
+        progress, worker, record = self.progress, self._session.worker.id, self._session.crash_record
+        if not record.is_read:
+            record.at(progress.epoch, self.num_updates + 1)
             return
         ranges: list[Range] = []
         for window in progress.uncommitted:
             places = (window.start, window.stop) if window.piece else window.slice_of(worker)
             ranges += progress.ranges(places)
-        note.begin(progress.epoch, self.num_updates + 1, ranges)
+        record.begin(progress.epoch, self.num_updates + 1, ranges)
 
     def take_back(self) -> None:
         """Undo the newest dealing: its samples are not trained."""
         progress = self.progress
         *before, window = progress.uncommitted
         self.progress = progress._replace(cursor=window.start, uncommitted=tuple(before), steps=progress.steps - 1)
-        self._session.note.end()
+        self._session.crash_record.end()
 
     def end_at(self, length: int) -> None:
         """The epoch's data have ended after this many positions; no more of them have been dealt."""
@@ -212,8 +212,8 @@ class Dealer:
         self.num_updates += 1
         num_positions = sum(stop - start for start, stop in done.committed)
         self._session.num_samples_trained += self._num_samples or num_positions * self.samples_per_position
-        if self._session.note.is_read:
-            self._session.note.end()
+        if self._session.crash_record.is_read:
+            self._session.crash_record.end()
         if done.returned:
             self.on_returned()
         if not self._log.enabled:

@@ -1,4 +1,4 @@
-"""The transfer of a training's state to a newcomer; see :class:`~ef_common.ports.State`."""
+"""The transfer of a training's state to a newcomer; see :class:`~ef_common.session.ports.State`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from ef_common.errors import JobFailed
 from ef_common.launch import environment
 from ef_common.launch.restarts import Death, Restarts
-from ef_common.note import read_failure, write_failure
+from ef_common.session.crash_record import read_failure, write_failure
 
 logger = logging.getLogger(__name__)
 

@@ -114,18 +114,18 @@ class Failing:
         if isinstance(error, _NO_ERROR):
             return
         self._told = True
-        note = self._session.note
+        record = self._session.crash_record
         if isinstance(error, JobFailed):
-            note.fail(str(error))
+            record.fail(str(error))
         else:
-            note.excuse()
+            record.excuse()
 
     def _leave(self) -> None:
         """Handle an exception before the first step, which the others wait for. This machine may have caused it."""
         self._told = True
         logger.warning("this worker has joined, but fails before its first step: the others continue without it")
         self._session.stop()
-        self._session.note.excuse()
+        self._session.crash_record.excuse()
 
     def tell_if_heard(self, error: BaseException) -> None:
         """Report an exception that leaves a training.
@@ -158,15 +158,15 @@ class Failing:
         return isinstance(error, KeyboardInterrupt) and not self._signalled
 
     def _why(self, error: BaseException) -> str:
-        worker, note = self._session.worker, self._session.note
-        where = f" at step {note.step} of epoch {note.epoch}" if note.epoch >= 0 else ""
+        worker, record = self._session.worker, self._session.crash_record
+        where = f" at step {record.step} of epoch {record.epoch}" if record.epoch >= 0 else ""
         what = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"raised {describe(error)}"
         return f"worker {worker.id} (node {worker.node}) {what}{where}"
 
     def _tell(self, why: str) -> None:
         self._told = True
         if self._session.fail(why):
-            self._session.note.fail(why)
+            self._session.crash_record.fail(why)
         else:
             logger.warning("not all other workers have heard that an exception of its own ends this worker")
 

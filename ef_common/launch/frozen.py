@@ -2,9 +2,9 @@
 
 The process is stopped by a signal, or C code keeps Python's lock. None of its threads runs, so it cannot end itself, as
 a worker does whose main thread hangs (:mod:`ef_common.launch.hung`); its agent does that. The worker records its
-heartbeats where its agent sees them (:mod:`ef_common.note`). When they stop, the agent asks the coordinator whether the
-others continue without it. A worker that comes back meanwhile learns that itself, and leaves. If no coordinator can be
-reached, nothing is decided, because this node may be the one that is cut off.
+heartbeats where its agent sees them (:mod:`ef_common.session.crash_record`). When they stop, the agent asks the
+coordinator whether the others continue without it. A worker that comes back meanwhile learns that itself, and leaves.
+If no coordinator can be reached, nothing is decided, because this node may be the one that is cut off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ef_common.note import Life, lives
+from ef_common.session.crash_record import Life, lives
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common import threads
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.view import View
 from ef_common.launch import horovod_rounds as rounds
 from ef_common.launch.horovod_rounds import Action
 from ef_common.launch.horovod_store import Store, StoreLost
-from ef_common.ports import Bootstrap, ControlChannel, GetClaim
+from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim
 
 logger = logging.getLogger(__name__)
 
@@ -231,17 +231,17 @@ class WatchedChannel:
         """Exchange of values among the members of one view."""
         return self._channel.bootstrap(generation)
 
-    def tell_place(self, place: Place) -> None:
+    def tell_position(self, position: Position) -> None:
         """Report where this member is, for newcomers."""
-        self._channel.tell_place(place)
+        self._channel.tell_position(position)
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""
         self._channel.use_store(store, claim)
 
-    def job_place(self) -> Place | None:
+    def job_position(self) -> Position | None:
         """In a newcomer: where the members are."""
-        return self._channel.job_place()
+        return self._channel.job_position()
 
     def job_training(self) -> int:
         """In a newcomer: the training that the members are in."""

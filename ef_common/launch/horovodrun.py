@@ -39,10 +39,10 @@ from ef_common.launch.coordinator_process import START_S, start_coordinator
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
 from ef_common.launch.horovod_driver import FINISHED_KEY, Driver, WatchedChannel
 from ef_common.launch.horovod_store import Store, StoreLost
-from ef_common.ports import ControlChannel
 from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.introduction import HELP
+from ef_common.session.ports import ControlChannel
 
 logger = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
 from ef_common.launch.hung import end_if_hung
 from ef_common.launch.notices import Notices
-from ef_common.note import Note
-from ef_common.pace import Pace
-from ef_common.ports import ControlChannel
 from ef_common.session import Session
+from ef_common.session.crash_record import CrashRecord
+from ef_common.session.ports import ControlChannel
+from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.story import Story
 from ef_common.terminal import log_as_json, outlive_reader
 
@@ -162,17 +162,23 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
             engine=engine,
             checkpoint=environment.checkpoint,
         )
-    pace = Pace(time.monotonic)
-    note = _open_note(environment, member.id)
+    tracker = ProgressTracker(time.monotonic)
+    record = _open_crash_record(environment, member.id)
     log = EventLog(environment.run_dir, member.id, listener=Story())
     outlive_reader()
     log_as_json()
 
-    def on_pace(slow: bool, ratio: float, waiting: float) -> None:
+    def on_straggling(slow: bool, ratio: float, waiting: float) -> None:
         log.write("straggler", slow=slow, ratio=ratio, waiting=waiting)
 
     channel: ControlChannel = CoordinatorClient(
-        environment.coordinator, member, environment.token, pace=pace, note=note, on_hung=end_if_hung, on_pace=on_pace
+        environment.coordinator,
+        member,
+        environment.token,
+        tracker=tracker,
+        crash_record=record,
+        on_hung=end_if_hung,
+        on_straggling=on_straggling,
     )
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)
@@ -182,9 +188,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         groups=groups,
         on_event=log.write,
         clock=time.monotonic,
-        pace=pace,
+        tracker=tracker,
     )
-    session.note = note
+    session.crash_record = record
     notices = _notices(session, environment, log, elastic=True)
     _write_start(log)
     failing = Failing(session)
@@ -217,14 +223,14 @@ def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *,
     return notices
 
 
-def _open_note(environment: WorkerEnvironment, worker: str) -> Note:
+def _open_crash_record(environment: WorkerEnvironment, worker: str) -> CrashRecord:
     try:
-        note = Note(environment.notes, environment.local_rank)
-        note.introduce(worker)
-        return note
+        record = CrashRecord(environment.notes, environment.local_rank)
+        record.introduce(worker)
+        return record
     except OSError as error:  # a full disk is no reason not to train
         logger.warning("nothing is noted down for the launcher: %s", error)
-        return Note()
+        return CrashRecord()
 
 
 def _write_start(log: EventLog) -> None:

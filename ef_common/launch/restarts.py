@@ -1,7 +1,7 @@
 """What a launcher does when one of its workers has died: count, wait longer each time, and finally give up.
 
-The count is in a directory, next to the workers' notes (:mod:`ef_common.note`), so it outlives the launcher's own
-process.
+The count is in a directory, next to the workers' crash records (:mod:`ef_common.session.crash_record`), so it outlives
+the launcher's own process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ef_common import note
 from ef_common.launch.run_directory import write_json
-from ef_common.note import Noted
+from ef_common.session import crash_record
+from ef_common.session.crash_record import Crash
 
 MAX_AT_ONE_STEP = 3
 """Number of deaths at one step that ends the job."""
@@ -38,7 +38,7 @@ class Death:
 
     local_rank: int
     status: int | None
-    noted: Noted | None
+    noted: Crash | None
 
     @property
     def how(self) -> str:
@@ -145,7 +145,10 @@ class Restarts:
             statuses: Local rank and exit status of those that have died by themselves, the first one first; the others
                 of the node were ended for that.
         """
-        deaths = [Death(rank, status, note.read(note.path_of(self.directory, rank))) for rank, status in statuses]
+        deaths = [
+            Death(rank, status, crash_record.read(crash_record.path_of(self.directory, rank)))
+            for rank, status in statuses
+        ]
         death = next((one for one in deaths if one.at is not None), deaths[0])
         for path in self.directory.glob("worker-*"):
             path.unlink(missing_ok=True)

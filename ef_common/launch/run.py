@@ -43,9 +43,9 @@ from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import handled, to_end
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
-from ef_common.note import read_failure
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
+from ef_common.session.crash_record import read_failure
 from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
 
 DEFAULT_NNODES = "1:8"

@@ -7,7 +7,7 @@ in order. The worker's own thread waits until one of :meth:`~Client.started`, :m
 
 If nodes keep standbys, a link that ends is no loss: the client looks for a coordinator, at the old address, at those
 that its newest view names, and at that of its own node, until one takes it. There it tells where the worker stands
-(:mod:`ef_common.core.standing`).
+(:mod:`ef_common.core.resume_state`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ef_common.core.membership import Phase, Returned
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
-from ef_common.core.standing import Standing
+from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.errors import (
     AuthenticationError,
@@ -107,9 +107,9 @@ class Client:
     Attributes:
         outputs: What is to be done, the oldest first; whoever does it removes it.
         member: This worker.
-        standing: What it has heard and told.
+        resume_state: What it has heard and told.
         change_pending: A change of the members is planned, or this worker is out: it must ask at its next boundary.
-        place: The place of the members, as far as it is known.
+        position: The position of the members, as far as it is known.
         training: The training that the members are in, as far as it is known.
         end: Why nothing more will come, once that is so.
     """
@@ -126,9 +126,9 @@ class Client:
     ) -> None:
         self.outputs: deque[ClientOutput] = deque()
         self.member = member
-        self.standing = Standing()
+        self.resume_state = ResumeState()
         self.change_pending = False
-        self.place: Place | None = None
+        self.position: Position | None = None
         self.training = 1
         self.end: Exception | None = None
         self._address = address
@@ -141,7 +141,7 @@ class Client:
         self._view: View | None = None
         self._values: dict[str, bytes] = {}
         self._warm_up = False
-        self._own_place: Place | None = None
+        self._own_position: Position | None = None
         self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
         self._named: dict[str, View] = {}  # views that it has named to the coordinator that it has
         self._timeout_s = 0.0
@@ -206,7 +206,7 @@ class Client:
             self._raise_end()
         if self._view is not None and self._view.generation > after:
             return self._view
-        if not self.standing.links and self.training > self.standing.training:
+        if not self.resume_state.links and self.training > self.resume_state.training:
             raise TrainingOver(f"the others are in training {self.training}")
         self._raise_end()
         return None
@@ -237,15 +237,15 @@ class Client:
         self._try_next()
 
     def send(self, kind: str, generation: int = 0) -> None:
-        """Tell the coordinator something; see :class:`~ef_common.ports.ControlChannel`."""
+        """Tell the coordinator something; see :class:`~ef_common.session.ports.ControlChannel`."""
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
-        self.standing = self.standing.told(kind, generation)
+        self.resume_state = self.resume_state.told(kind, generation)
         self._say(_MESSAGES[kind](generation))
 
     def fail(self, why: str) -> None:
         """Report an exception of the user's code, which ends the job."""
-        self.standing = replace(self.standing, failed=why)
+        self.resume_state = replace(self.resume_state, failed=why)
         self._say(wire.Fail(why, fatal=False))
 
     def publish(self, generation: int, key: str, value: bytes) -> None:
@@ -256,15 +256,15 @@ class Client:
             self._relayed.append(message)
         self._say(message)
 
-    def tell_place(self, place: Place) -> None:
-        """Report this member's place in the next heartbeats. A place that names too much is left out."""
-        if len(place.returned) <= fields.MAX_RETURNED:
-            self._own_place = place
+    def tell_position(self, position: Position) -> None:
+        """Report this member's position in the next heartbeats. A position that names too much is left out."""
+        if len(position.returned) <= fields.MAX_RETURNED:
+            self._own_position = position
 
     def tell_store(self, store: str) -> None:
         """Report the store that this worker has; only the first counts."""
-        if self.standing.store is None:
-            self.standing = replace(self.standing, store=store)
+        if self.resume_state.store is None:
+            self.resume_state = replace(self.resume_state, store=store)
             self._say(wire.Store(store))
 
     def stop(self) -> None:
@@ -372,7 +372,7 @@ class Client:
             self._try_next()
         if self._beat_at is not None and now >= self._beat_at:
             self._beat_at = now + self._period_s
-            self._say(wire.Heartbeat(self._own_place, self._progress()))
+            self._say(wire.Heartbeat(self._own_position, self._progress()))
         for bid, due in self._claims.items():
             if due is not None and now >= due:
                 self._claims[bid] = None
@@ -398,9 +398,9 @@ class Client:
     @property
     def _can_return(self) -> bool:
         """Whether another coordinator may accept this worker."""
-        if self.standing.phase is Phase.EARLY:  # nothing has begun that it could go on with
+        if self.resume_state.phase is Phase.EARLY:  # nothing has begun that it could go on with
             return self._hint is not None
-        return bool(self.member.standby or self.standing.successors)
+        return bool(self.member.standby or self.resume_state.successors)
 
     def _lose(self, why: str, *, over: bool) -> None:
         """The link has ended, or is given up; `over`: the coordinator has ended it."""
@@ -412,7 +412,7 @@ class Client:
             self._finish(CoordinatorLost(why))
             return
         logger.info("%s has lost its coordinator, and looks for another one", self.member.id)
-        self.standing = self.standing.parted(over=over)
+        self.resume_state = self.resume_state.parted(over=over)
         self._old = link
         if self._sent_away:
             self._search_on()
@@ -441,7 +441,7 @@ class Client:
     def _candidates(self) -> list[Address]:
         own = [(LOOPBACK, self.member.standby)] if self.member.standby else []
         hint = [] if self._hint is None else [self._hint]
-        return list(dict.fromkeys([*hint, self._address, *self.standing.successors, *own]))
+        return list(dict.fromkeys([*hint, self._address, *self.resume_state.successors, *own]))
 
     def _try_next(self) -> None:
         """Try the next address."""
@@ -457,7 +457,7 @@ class Client:
                 address, self._hint = self._hint, None
         else:
             return
-        begun = self.standing.phase is not Phase.EARLY
+        begun = self.resume_state.phase is not Phase.EARLY
         introduction = Introduction(self.member, self._token, key=self._key, address=address, returning=begun)
         timeout_s = _ATTEMPT_S
         if search is not None and not begun and not self.member.standby:
@@ -539,9 +539,9 @@ class Client:
         self.outputs.append(Trust(link, self._timeout_s))
         if not link.introduction.returning:
             self._hear(welcome)
-            if self.standing.failed:  # while the coordinator was sought
-                self._say(wire.Fail(self.standing.failed, fatal=False))
-            if self.standing.leaving:
+            if self.resume_state.failed:  # while the coordinator was sought
+                self._say(wire.Fail(self.resume_state.failed, fatal=False))
+            if self.resume_state.leaving:
                 self._say(wire.Leave())
         else:
             self._report()
@@ -550,7 +550,7 @@ class Client:
 
     def _report(self) -> None:
         """Tell where this worker stands."""
-        report = self.standing.report(self.member)
+        report = self.resume_state.report(self.member)
         self._named = {fields.digest_of_view(link.view): link.view for link in report.received}
         names = (
             ViewName(link.view.generation, digest, link.over, link.agreed)
@@ -585,7 +585,7 @@ class Client:
             case wire.Welcome(warm_up=warm_up, standbys=standbys, training=training):
                 if warm_up:
                     self.training = training
-                    self.standing = self.standing.warming(standbys)
+                    self.resume_state = self.resume_state.warming(standbys)
                     self._warm_up = True
             case wire.Resumed():
                 self._taken = True
@@ -593,13 +593,13 @@ class Client:
                 if generation == self.generation:
                     self._publish_again()
             case wire.Claim(claim, members):
-                self.standing = self.standing.claiming()
+                self.resume_state = self.resume_state.claiming()
                 bid = Bid(claim, members)
                 if bid not in self._claims:  # else a coordinator that asks again gets the answer, too
                     self._claims[bid] = None
                     self.outputs.append(AskForClaim(bid))
             case wire.Agreed(generation, members):
-                self.standing = self.standing.agreed(generation, members)
+                self.resume_state = self.resume_state.agreed(generation, members)
             case wire.Resign():
                 self.send("leave")
             case wire.Redirect():
@@ -607,10 +607,10 @@ class Client:
                 self._redirect(self._address, message)
             case wire.Alive():
                 pass
-            case wire.JobPlace(place):
-                self.place = place
+            case wire.JobPosition(position):
+                self.position = position
             case wire.Skip(training):
-                self.standing = self.standing.behind()
+                self.resume_state = self.resume_state.behind()
                 self.training = training
             case wire.Finish():
                 self.end = self.end or JobFinished("the job has ended")
@@ -654,7 +654,7 @@ class Client:
             return
         else:
             self.change_pending = False
-            self.standing = self.standing.received(view)
+            self.resume_state = self.resume_state.received(view)
             self._relayed = []
             self._taken = True
             self._view = view

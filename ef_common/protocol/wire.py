@@ -12,9 +12,9 @@ Any other input raises `ProtocolError`, and nothing else. Texts are printable, s
       |  heartbeat, ready, ... -----> |
       |  <------ view, announce, ...  |
 
-A worker that comes from another coordinator says so in its hello, and reports its standing in `return`. A coordinator
-introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello with
-`redirect`.
+A worker that comes from another coordinator says so in its hello, and reports its resume state in `return`.
+A coordinator introduces itself to another one in the same way, and continues with `follow`. A standby answers a hello
+with `redirect`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from ef_common.protocol.fields import (
     Names,
     Nonce,
     Phase,
-    PlaceField,
-    PlaceOrNone,
     Port,
+    PositionField,
+    PositionOrNone,
     ProgressOrNone,
     Proof,
     Reason,
@@ -90,7 +90,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The standing of a worker; see :class:`~ef_common.core.membership.Returned`.
+    """The resume state of a worker; see :class:`~ef_common.core.membership.Returned`.
 
     `received` names the views; a coordinator that does not know one of them asks for it with `recall`.
     """
@@ -133,9 +133,9 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """This worker lives. A member also reports its progress and, if newcomers need it, its place."""
+    """This worker lives. A member also reports its progress and, if newcomers need it, its position."""
 
-    place: PlaceOrNone
+    position: PositionOrNone
     progress: ProgressOrNone = None
 
 
@@ -286,10 +286,10 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlace:
-    """To a newcomer that warms up, in answer to its heartbeats: the newest place of the members."""
+class JobPosition:
+    """To a newcomer that warms up, in answer to its heartbeats: the newest position of the members."""
 
-    place: PlaceField
+    position: PositionField
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +414,7 @@ FromCoordinator = (
     | NewView
     | Recall
     | Announce
-    | JobPlace
+    | JobPosition
     | Skip
     | Finish
     | Alive
@@ -458,7 +458,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "view": NewView,
     "recall": Recall,
     "announce": Announce,
-    "place": JobPlace,
+    "position": JobPosition,
     "skip": Skip,
     "finish": Finish,
     "alive": Alive,

@@ -11,8 +11,8 @@ from ef_common.audit import Report, audit
 from ef_common.errors import UsageError
 from ef_common.launch.run_directory import read_launcher
 from ef_common.report.page import embedded, page
+from ef_common.report.status import over
 from ef_common.report.timeline import Timeline
-from ef_common.status import over
 
 MAX_AUDITED_BYTES = 1 << 29
 """The audit holds all events in memory, which is too much for a monitor of a longer log."""

@@ -19,7 +19,7 @@ from ef_common.launch.run_directory import read_launcher
 from ef_common.report.goodput import DEFINITION, Ledger
 from ef_common.report.lanes import Lanes
 from ef_common.report.series import Buckets, Levels
-from ef_common.status import Change, Status, verdict
+from ef_common.report.status import Change, Status, verdict
 from ef_common.story import how_gone
 
 VERSION = 1

@@ -17,8 +17,8 @@ from ef_common.collectives.linked_group import Nothing
 from ef_common.collectives.torch_group import TorchGroups
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Group
 from ef_common.session import Session
+from ef_common.session.ports import Group
 
 GUARD_S = 60.0
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ef_common.collectives import linked_group
 from ef_common.errors import CallMismatch
-from ef_common.ports import Group
+from ef_common.session.ports import Group
 from tests.collectives.seats import RealSeat
 
 LARGE = 1 << 19  # numbers: nothing that is sent directly

@@ -15,7 +15,7 @@ import psutil
 
 from ef_common.errors import GroupBroken
 from ef_common.launch.environment import read_environment
-from ef_common.ports import Group
+from ef_common.session.ports import Group
 from tests.collectives.seats import SETTLED_S, RealSeat, Seat
 
 BIG = 1 << 25  # elements: 128 MiB of float32, more than any socket buffers

@@ -23,7 +23,7 @@ from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
 from ef_common.launch.environment import read_environment
-from ef_common.ports import Group
+from ef_common.session.ports import Group
 from ef_common.testing.harness import Job
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.network import Factory, Network

@@ -17,7 +17,7 @@ from ef_common.collectives.gradients.reducer import GradientReducer
 from ef_common.collectives.gradients.reduction import Confirmation, Reduction
 from ef_common.core.view import View
 from ef_common.errors import UnsupportedError
-from ef_common.ports import Group, Operation
+from ef_common.session.ports import Group, Operation
 from tests.collectives.world import OneView, in_world, view_of
 
 pytestmark = pytest.mark.usefixtures("buffers")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ef_common.core.view import Member, View
-from ef_common.ports import Group, Operation
+from ef_common.session.ports import Group, Operation
 from tests.collectives.cluster import Cluster
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
@@ -23,7 +23,7 @@ numbers = st.sampled_from((0, 1, 5, 2**53))
 amounts = st.sampled_from((0.0, 1e-9, 1.0, 1e9))
 flags = st.booleans()
 stores = st.sampled_from(("", "0f" * 16, "a9" * 16))
-places = st.builds(Place, numbers, numbers, st.lists(numbers, max_size=3).map(tuple))
+places = st.builds(Position, numbers, numbers, st.lists(numbers, max_size=3).map(tuple))
 progresses = st.builds(
     Progress,
     generations,

@@ -15,9 +15,9 @@ from ef_common.control.serving import ServerLoop, Stream
 from ef_common.core.membership import Install
 from ef_common.core.view import View
 from ef_common.errors import CoordinatorLost, GroupBroken, ProtocolError, ThreadFailed
-from ef_common.note import Note
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Write
+from ef_common.session.crash_record import CrashRecord
 from tests.control.conftest import in_loop, line_of
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
@@ -73,14 +73,14 @@ def test_reader_that_fails_tells_the_main_thread_and_ends_the_line(form, monkeyp
 
 
 def test_heartbeats_that_fail_tell_the_main_thread_and_end_the_line(serve, join, monkeypatch):
-    coordinator, note = serve(2, heartbeat_timeout_s=4.0), Note()
+    coordinator, record = serve(2, heartbeat_timeout_s=4.0), CrashRecord()
     rested = threading.Event()
-    monkeypatch.setattr(note, "rest", rested.set)
-    workers = [join(coordinator, "a", note=note).started, join(coordinator, "b").started]
+    monkeypatch.setattr(record, "rest", rested.set)
+    workers = [join(coordinator, "a", crash_record=record).started, join(coordinator, "b").started]
     worker, other = (started() for started in workers)
     worker.client.next_view(0)
     waiting = Outcome(lambda: worker.client.next_view(1))
-    monkeypatch.setattr(note, "beat", fail)
+    monkeypatch.setattr(record, "beat", fail)
     error = waiting.get()
     assert isinstance(error, ThreadFailed)
     assert "sends heartbeats to the coordinator has failed: RuntimeError" in str(error)

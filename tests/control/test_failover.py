@@ -14,11 +14,11 @@ from ef_common.control import sockets
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
 from ef_common.errors import Evicted
-from ef_common.note import Note
-from ef_common.pace import Pace
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import format_address
 from ef_common.protocol.peer import End
+from ef_common.session.crash_record import CrashRecord
+from ef_common.session.progress_tracker import ProgressTracker
 from tests.control.conftest import fall_silent, in_loop, line_of
 from tests.waiting import poll_until
 
@@ -340,7 +340,7 @@ def test_door_is_closed_to_forked_children_and_open_as_long_as_the_worker_lives(
         socket.create_connection(("127.0.0.1", door))
 
 
-class Beats(Note):
+class Beats(CrashRecord):
     """Counts what is noted down for the agent."""
 
     def __init__(self):
@@ -355,22 +355,22 @@ class Beats(Note):
 
 
 def test_agent_sees_beats_each_second_however_rare_heartbeats_are_and_none_after_the_close(serve, join):
-    note = Beats()
-    worker = join(serve(1, heartbeat_timeout_s=600.0), "w0", note=note).started()
-    poll_until(lambda: note.num_beats >= 3)
-    assert not note.rests
+    record = Beats()
+    worker = join(serve(1, heartbeat_timeout_s=600.0), "w0", crash_record=record).started()
+    poll_until(lambda: record.num_beats >= 3)
+    assert not record.rests
     worker.client.send("close")
-    poll_until(lambda: note.rests)
+    poll_until(lambda: record.rests)
 
 
 def test_agent_sees_no_beats_between_two_trainings(serve, join):
-    note, pace = Beats(), Pace(time.monotonic)
-    join(serve(1), "w0", note=note, pace=pace).started()
-    poll_until(lambda: note.num_beats >= 1)
-    pace.rests = True
-    poll_until(lambda: note.rests)
-    pace.rests, before = False, note.num_beats
-    poll_until(lambda: note.num_beats > before)
+    record, tracker = Beats(), ProgressTracker(time.monotonic)
+    join(serve(1), "w0", crash_record=record, tracker=tracker).started()
+    poll_until(lambda: record.num_beats >= 1)
+    tracker.rests = True
+    poll_until(lambda: record.rests)
+    tracker.rests, before = False, record.num_beats
+    poll_until(lambda: record.num_beats > before)
 
 
 def test_lines_leave_no_fork_handlers_behind():

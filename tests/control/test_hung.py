@@ -12,19 +12,19 @@ import pytest
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.progress import Limits, Progress
 from ef_common.errors import Evicted
-from ef_common.pace import NUM_FIRST, Pace
 from ef_common.protocol import wire
+from ef_common.session.progress_tracker import NUM_FIRST, ProgressTracker
 
 
 class Member:
     """A client with a pace, and what it is told of itself."""
 
     def __init__(self, join: Callable[..., Any], coordinator: Coordinator, name: str) -> None:
-        self.pace = Pace(time.monotonic)
+        self.tracker = ProgressTracker(time.monotonic)
         self.told: list[str] = []
         self.was_told = threading.Event()
         self.heard: threading.Event | None = None
-        self.worker = join(coordinator, name, pace=self.pace, on_hung=self._on_hung)
+        self.worker = join(coordinator, name, tracker=self.tracker, on_hung=self._on_hung)
 
     def _on_hung(self, why: str, heard: threading.Event) -> None:
         self.told.append(why)
@@ -33,14 +33,14 @@ class Member:
 
     def train(self) -> None:
         """Some steps, and the beginning of another one."""
-        self.pace.wait(1, 0)
+        self.tracker.wait(1, 0)
         for number in range(NUM_FIRST):
-            self.pace.go_on(1, number)
-            self.pace.begin_step(8)
-            self.pace.wait(1, number)
-            self.pace.go_on(1, number + 1)
-            self.pace.end_step()
-        self.pace.begin_step(8)
+            self.tracker.go_on(1, number)
+            self.tracker.begin_step(8)
+            self.tracker.wait(1, number)
+            self.tracker.go_on(1, number + 1)
+            self.tracker.end_step()
+        self.tracker.begin_step(8)
 
 
 def form(serve: Any, join: Any, limits: Limits, number: int) -> list[Member]:
@@ -58,7 +58,7 @@ def test_member_that_keeps_the_others_waiting_is_evicted_and_told_why(serve, joi
     hung, *others = members
     began = time.monotonic()
     for member in others:
-        member.pace.wait(1, NUM_FIRST)
+        member.tracker.wait(1, NUM_FIRST)
     view = others[0].worker.client.next_view(1)
     assert time.monotonic() - began > 0.4
     assert (set(view.ids), view.generation) == ({"w1", "w2"}, 2)
@@ -75,11 +75,11 @@ def test_member_that_keeps_the_others_waiting_is_evicted_and_told_why(serve, joi
 def test_members_of_which_none_is_to_blame_get_a_new_view(serve, join) -> None:
     members = form(serve, join, Limits(floor_s=0.5, unknown_s=0.5), 2)
     for member in members:
-        member.pace.wait(1, NUM_FIRST)
+        member.tracker.wait(1, NUM_FIRST)
     view = members[0].worker.client.next_view(1)
     assert (set(view.ids), view.reason) == ({"w0", "w1"}, "the group broke for all")
     # Who does not come into that one is the one to blame.
-    members[1].pace.wait(2, -1)
+    members[1].tracker.wait(2, -1)
     assert members[1].worker.client.next_view(2).ids == ("w1",)
     assert members[0].was_told.wait(30)
 

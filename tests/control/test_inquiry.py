@@ -11,8 +11,8 @@ import pytest
 from ef_common.control.leader_request import inquire
 from ef_common.core.view import Member
 from ef_common.errors import Evicted
-from ef_common.note import Note, lives
 from ef_common.protocol import wire
+from ef_common.session.crash_record import CrashRecord, lives
 from tests.control.conftest import fall_silent, line_of
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
 from tests.waiting import poll_until
@@ -90,9 +90,9 @@ def test_inquiry_of_nobody_and_of_a_standby_that_knows_no_leader_says_nothing(se
 
 def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, join, tmp_path: Path):
     coordinator = serve(1, heartbeat_timeout_s=0.4)
-    note = Note(tmp_path)
-    note.introduce("w0")
-    worker = join(coordinator, "w0", note=note).started()
+    record = CrashRecord(tmp_path)
+    record.introduce("w0")
+    worker = join(coordinator, "w0", crash_record=record).started()
 
     def beats():
         return [life.beats for life in lives(tmp_path).values()]
@@ -108,9 +108,9 @@ def test_heartbeats_are_noted_down_until_the_worker_knows_that_it_is_out(serve, 
 
 def test_heartbeats_end_in_the_note_with_the_line(serve, join, tmp_path: Path):
     coordinator = serve(1, heartbeat_timeout_s=0.4)
-    note = Note(tmp_path)
-    note.introduce("w0")
-    worker = join(coordinator, "w0", note=note).started()
+    record = CrashRecord(tmp_path)
+    record.introduce("w0")
+    worker = join(coordinator, "w0", crash_record=record).started()
     poll_until(lambda: lives(tmp_path))
     worker.client.stop()
     assert not any(thread.name == "elasticflow-heartbeat" and thread.is_alive() for thread in threading.enumerate())

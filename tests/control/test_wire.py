@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.progress import Progress
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
@@ -33,7 +33,7 @@ FROM_WORKER = [
     wire.Follow(29400, leads=True),
     wire.Follow(29400, leads=False, failed="worker w raised ValueError: x"),
     wire.Heartbeat(None),
-    wire.Heartbeat(Place(2, 40, (7, 3), 2)),
+    wire.Heartbeat(Position(2, 40, (7, 3), 2)),
     wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4, evicts_stragglers=True)),
     wire.Heartbeat(None, Progress(3, -1, True, "other", 0)),
     wire.Ready(),
@@ -61,7 +61,7 @@ FROM_COORDINATOR = [
     wire.Recall((NONCE, "1e" * 16)),
     wire.Relayed(3, (("address/0", b""), ("ü", b"\x00\xff"))),
     wire.Announce(3),
-    wire.JobPlace(Place(0, 0)),
+    wire.JobPosition(Position(0, 0)),
     wire.Skip(2),
     wire.Finish(PROOF),
     wire.Alive(),
@@ -250,7 +250,7 @@ def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
 
 
 def test_encode_longest_place_is_decoded():
-    heartbeat = wire.Heartbeat(Place(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
+    heartbeat = wire.Heartbeat(Position(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
     assert wire.decode_from_worker(wire.encode(heartbeat)[:-1]) == heartbeat
 
 

@@ -32,7 +32,7 @@ from ef_common.core.membership import (
     decide,
 )
 from ef_common.core.quorum import Link, digest_of_ids
-from ef_common.core.standing import Standing
+from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.protocol import wire
 from ef_common.protocol.client import return_of
@@ -55,7 +55,7 @@ def size_of(value: Any) -> int:
 
 
 class Job:
-    """A coordinator, three workers and their standings; one worker after the other is lost and replaced."""
+    """A coordinator, three workers and their resume states; one worker after the other is lost and replaced."""
 
     def __init__(self) -> None:
         self.state = Membership()
@@ -63,7 +63,7 @@ class Job:
         self.now = 0.0
         self.num_workers = 0
         self.num_claims = 0
-        self.standings: dict[str, Standing] = {}
+        self.resume_states: dict[str, ResumeState] = {}
         self.longest_line = 0
         for _ in range(3):
             self.arrive()
@@ -77,10 +77,12 @@ class Job:
                 case Install(view):
                     self.note(wire.NewView(0, ViewPatch.between(NO_VIEW, view)))
                     for worker in view.ids:
-                        self.standings[worker] = self.standings.get(worker, Standing()).received(view)
+                        self.resume_states[worker] = self.resume_states.get(worker, ResumeState()).received(view)
                 case Agree(view):
                     for worker in view.ids:
-                        self.standings[worker] = self.standings[worker].agreed(view.generation, digest_of_ids(view.ids))
+                        self.resume_states[worker] = self.resume_states[worker].agreed(
+                            view.generation, digest_of_ids(view.ids)
+                        )
                 case Claim(worker, bid):
                     self.num_claims += 1
                     self(Claimed(worker, bid.claim, bid.members))
@@ -100,11 +102,11 @@ class Job:
         for worker in self.state.view.ids:
             self(Settled(worker, self.state.view.generation))
             self(Stored(worker, STORE))
-            self.standings[worker] = self.standings[worker].told("settled", self.state.view.generation)
+            self.resume_states[worker] = self.resume_states[worker].told("settled", self.state.view.generation)
             self.note(self.report_of(worker))
 
     def report_of(self, worker: str) -> wire.Return:
-        report = self.standings[worker].report(self.state.workers[worker][0])
+        report = self.resume_states[worker].report(self.state.workers[worker][0])
         names = (
             ViewName(link.view.generation, digest_of_view(link.view), link.over, link.agreed)
             for link in report.received
@@ -124,7 +126,7 @@ class Job:
             self(Silent((victim,), "silent"))
             if how == "refused":
                 self(Refused(victim))
-        del self.standings[victim]
+        del self.resume_states[victim]
         assert self.state.generation == generation + 1
         self.settle()
         self(Stored(victim, STORE))  # on its way meanwhile
@@ -137,7 +139,7 @@ class Job:
         self.settle()
 
     def measure(self) -> tuple[int, ...]:
-        return size_of(self.state), *(size_of(standing) for standing in self.standings.values())
+        return size_of(self.state), *(size_of(resume_state) for resume_state in self.resume_states.values())
 
 
 def calls_of_changes(job: Job) -> int:
@@ -166,7 +168,7 @@ def test_state_and_messages_after_many_changes_are_as_after_ten(number: int) -> 
     assert calls_of_changes(job) == num_calls
     assert job.longest_line <= line + 200  # generations have more digits, reasons name other workers
     assert set(job.state.stores.told) == set(job.state.workers)
-    assert len(job.standings) == 3
+    assert len(job.resume_states) == 3
 
 
 def test_store_of_a_lost_member_counts_as_long_as_its_view_does() -> None:
@@ -183,10 +185,10 @@ def test_store_of_a_lost_member_counts_as_long_as_its_view_does() -> None:
 def test_lost_member_that_comes_back_when_it_is_forgotten_is_out_and_leaves_no_trace() -> None:
     job = Job()
     first, *others = job.state.view.members
-    standing = job.standings[first.id].told("settled", 1)
+    resume_state = job.resume_states[first.id].told("settled", 1)
     job.change("silent")
     before = job.measure()
-    job(standing.report(first))
+    job(resume_state.report(first))
     assert first.id not in job.state.workers
     job(Gone(first.id, "its connection ended"))
     assert job.measure() == before
@@ -228,10 +230,10 @@ def test_agents_that_report_failures_of_newcomers_are_forgotten() -> None:
 
 
 def test_views_that_a_worker_has_settled_in_are_forgotten_by_it() -> None:
-    standing = Standing()
+    resume_state = ResumeState()
     member = Member("a", "a", "")
     for generation in range(1, 1000):
-        standing = standing.received(View(generation, (member,))).told("settled", generation)
-    assert (standing.heard_here, len(standing.links)) == ({999}, 1)
-    parted = standing.parted(over=True)
+        resume_state = resume_state.received(View(generation, (member,))).told("settled", generation)
+    assert (resume_state.heard_here, len(resume_state.links)) == ({999}, 1)
+    parted = resume_state.parted(over=True)
     assert [link.over for link in parted.links] == [True]

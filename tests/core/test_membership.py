@@ -17,7 +17,6 @@ from ef_common.core.membership import (
     Install,
     Leaving,
     Membership,
-    Outpaced,
     Phase,
     Ready,
     Resign,
@@ -25,6 +24,7 @@ from ef_common.core.membership import (
     Settings,
     Settled,
     Skip,
+    Straggler,
     Suspected,
     Tick,
     Welcome,
@@ -690,15 +690,15 @@ def test_rule_7_last_goodbye_leaves_nobody() -> None:
     assert job.actions == ()
 
 
-# ---------------------------------------------------------------- rule 9, of members that are outpaced
+# ---------------------------------------------------------------- rule 9, of stragglers
 
 FULL = Settings(max_nodes=3)
 
 
-def test_rule_9_spare_comes_in_before_the_outpaced_member_goes() -> None:
+def test_rule_9_spare_comes_in_before_the_straggler_goes() -> None:
     job = started("a", "b", "c", settings=FULL).join("d")
     assert job.actions == ()
-    assert job(Outpaced("b")).actions == (Announce(job.view),)
+    assert job(Straggler("b")).actions == (Announce(job.view),)
 
     job.at_boundary("a", "b", "c")
     assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "b", "c", "d"), (), False)
@@ -707,11 +707,11 @@ def test_rule_9_spare_comes_in_before_the_outpaced_member_goes() -> None:
 
     job(Leaving("b")).at_boundary("a", "b", "c", "d")
     assert (job.view.ids, job.installed.dropped, job.view.pending) == (("a", "c", "d"), ("b",), False)
-    assert (job.state.outpaced, job.state.replacement) == ("", "")
+    assert (job.state.straggler, job.state.replacement) == ("", "")
 
 
-def test_rule_9_outpaced_member_stays_until_a_spare_is_ready() -> None:
-    job = started("a", "b", "c", settings=FULL)(Outpaced("b"))
+def test_rule_9_straggler_stays_until_a_spare_is_ready() -> None:
+    job = started("a", "b", "c", settings=FULL)(Straggler("b"))
     assert job.actions == ()
     assert phase_of(job.state, "b") is Phase.MEMBER
 
@@ -721,18 +721,18 @@ def test_rule_9_outpaced_member_stays_until_a_spare_is_ready() -> None:
 
 
 def test_rule_9_newcomer_for_which_there_is_room_replaces_nobody() -> None:
-    job = started("a", "b", settings=FULL)(Outpaced("b")).join("d").at_boundary("a", "b")
+    job = started("a", "b", settings=FULL)(Straggler("b")).join("d").at_boundary("a", "b")
     assert job.view.ids == ("a", "b", "d")
     assert phase_of(job.state, "b") is Phase.MEMBER
 
 
 def test_rule_9_member_that_is_fast_again_stays() -> None:
-    job = started("a", "b", "c", settings=FULL)(Outpaced("b"), Outpaced("")).join("d")
+    job = started("a", "b", "c", settings=FULL)(Straggler("b"), Straggler("")).join("d")
     assert job.actions == ()
 
 
-def test_rule_9_outpaced_member_stays_if_its_replacement_is_lost() -> None:
-    job = started("a", "b", "c", settings=FULL).join("d")(Outpaced("b")).at_boundary("a", "b", "c")
+def test_rule_9_straggler_stays_if_its_replacement_is_lost() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")(Straggler("b")).at_boundary("a", "b", "c")
     job(Gone("d", "crash"))
     assert job.view.ids == ("a", "b", "c")
 
@@ -746,22 +746,22 @@ def test_rule_9_outpaced_member_stays_if_its_replacement_is_lost() -> None:
     assert job(Leaving("b")).at_boundary("a", "b", "c", "e").view.ids == ("a", "c", "e")
 
 
-def test_rule_9_outpaced_member_that_is_lost_makes_room_as_any_other() -> None:
-    job = started("a", "b", "c", settings=FULL).join("d")(Outpaced("b"))
+def test_rule_9_straggler_that_is_lost_makes_room_as_any_other() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")(Straggler("b"))
     job(Gone("b", "crash"))
     assert (job.view.ids, job.view.pending) == (("a", "c"), True)
     assert job.at_boundary("a", "c").view.ids == ("a", "c", "d")
-    # Another one may be outpaced after it.
-    assert job.join("e")(Outpaced("c")).at_boundary("a", "c", "d").view.ids == ("a", "c", "d", "e")
+    # Another one may be a straggler after it.
+    assert job.join("e")(Straggler("c")).at_boundary("a", "c", "d").view.ids == ("a", "c", "d", "e")
 
 
-def test_rule_9_outpaced_member_that_wants_to_leave_does_not_wait_for_its_replacement() -> None:
-    job = started("a", "b", "c", settings=FULL).join("d")(Outpaced("b"), Leaving("b")).at_boundary("a", "b", "c")
+def test_rule_9_straggler_that_wants_to_leave_does_not_wait_for_its_replacement() -> None:
+    job = started("a", "b", "c", settings=FULL).join("d")(Straggler("b"), Leaving("b")).at_boundary("a", "b", "c")
     assert (job.view.ids, job.installed.dropped) == (("a", "c", "d"), ("b",))
 
 
 def test_rule_9_nobody_is_replaced_who_is_alone_or_no_member() -> None:
-    job = started("a", settings=Settings(max_nodes=1)).join("d")(Outpaced("a"))
+    job = started("a", settings=Settings(max_nodes=1)).join("d")(Straggler("a"))
     assert job.actions == ()
-    job = started("a", "b", settings=Settings(max_nodes=2)).join("d")(Outpaced("d"), Outpaced("nobody"))
-    assert (job.actions, job.state.outpaced) == ((), "")
+    job = started("a", "b", settings=Settings(max_nodes=2)).join("d")(Straggler("d"), Straggler("nobody"))
+    assert (job.actions, job.state.straggler) == ((), "")

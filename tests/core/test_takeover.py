@@ -39,7 +39,7 @@ from ef_common.core.membership import (
     next_deadline,
 )
 from ef_common.core.quorum import Link, digest_of_ids
-from ef_common.core.standing import Standing
+from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.errors import ProtocolError
 
@@ -528,15 +528,15 @@ def test_silences_that_are_noticed_together_are_decided_on_together():
 
 def test_view_of_which_a_claim_may_exist_does_not_go_on_as_it_is():
     """Whom the claim leaves out could save nothing in it, and would be left out for good if the others were lost."""
-    asked = Standing().received(view(5, "ab")).told("settled", 5).claiming()
+    asked = ResumeState().received(view(5, "ab")).told("settled", 5).claiming()
     assert asked.report(member("b")).suspects
     assert Coordinator().returns("a", view(5, "ab")).returns("b", view(5, "ab"), suspects=True).views == [(6, "ab")]
 
 
 def test_agreement_is_of_one_view_of_its_generation():
-    standing = Standing().received(view(5, "ab"))
-    assert not standing.agreed(5, digest_of_ids(("a", "b", "c"))).links[0].agreed
-    assert standing.agreed(5, digest_of_ids(("a", "b"))).links[0].agreed
+    resume_state = ResumeState().received(view(5, "ab"))
+    assert not resume_state.agreed(5, digest_of_ids(("a", "b", "c"))).links[0].agreed
+    assert resume_state.agreed(5, digest_of_ids(("a", "b"))).links[0].agreed
 
 
 def test_worker_that_knows_only_of_views_that_never_came_about_hears_that_it_is_out():
@@ -547,8 +547,8 @@ def test_worker_that_knows_only_of_views_that_never_came_about_hears_that_it_is_
 
 def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
     """The coordinator that heard of it may have let the worker go."""
-    standing = Standing().told("leave", 0).received(view(1, "ab"))
-    assert standing.report(member("a")).phase is Phase.LEAVING
+    resume_state = ResumeState().told("leave", 0).received(view(1, "ab"))
+    assert resume_state.report(member("a")).phase is Phase.LEAVING
 
 
 def test_coordinator_that_others_may_contest_is_known():

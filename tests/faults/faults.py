@@ -18,7 +18,7 @@ from ef_common.core.view import View
 from ef_common.data.checkpointer import Checkpointer
 from ef_common.errors import GroupBroken
 from ef_common.launch import process
-from ef_common.ports import Bootstrap, Group, Meeting, Pending
+from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
 from tests.faults.harms import HARMS
 
 MARKS = "TEST_MARKS"

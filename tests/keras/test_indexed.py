@@ -15,8 +15,8 @@ from ef_common.core.view import Member, View
 from ef_common.data.orders import orders_of, put_in_order
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
-from ef_common.note import Note
 from ef_common.session import LoneGroup
+from ef_common.session.crash_record import CrashRecord
 
 keras = pytest.importorskip("keras")
 
@@ -244,7 +244,7 @@ class Members:
         self.worker = Member("a", "a", "")
         self.newcomer = self.is_alone = False
         self.num_samples_trained = 0.0
-        self.note, self.next = Note(), names
+        self.crash_record, self.next = CrashRecord(), names
         self.boundary()
 
     def begin_step(self, num_samples: int) -> None: ...

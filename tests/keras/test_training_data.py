@@ -11,7 +11,7 @@ from ef_common.core.sharding import EpochProgress, GlobalBatch, Window
 from ef_common.core.view import Member, View
 from ef_common.errors import UnsupportedError
 from ef_common.events import EventLog
-from ef_common.note import Note
+from ef_common.session.crash_record import CrashRecord
 
 keras = pytest.importorskip("keras")
 
@@ -55,7 +55,7 @@ class World:
         self.newcomer = self.is_alone = False
         self.num_samples_trained = 0.0
         self.begun: list[int] = []
-        self.note = Note()
+        self.crash_record = CrashRecord()
 
     def begin_step(self, num_samples: int) -> None:
         self.begun.append(num_samples)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ef_common.launch import run as module
-from ef_common.note import write_failure
+from ef_common.session.crash_record import write_failure
 from tests.waiting import poll_until
 
 GUARD_S = 60.0

@@ -26,7 +26,7 @@ from ef_common.errors import (
 )
 from ef_common.launch.failing import Failing, describe, is_users
 from ef_common.launch.leaving import leaving_cleanly
-from ef_common.note import Note, path_of, read, read_failure
+from ef_common.session.crash_record import CrashRecord, path_of, read, read_failure
 
 
 class Told:
@@ -35,7 +35,7 @@ class Told:
     worker = Member("w-1", "n", "")
 
     def __init__(self) -> None:
-        self.note = Note()
+        self.crash_record = CrashRecord()
         self.told: list[str] = []
         self.entering = False
         self.stopped = 0
@@ -164,7 +164,7 @@ def test_fault_excuses_the_worker_and_nothing_else_does(tmp_path):
         (raised(KeyError()), False),
     ):
         session = Told()
-        session.note = Note(tmp_path)
+        session.crash_record = CrashRecord(tmp_path)
         Failing(session).tell(error)  # type: ignore[arg-type]
         noted = read(path_of(tmp_path, 0))
         assert noted is not None
@@ -175,7 +175,7 @@ def test_fault_excuses_the_worker_and_nothing_else_does(tmp_path):
 
 def test_failure_of_another_worker_is_noted(tmp_path):
     session = Told()
-    session.note = Note(tmp_path)
+    session.crash_record = CrashRecord(tmp_path)
     Failing(session).tell(raised(Evicted("x")))  # type: ignore[arg-type]
     assert read_failure(tmp_path) == ""
     Failing(session).tell(raised(JobFailed("boom")))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def test_failure_of_another_worker_is_noted(tmp_path):
 
 def test_exception_that_the_others_have_not_heard_of_is_not_noted_as_the_end_of_the_job(tmp_path):
     session = Told()
-    session.note = Note(tmp_path)
+    session.crash_record = CrashRecord(tmp_path)
     session.fail = lambda why: False  # type: ignore[method-assign]
     Failing(session).tell(raised(KeyError()))  # type: ignore[arg-type]
     assert read_failure(tmp_path) == ""

@@ -15,7 +15,7 @@ import pytest
 
 from ef_common.launch import frozen
 from ef_common.launch.frozen import PATIENCE_S, STILL_S, Watch
-from ef_common.note import Note
+from ef_common.session.crash_record import CrashRecord
 
 
 class Worker:
@@ -23,11 +23,11 @@ class Worker:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        self.note = Note(directory)
+        self.crash_record = CrashRecord(directory)
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: self.process.pid)
-            self.note.introduce("w0")
-        self.note.beat()
+            self.crash_record.introduce("w0")
+        self.crash_record.beat()
 
 
 class Agent:
@@ -102,16 +102,16 @@ def test_worker_that_stands_still_is_ended_when_the_others_have_gone_on(agent, w
 def test_worker_with_heartbeats_is_not_asked_about(agent, worker):
     for time in range(1, int(3 * END_S)):
         agent.look_until(float(time))
-        worker.note.beat()
+        worker.crash_record.beat()
     assert not agent.asked
 
 
 def test_worker_that_comes_back_is_left_alone(agent, worker):
     agent.look_until(END_S - 1.0)
-    worker.note.beat()
+    worker.crash_record.beat()
     agent.look_until(END_S)
     assert not agent.ended
-    worker.note.rest()  # it has learned that it is out, and leaves
+    worker.crash_record.rest()  # it has learned that it is out, and leaves
     agent.look_until(5 * END_S)
     assert not agent.ended
 
@@ -121,7 +121,7 @@ def test_worker_that_comes_back_in_the_very_moment_is_left_alone(agent, worker):
     ask = agent._ask
 
     def ask_slowly(name):
-        worker.note.beat()
+        worker.crash_record.beat()
         return ask(name)
 
     agent.watch._ask = ask_slowly
@@ -164,11 +164,11 @@ def test_agent_that_stood_still_itself_begins_to_count_anew(agent, worker):
 
 
 def test_process_that_is_none_of_the_agents_is_left_alone(agent, worker, monkeypatch):
-    """A note that an agent before this one has left; its process may be anybody's by now."""
+    """A record that an agent before this one has left; its process may be anybody's by now."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: os.getppid())
-        worker.note.introduce("w0")
-    worker.note.beat()
+        worker.crash_record.introduce("w0")
+    worker.crash_record.beat()
     monkeypatch.setattr(psutil.Process, "kill", lambda process: agent.ended.append(process.pid))
     agent.look_until(2 * END_S)
     assert agent.asked

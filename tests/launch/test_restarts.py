@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ef_common.launch.restarts import Count, Death, Restarts
-from ef_common.note import Note, Noted, path_of, read_failure, write_failure
+from ef_common.session.crash_record import Crash, CrashRecord, path_of, read_failure, write_failure
 
 
 def death(epoch: int = 0, step: int = 5, *, trained_s: float = 1.0, excused: bool = False) -> Death:
-    noted = Noted(epoch, step, True, ((8, 12),), 4, trained_s, excused)
+    noted = Crash(epoch, step, True, ((8, 12),), 4, trained_s, excused)
     return Death(0, -signal.SIGSEGV, noted)
 
 
@@ -53,7 +53,7 @@ def test_death_at_no_step_of_its_own_is_counted_as_a_failure_alone(unknown: Deat
 def test_restarts_read_notes_and_outlive_the_launcher(tmp_path: Path) -> None:
     for number in range(3):
         assert not Restarts(tmp_path).too_often(death(), node="n")
-        Note(tmp_path, 1).begin(0, 6, [(20, 24), (30, 31)])
+        CrashRecord(tmp_path, 1).begin(0, 6, [(20, 24), (30, 31)])
         found = Restarts(tmp_path).died([(1, -signal.SIGSEGV)])
         assert found.at == (0, 6, True)
         assert not path_of(tmp_path, 1).exists()
@@ -71,7 +71,7 @@ def test_restarts_with_a_damaged_count_begin_anew(tmp_path: Path) -> None:
 
 
 def test_death_of_whoever_had_a_step_is_told_first(tmp_path: Path) -> None:
-    Note(tmp_path, 1).begin(0, 6, [(20, 24)])
+    CrashRecord(tmp_path, 1).begin(0, 6, [(20, 24)])
     assert Restarts(tmp_path).died([(0, 1), (1, -9)]).local_rank == 1
 
 
@@ -83,11 +83,11 @@ def test_death_tells_how(status: int | None, how: str) -> None:
 
 
 def test_death_behind_a_step_and_before_any_names_no_positions(tmp_path: Path) -> None:
-    note = Note(tmp_path)
+    record = CrashRecord(tmp_path)
     assert Restarts(tmp_path).died([(0, -9)]).where == "before its first step"
-    note = Note(tmp_path)
-    note.begin(2, 7, [(0, 4)])
-    note.end()
+    record = CrashRecord(tmp_path)
+    record.begin(2, 7, [(0, 4)])
+    record.end()
     found = Restarts(tmp_path).died([(0, -9)])
     assert (found.where, found.positions, found.at) == ("after step 7 of epoch 2", "", (2, 7, False))
     assert Restarts(tmp_path).died([(0, -9)]).where == "before it had joined"
@@ -95,7 +95,7 @@ def test_death_behind_a_step_and_before_any_names_no_positions(tmp_path: Path) -
 
 def test_death_with_many_ranges_shows_some() -> None:
     ranges = tuple((2 * number, 2 * number + 1) for number in range(16))
-    text = Death(0, -9, Noted(0, 1, True, ranges, 500, 0.0, False)).positions
+    text = Death(0, -9, Crash(0, 1, True, ranges, 500, 0.0, False)).positions
     assert ", 14 and 492 more in the order" in text
 
 

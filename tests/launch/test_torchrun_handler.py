@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from ef_common.errors import JobFailed, UsageError
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, Options, create_handler, get_handler
-from ef_common.note import Note
+from ef_common.session.crash_record import CrashRecord
 
 
 def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> RendezvousParameters:
@@ -205,7 +205,7 @@ def test_handler_restarts_after_longer_and_longer_pauses(handler, pauses, caplog
     handler.next_rendezvous()
     assert pauses == []
     for step in range(8):
-        Note(notes()).begin(0, step, [(0, 4)])
+        CrashRecord(notes()).begin(0, step, [(0, 4)])
         _invoke_run(handler, -9)
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
     assert "a worker died at step 1 of epoch 0 (SIGKILL); restarting it in 1 s (death 2 in a row)" in caplog.text
@@ -214,16 +214,16 @@ def test_handler_restarts_after_longer_and_longer_pauses(handler, pauses, caplog
 def test_handler_begins_to_count_anew_once_a_worker_has_trained_for_a_minute(handler, pauses):
     handler.next_rendezvous()
     for trained_s in (1.0, 1.0, 61.0, 1.0):
-        note = Note(notes(), clock=iter([0.0, 0.0, trained_s]).__next__)
-        note.begin(0, 1, [(0, 4)])
-        note.begin(0, 2 + len(pauses), [(0, 4)])
+        record = CrashRecord(notes(), clock=iter([0.0, 0.0, trained_s]).__next__)
+        record.begin(0, 1, [(0, 4)])
+        record.begin(0, 2 + len(pauses), [(0, 4)])
         _invoke_run(handler, -9)
     assert pauses == [0, 1, 0, 1]
 
 
 def test_handler_ends_when_its_worker_has_noted_that_the_job_has_failed(handler, pauses, caplog):
     handler.next_rendezvous()
-    Note(notes()).fail("worker w raised ValueError")
+    CrashRecord(notes()).fail("worker w raised ValueError")
     with pytest.raises(ChildFailedError) as caught:
         _invoke_run(handler, 1)
     assert caught.value.failures[0].exitcode == 1
@@ -233,7 +233,7 @@ def test_handler_ends_when_its_worker_has_noted_that_the_job_has_failed(handler,
 def test_handler_that_does_not_know_how_its_worker_died_ends_all_the_same(handler, pauses):
     handler.next_rendezvous()
     _invoke_run(handler, None)
-    Note(notes()).fail("worker w raised ValueError")
+    CrashRecord(notes()).fail("worker w raised ValueError")
     with pytest.raises(JobFailed, match="ValueError"):
         handler.next_rendezvous()
 
@@ -241,7 +241,7 @@ def test_handler_that_does_not_know_how_its_worker_died_ends_all_the_same(handle
 def test_handler_ends_the_job_at_the_third_death_at_one_step(handler, pauses, caplog):
     handler.next_rendezvous()
     for number in range(3):
-        Note(notes()).begin(0, 6, [(20, 24)])
+        CrashRecord(notes()).begin(0, 6, [(20, 24)])
         if number < 2:
             _invoke_run(handler, -11)
     with pytest.raises(ChildFailedError):
@@ -263,7 +263,7 @@ def test_handler_tells_of_an_exception_before_there_was_a_worker(handler, pauses
 def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, status, joined):
     handler.next_rendezvous()
     if joined:
-        Note(notes())
+        CrashRecord(notes())
     _invoke_run(handler, status)
     assert not handler._coordinator._server.state.failed
 
@@ -271,7 +271,7 @@ def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, 
 def test_handler_without_restarts_left_tells_why_when_it_ends(caplog):
     handler = create_handler(parameters("127.0.0.1:0"))
     handler.next_rendezvous()
-    Note(notes()).fail("worker w raised ValueError")
+    CrashRecord(notes()).fail("worker w raised ValueError")
     with pytest.raises(ChildFailedError):  # noqa: PT012
         try:
             raise ChildFailedError("train.py", {0: ProcessFailure(0, 4711, 1, "")})

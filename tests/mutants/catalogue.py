@@ -135,14 +135,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="updates-are-confirmed-at-once",
-        file="ef_common/session.py",
+        file="ef_common/session/session.py",
         old="if self.completed_in.world_size == 1 and not self._ousted:",
         new="if not self._ousted:",
         harm="The event log holds an update that the survivors of a loss have made in another way.",
     ),
     Mutant(
         name="received-result-is-reduced-again",
-        file="ef_common/session.py",
+        file="ef_common/session/session.py",
         old="if self.completed == number:",
         new="if self.completed >= number:",
         harm="A worker that has received a result after a loss reduces its gradients once more, in the next step of "
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no-barrier-after-a-loss-in-a-join",
-        file="ef_common/session.py",
+        file="ef_common/session/session.py",
         old="        if changed:\n            self.run(Barrier(_ENTERED))\n",
         new="        if changed and self.view.admitted_at == self.view.generation:\n"
         "            self.run(Barrier(_ENTERED))\n",

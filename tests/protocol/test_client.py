@@ -154,7 +154,7 @@ def test_client_whose_link_ends_tries_the_same_coordinator_before_it_leaves_it()
     client.ended(old, in_order=True, now=2.0)
     (connect,) = drain(client, Connect)
     assert connect.link.address == ENDPOINT
-    assert client.standing.links[0].over
+    assert client.resume_state.links[0].over
     client.unreached(connect.link, "Connection refused", 2.0)
     assert [leave.link for leave in client.outputs if isinstance(leave, Leave)] == [old]
 
@@ -193,7 +193,7 @@ def test_client_that_hears_nothing_leaves_its_coordinator_unless_it_was_itself_t
     assert drain(client, Connect) == []
     client.tick(106.1)
     assert len(drain(client, Connect)) == 1
-    assert not client.standing.links[0].over
+    assert not client.resume_state.links[0].over
 
 
 def test_worker_tells_where_it_stands_before_anything_else() -> None:

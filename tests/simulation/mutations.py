@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from ef_common import session as session_module
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
 from ef_common.core.membership import Announce, Phase, claims, failure, roster, rules, takeover
 from ef_common.core.replay import FRESH
-from ef_common.core.standing import Standing
+from ef_common.core.resume_state import ResumeState
 from ef_common.errors import Left
 from ef_common.protocol import liveness
 from ef_common.protocol.client import Client
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.session import Session
+from ef_common.session import session as session_module
 from ef_common.testing.simulation import operations, trainer
 from ef_common.testing.simulation.channel import Channel
 
@@ -389,12 +389,12 @@ def keep_what_was_promised_to_oneself(patch: Patch) -> None:
 
 def keep_the_exception_from_a_successor(patch: Patch) -> None:
     """A worker that returns does not tell that its own code has raised."""
-    report = Standing.report
+    report = ResumeState.report
 
-    def silent(self: Standing, member: Any) -> Any:
+    def silent(self: ResumeState, member: Any) -> Any:
         return replace(report(self, member), failed="")
 
-    patch.setattr(Standing, "report", silent)
+    patch.setattr(ResumeState, "report", silent)
 
 
 def tell_the_one_that_raised_first(patch: Patch) -> None:

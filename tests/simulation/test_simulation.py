@@ -104,7 +104,7 @@ HANG_RARE = {
     "stuck": 40,  # all waited, and one of them hung in the collective
     "takeover": 5,
     "planned change": 200,
-    "replacement came": 50,  # a spare, in the place of an outpaced member
+    "replacement came": 50,  # a spare, in the place of a straggler
     "replaced": 50,
 }
 

@@ -28,7 +28,9 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/parts.py": ("tests/test_parts.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
     "ef_common/protocol": ("tests/protocol", "tests/control", "tests/simulation", "tests/faults/test_failover.py"),
     "ef_common/program": ("tests/program", "tests/faults/test_program.py"),
+    "ef_common/cli": ("tests/cli",),
     "ef_common/report": ("tests/report",),
+    "ef_common/session": ("tests/session", "tests/control", "tests/simulation", "tests/faults"),
     "ef_common/storage": ("tests/storage", "tests/faults/test_sharing.py", "tests/faults/test_restart.py"),
     "ef_common/testing": ("tests/simulation", "tests/faults/test_kill.py"),
     "ef_common": ("tests/faults", "tests/control", "tests/simulation"),
@@ -38,7 +40,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_lightning/demo.py": ("tests/demo",),
     "elasticflow": ("tests/test_elasticflow.py", "tests/program"),
     "examples": ("tests/examples", "tests/pages"),
-    "pyproject.toml": ("tests/test_doctor.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
+    "pyproject.toml": ("tests/cli/test_doctor.py", "tests/lightning/test_hooks.py", "tests/keras/test_hooks.py"),
 }
 """Of two entries that fit a file the longer one counts. A file of the tests guards itself."""
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Group, Meeting, Pending
 from ef_common.session import LoneGroup, Session
+from ef_common.session.ports import Group, Meeting, Pending
 
 BUCKET_BYTES = 25 << 20
 ALIGNMENT_BYTES = 64
@@ -160,7 +160,7 @@ class ArrayReduction:
                 self._group = None  # `run` starts over, after recovery
 
     def run(self, group: Group, view: View) -> None:
-        """Reduce everything with the members of `view`; see :class:`~ef_common.ports.Operation`."""
+        """Reduce everything with the members of `view`; see :class:`~ef_common.session.ports.Operation`."""
         self._alone = isinstance(group, LoneGroup)
         if self._alone:
             self._bind(group, view)

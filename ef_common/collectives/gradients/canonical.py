@@ -16,8 +16,8 @@ from ef_common.collectives.gradients.shared import CALL, Array, BatchReduction, 
 from ef_common.core import sharding, summation
 from ef_common.core.summation import Block
 from ef_common.core.view import View
-from ef_common.ports import Group, Meeting
 from ef_common.session import LoneGroup
+from ef_common.session.ports import Group, Meeting
 
 
 class CanonicalReduction(BatchReduction):

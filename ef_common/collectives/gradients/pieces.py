@@ -9,7 +9,7 @@ import numpy as np
 from ef_common.core import sharding
 from ef_common.core.sharding import Window
 from ef_common.core.view import View
-from ef_common.ports import Group
+from ef_common.session.ports import Group
 
 
 class Pieces:

@@ -14,8 +14,8 @@ from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.collectives.gradients.sparse import check_dense, densify, sparsify
 from ef_common.core.view import View
 from ef_common.errors import CallMismatch, GroupBroken
-from ef_common.ports import Group, Meeting, Pending
 from ef_common.session import Barrier, LoneGroup, Session
+from ef_common.session.ports import Group, Meeting, Pending
 
 logger = logging.getLogger(__name__)
 

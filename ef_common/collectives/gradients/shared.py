@@ -17,8 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Group, Meeting
 from ef_common.session import Session
+from ef_common.session.ports import Group, Meeting
 
 Array = NDArray[np.floating]
 CALL = "reduction of the gradients of a global batch"
@@ -127,7 +127,7 @@ class BatchReduction(ABC):
         """Fill `total` once all have met; `pieces` are those that each member holds."""
 
     def run(self, group: Group, view: View) -> None:
-        """Reduce with the members of `view`; see :class:`~ef_common.ports.Operation`."""
+        """Reduce with the members of `view`; see :class:`~ef_common.session.ports.Operation`."""
         pieces = self._pieces.settle(group, view)
         if self._group is not group:
             self._bind(group)

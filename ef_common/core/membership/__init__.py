@@ -27,8 +27,8 @@ The coordinator runs :func:`decide` on every event. Rules:
 9. A member that wants to leave goes at a boundary that all have agreed on, in the way in which newcomers come. A worker
    that is not a member goes at once, and is told so. If all members want to leave while newcomers are ready, the
    newcomers join first and get the state; the others go at the next boundary. If all go, one of them may be saving the
-   state: nothing begins again (rule 4) before their connections have ended. A member that is *outpaced* is replaced in
-   the same way: the spare joins first, and then the member is asked to leave.
+   state: nothing begins again (rule 4) before their connections have ended. A member that is a *straggler* is replaced
+   in the same way: the spare joins first, and then the member is asked to leave.
 10. No view is issued without the quorum of :mod:`ef_common.core.quorum`. Without it, the view is *held* back: it is
     issued as soon as enough members come back or are known to be gone. After a while the coordinator steps down, so
     that its workers look for another one, where more may have gathered.
@@ -70,7 +70,6 @@ from ef_common.core.membership.model import (
     Install,
     Leaving,
     Membership,
-    Outpaced,
     Outranked,
     Phase,
     Ready,
@@ -86,6 +85,7 @@ from ef_common.core.membership.model import (
     Skip,
     StepDown,
     Stored,
+    Straggler,
     Suspected,
     Tick,
     Welcome,
@@ -115,7 +115,7 @@ __all__ = [
     "Install",
     "Leaving",
     "Membership",
-    "Outpaced",
+    "Straggler",
     "Outranked",
     "Phase",
     "Refused",

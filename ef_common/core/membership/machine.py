@@ -17,7 +17,6 @@ from ef_common.core.membership.model import (
     Gone,
     Leaving,
     Membership,
-    Outpaced,
     Outranked,
     Ready,
     Redirect,
@@ -27,6 +26,7 @@ from ef_common.core.membership.model import (
     Settled,
     Silent,
     Stored,
+    Straggler,
     Suspected,
     Tick,
 )
@@ -106,8 +106,8 @@ def _react(state: Membership, event: Event, now: float, settings: Settings) -> D
             return rules.suspected(state, worker, generation, now, settings)
         case Leaving(worker):
             return rules.plan_or(*rules.leaving(state, worker), settings)
-        case Outpaced(worker):
-            return rules.plan_or(*rules.outpaced(state, worker, settings), settings)
+        case Straggler(worker):
+            return rules.plan_or(*rules.straggler(state, worker, settings), settings)
         case Closed(worker):
             return rules.closed(state, worker, settings)
         case Gone():

@@ -84,7 +84,7 @@ class Membership:
     gathering_since: float | None = None
     returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
     known: Known = field(default_factory=lambda: MappingProxyType({}))  # what those who have returned know
-    outpaced: str = ""  # a member that is to be replaced as soon as a spare is ready
+    straggler: str = ""  # a member that is to be replaced as soon as a spare is ready
     replacement: str = ""  # who has come in its place, when it only has to go yet
     held: str = ""  # why a view is held back
     held_since: float | None = None
@@ -157,7 +157,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Outpaced:
+class Straggler:
     """A member is slower than the others and shall be replaced by a spare; "" if no member is slower."""
 
     worker: str
@@ -288,7 +288,7 @@ Event = (
     | Settled
     | Suspected
     | Leaving
-    | Outpaced
+    | Straggler
     | Closed
     | Gone
     | Silent

@@ -1,4 +1,4 @@
-"""Rule 9 for an outpaced member: a spare joins first, and then the member leaves."""
+"""Rule 9 for a straggler: a spare joins first, and then the member leaves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ef_common.core.view import Member, View
 
 
 def spares(state: Membership, view: View, settings: Settings) -> list[Member]:
-    """The spares of one node that can take the place of the outpaced member."""
+    """The spares of one node that can take the place of the straggler."""
     staying = roster.remaining(state, view)
-    others = [member for member in staying if member.id != state.outpaced]
-    if not state.outpaced or state.replacement or len(others) == len(staying) or not others:
+    others = [member for member in staying if member.id != state.straggler]
+    if not state.straggler or state.replacement or len(others) == len(staying) or not others:
         return []
     invited = roster.admissible(state, staying, settings)
     more = [member for member in roster.admissible(state, others, settings) if member not in invited]
@@ -21,14 +21,14 @@ def spares(state: Membership, view: View, settings: Settings) -> list[Member]:
 
 
 def settle(state: Membership, view: View) -> Membership:
-    """Keep the outpaced member if it or its replacement was lost meanwhile."""
-    if state.outpaced not in state.workers:
-        return replace(state, outpaced="", replacement="")
+    """Keep the straggler if it or its replacement was lost meanwhile."""
+    if state.straggler not in state.workers:
+        return replace(state, straggler="", replacement="")
     lost = bool(state.replacement) and view.rank_of(state.replacement) is None
     return replace(state, replacement="") if lost else state
 
 
 def dismissal(state: Membership, view: View) -> tuple[Action, ...]:
-    """Ask the outpaced member to leave, once the replacement is in a settled view."""
+    """Ask the straggler to leave, once the replacement is in a settled view."""
     came = bool(state.replacement) and view.rank_of(state.replacement) is not None
-    return (Resign(state.outpaced),) if came and state.settled.issuperset(view.ids) else ()
+    return (Resign(state.straggler),) if came and state.settled.issuperset(view.ids) else ()

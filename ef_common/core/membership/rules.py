@@ -110,12 +110,12 @@ def leaving(state: Membership, worker: str) -> Decision:
         state = replace(state, workers=workers, dismissed=state.dismissed | {worker})
         return state, (Install(View(state.generation, (), reason=reason), (worker,)),), reason
     state = replace(state, workers=with_phase(state, {worker: Phase.LEAVING}))
-    if worker == state.outpaced:
-        state = replace(state, outpaced="", replacement="")
+    if worker == state.straggler:
+        state = replace(state, straggler="", replacement="")
     return announce(state, f"{worker} wants to leave")
 
 
-def outpaced(state: Membership, worker: str, settings: Settings) -> Decision:
+def straggler(state: Membership, worker: str, settings: Settings) -> Decision:
     """Rule 9: a member is slower than the others; "" if none is."""
     if state.view is not None:
         state = replacement.settle(state, state.view)
@@ -123,7 +123,7 @@ def outpaced(state: Membership, worker: str, settings: Settings) -> Decision:
         return state, (), ""
     if worker and (worker not in state.workers or state.workers[worker][1] is not Phase.MEMBER):
         return state, (), ""
-    state = replace(state, outpaced=worker)
+    state = replace(state, straggler=worker)
     if state.view is None or not replacement.spares(state, state.view, settings):
         return state, (), f"{worker} shall be replaced" if worker else "nobody is to be replaced"
     return announce(state, f"{worker} is replaced")

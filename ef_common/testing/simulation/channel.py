@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
-from ef_common.core.standing import Standing
+from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
 from ef_common.errors import JobFailed
-from ef_common.ports import GetClaim
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
     AskForClaim,
@@ -26,6 +25,7 @@ from ef_common.protocol.client_outputs import (
     Send,
 )
 from ef_common.protocol.peer import End
+from ef_common.session.ports import GetClaim
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.coordinator import Coordinator, address_of
 from ef_common.testing.simulation.invariants import Violation
@@ -93,9 +93,9 @@ class Channel:
         )
 
     @property
-    def standing(self) -> Standing:
+    def resume_state(self) -> ResumeState:
         """What the worker has heard and told."""
-        return self._client.standing
+        return self._client.resume_state
 
     @property
     def known(self) -> set[int]:
@@ -149,14 +149,14 @@ class Channel:
         """Whether waiting for the group of a view is useless."""
         return self._client.end is not None or self._client.generation != generation
 
-    def tell_place(self, place: Place) -> None:
+    def tell_position(self, position: Position) -> None:
         """See the port."""
-        self._client.tell_place(place)
+        self._client.tell_position(position)
 
-    def job_place(self) -> Place | None:
+    def job_position(self) -> Position | None:
         """See the port."""
         self._raise_end()
-        return self._client.place
+        return self._client.position
 
     def job_training(self) -> int:
         """See the port."""
@@ -312,7 +312,7 @@ class Channel:
         scheduler.at(max(scheduler.now, cut) + delay_s, self._create, bid)
 
     def _create(self, bid: Bid) -> None:
-        if not self._client.standing.store:
+        if not self._client.resume_state.store:
             raise Violation(f"{self._client.member.id} is asked for a claim, and has no store")
         named = self._store.get(bid)
         if self._scheduler.random.random() < _FAILING_STORE:  # done, and reported as failed

@@ -13,7 +13,7 @@ from typing import Any
 
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Bootstrap, Meeting
+from ef_common.session.ports import Bootstrap, Meeting
 from ef_common.testing.simulation.cuts import Cuts
 from ef_common.testing.simulation.invariants import Violation
 from ef_common.testing.simulation.scheduler import Process, Scheduler, Ticket

@@ -12,7 +12,7 @@ from ef_common.core import sharding
 from ef_common.core.sharding import Window
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
-from ef_common.ports import Group, Pending
+from ef_common.session.ports import Group, Pending
 from ef_common.testing.simulation.invariants import Violation
 
 Note = Callable[[str], None]

@@ -107,7 +107,7 @@ class Fault:
     Args:
         kind: "crash", "freeze", "slow" (its messages), "break" (its group, with everyone alive), "leave", "hang" (its
             main thread, where it passes the place), "raise" (the user's code raises an exception, at the next of
-            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "outpaced" (it is found to be slow), "arrive"
+            `USERS_PLACES`), "drain" (it is told to go, wherever it is), "straggler" (it is found to be slow), "arrive"
             (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
             "node" (and the worker of its node), "cut" (of the network, for `duration_s`: around some nodes, or with
             the victim "coordinator" around the leading one), "halve" (a cut through the members of the view, often in
@@ -226,7 +226,7 @@ def hang_of(seed: int) -> Schedule:
         themes += [_coordinator_lost]
     if draw.random() < 0.4:
         job = replace(job, max_nodes=job.num_workers)
-        faults += [*_arrivals(draw), Fault("outpaced", "any", at=_sometime(draw))]
+        faults += [*_arrivals(draw), Fault("straggler", "any", at=_sometime(draw))]
     for theme in draw.choices(themes, k=draw.choice((0, 0, 1, 1, 2))):
         faults += theme(draw, job)
     return Schedule(seed, job, tuple(faults))

@@ -8,12 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ef_common.core.membership import Arrived, Claimed, Event, Gone, Leaving, Membership, Outpaced, Phase, Settings
+from ef_common.core.membership import Arrived, Claimed, Event, Gone, Leaving, Membership, Phase, Settings, Straggler
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, MembershipError
-from ef_common.pace import Pace
 from ef_common.session import Session
+from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.testing.simulation.channel import Channel
 from ef_common.testing.simulation.claims import PLACE, ClaimStore
 from ef_common.testing.simulation.coordinator import FIRST, Coordinator, address_of
@@ -101,7 +101,7 @@ class Worker:
         host, _ = address_of(index + FIRST)
         member = Member(id=name, node=f"node of {name}", address=host, standby=standby, door=standby)
         self.factory = Factory(simulation.network, self.process, self.mark)
-        self.pace = Pace(lambda: scheduler.now)
+        self.tracker = ProgressTracker(lambda: scheduler.now)
         self.channel = Channel(
             simulation.coordinators,
             next((number for number, c in simulation.coordinators.items() if c.alive), FIRST),
@@ -109,7 +109,7 @@ class Worker:
             member,
             mark=self.mark,
             replaced=self.factory.replaced,
-            progress=self.pace.read,
+            progress=self.tracker.read,
             store=simulation.store,
         )
         self.channel.on_hung = lambda: scheduler.after(_GRACE_IF_HUNG_S, simulation.end_if_hung, self)
@@ -119,7 +119,7 @@ class Worker:
             groups=self.factory,
             on_event=self._on_event,
             clock=lambda: scheduler.now,
-            pace=self.pace,
+            tracker=self.tracker,
         )
         self.started_as_newcomer = False
         self.trainer = Trainer(
@@ -347,7 +347,9 @@ class Simulation:
             return
         lively = {name: worker for name, worker in self.workers.items() if worker.lively}
         received = [
-            worker.channel.standing.view for worker in lively.values() if worker.channel.standing.view is not None
+            worker.channel.resume_state.view
+            for worker in lively.values()
+            if worker.channel.resume_state.view is not None
         ]
         newest = self.invariants.formed[max(self.invariants.formed)]
         last = max(received, key=lambda view: view.generation).ids if received else newest  # maybe it never came about
@@ -449,7 +451,7 @@ class Simulation:
             self.count("evicted as hung")
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
-        if isinstance(event, Leaving) and before.replacement and event.worker == before.outpaced:
+        if isinstance(event, Leaving) and before.replacement and event.worker == before.straggler:
             self.count("replaced")
         if isinstance(event, Claimed):
             self.count("claim won" if event.worker in event.named else "claim lost")
@@ -548,8 +550,8 @@ class Simulation:
             self._freeze(victim, fault.duration_s)
             if here:
                 victim.process.sleep(0.0)
-        elif fault.kind == "outpaced":
-            self.coordinator.submit(Outpaced(victim.name))
+        elif fault.kind == "straggler":
+            self.coordinator.submit(Straggler(victim.name))
         elif fault.kind == "hang":
             self._hang(victim, fault.duration_s)
         elif fault.kind == "slow":
@@ -646,7 +648,7 @@ class Simulation:
             return False
         if state.announced:
             return False
-        known = [self.workers[name].channel.standing.links[-1:] for name in state.view.ids]
+        known = [self.workers[name].channel.resume_state.links[-1:] for name in state.view.ids]
         return any(name in reaching for name in state.view.ids) and all(
             links and links[0].agreed and links[0].view == state.view for links in known
         )
@@ -682,7 +684,7 @@ class Simulation:
             return
         others = [self.workers[name] for name in view.ids if name in leader.workers and name != victim.name]
         lively = [other for other in others if other.hangs_until < self.scheduler.now and not other.process.frozen]
-        progress = victim.pace.read()
+        progress = victim.tracker.read()
         if progress is None or view.rank_of(victim.name) is None or not lively:
             return
         in_a_collective = progress.waits and progress.generation == view.generation  # as all others are
@@ -691,7 +693,7 @@ class Simulation:
         due = max(since, liveness.viewed_at) + 1.2 * limit_of(kind, liveness.longest, liveness.limits) + _DETECTION_S
         if self.scheduler.now < due or leader.state.held or not leader.alive:
             self.scheduler.after(max(0.1, due - self.scheduler.now), self._expect_eviction, victim, since)
-        elif any(not (told := other.pace.read()) or not told.waits for other in lively):
+        elif any(not (told := other.tracker.read()) or not told.waits for other in lively):
             self.scheduler.after(1.0, self._expect_eviction, victim, since)
         else:
             raise Violation(f"{victim.name} hangs since {since:.2f}, and the others wait")

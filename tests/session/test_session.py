@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.view import Member, View
 from ef_common.errors import (
     CannotJoin,
@@ -19,8 +19,8 @@ from ef_common.errors import (
     ProtocolError,
     UnsupportedError,
 )
-from ef_common.pace import Pace
 from ef_common.session import Barrier, Session
+from ef_common.session.progress_tracker import ProgressTracker
 
 
 class Channel:
@@ -67,7 +67,7 @@ class Founding:
 
     def __init__(self, num_members: int) -> None:
         self.view = View(1, tuple(Member(name, "n", "") for name in "wxyz"[:num_members]))
-        self.places: list[Place] = []
+        self.positions: list[Position] = []
 
     def start(self, on_view: Any) -> bool:
         return False
@@ -79,8 +79,8 @@ class Founding:
 
     def bootstrap(self, generation: int) -> None: ...
 
-    def tell_place(self, place: Place) -> None:
-        self.places.append(place)
+    def tell_position(self, position: Position) -> None:
+        self.positions.append(position)
 
 
 class Group:
@@ -113,16 +113,16 @@ def test_place_is_told_when_no_loss_can_undo_it(num_members: int, told: int) -> 
     channel: Any = Founding(num_members)
     session = Session(Member("w", "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
     session.start()
-    session.tell_place(Place(0, 8))
-    assert len(channel.places) == told
+    session.tell_position(Position(0, 8))
+    assert len(channel.positions) == told
     session.run(Barrier())
-    assert channel.places == [Place(0, 8)]
+    assert channel.positions == [Position(0, 8)]
 
 
 def test_session_without_a_coordinator_knows_no_place() -> None:
     session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
-    session.tell_place(Place(0, 8))
-    assert session.job_place() is None
+    session.tell_position(Position(0, 8))
+    assert session.job_position() is None
 
 
 def test_collective_of_what_is_called_in_one_worker_alone_is_refused_and_named() -> None:
@@ -435,11 +435,11 @@ def test_newcomer_that_lacks_a_result_does_not_begin_anew_without_the_others(has
 
 
 def test_process_is_not_watched_between_trainings() -> None:
-    pace = Pace(lambda: 0.0)
-    session = Session(Member("x", "n", ""), channel=None, groups=None, pace=pace)  # type: ignore[arg-type]
+    tracker = ProgressTracker(lambda: 0.0)
+    session = Session(Member("x", "n", ""), channel=None, groups=None, tracker=tracker)  # type: ignore[arg-type]
     session.begin_training(1)
-    assert not pace.rests
+    assert not tracker.rests
     session.end_training()
-    assert pace.rests
+    assert tracker.rests
     session.begin_training(2)
-    assert not pace.rests
+    assert not tracker.rests

@@ -11,13 +11,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ef_common import doctor
-from ef_common.cli import main
-from ef_common.doctor import Finding
+from ef_common.cli import doctor, main
+from ef_common.cli.doctor import Finding
 from ef_common.horovod import source
 from ef_common.horovod.build import BuildError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "tensorflow", "jax", "keras", "horovod")
 OURS = f"0.28.1+elasticflow.{source.REVISION}"
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ef_common.launch.run_directory import Launcher, read_launcher
-from ef_common.status import SPEED_S, Status, WorkerStatus, verdict
+from ef_common.report.status import SPEED_S, Status, WorkerStatus, verdict
 
 _GPU_LOOK_S = 5.0
 _GPU_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")

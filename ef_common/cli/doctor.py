@@ -231,7 +231,7 @@ def _installation(name: str, *, gpu: bool) -> str:
         return "pip install 'tensorflow[and-cuda]'" if gpu else "pip install tensorflow"
     ours = "elasticflow-training"
     if installed_version(ours) is None:  # a checkout on the path
-        ours = str(Path(__file__).resolve().parents[1])
+        ours = str(Path(__file__).resolve().parents[2])
     command = f"pip install {shlex.quote(f'{ours}[{name}]')}"
     if name == "horovod":
         return f"{command} && elasticflow horovod build"

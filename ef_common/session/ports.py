@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.view import View
 
 GetClaim = Callable[[str, tuple[str, ...]], tuple[str, ...]]
@@ -173,11 +173,11 @@ class ControlChannel(Protocol):
     def bootstrap(self, generation: int) -> Bootstrap:
         """Exchange of values among the members of one view, relayed by the coordinator."""
 
-    def tell_place(self, place: Place) -> None:
-        """Report this member's place, which newcomers learn soon. Called in each step, so it never waits."""
+    def tell_position(self, position: Position) -> None:
+        """Report this member's position, which newcomers learn soon. Called in each step, so it never waits."""
 
-    def job_place(self) -> Place | None:
-        """In a newcomer: the place of the members; None if nobody has reported it. Never waits.
+    def job_position(self) -> Position | None:
+        """In a newcomer: the position of the members; None if nobody has reported it. Never waits.
 
         Raises:
             CoordinatorLost, Evicted, JobFinished: As their names say.

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ef_common.core.place import Place
+from ef_common.core.position import Position
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
@@ -45,9 +45,9 @@ from ef_common.errors import (
     TrainingOver,
     UnsupportedError,
 )
-from ef_common.note import Note
-from ef_common.pace import Pace
-from ef_common.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Meeting, Operation, State
+from ef_common.session.crash_record import CrashRecord
+from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Meeting, Operation, State
+from ef_common.session.progress_tracker import ProgressTracker
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Session:
         groups: Builds the process group of each view.
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.
-        pace: Records this worker's progress, for others to read.
+        tracker: Records this worker's progress, for others to read.
 
     Attributes:
         state: What newcomers receive.
@@ -125,7 +125,7 @@ class Session:
         may_change: Whether a boundary may change the view, or end this worker. In a lone process only a wish to leave
             does that.
         wish: Whether it wants all members to act together at the next boundary; see :meth:`take_wish`.
-        note: The note in which steps are recorded for the launcher.
+        crash_record: The note in which steps are recorded for the launcher.
         training: Number of the training that this worker's program has reached, counted from 1.
         num_samples_trained: Samples that all members together have trained on since this worker joined. Not counted in
             a lone process.
@@ -145,7 +145,7 @@ class Session:
         groups: GroupFactory,
         on_event: Callable[..., None] = lambda kind, **fields: None,
         clock: Callable[[], float] = lambda: 0.0,
-        pace: Pace | None = None,
+        tracker: ProgressTracker | None = None,
     ) -> None:
         self.worker = worker
         self.view = SOLO if channel is None else View(0, (worker,))
@@ -156,7 +156,7 @@ class Session:
         self.entering = False
         self.leaving, self.may_change = False, channel is not None
         self.wish = False
-        self.note = Note()
+        self.crash_record = CrashRecord()
         self.training = 1
         self.num_samples_trained = self.paused_s = 0.0
         self.has_skipped = False
@@ -171,7 +171,7 @@ class Session:
         self._change_agreed_in: int | None = None
         self._on_event = on_event
         self._clock = clock
-        self._pace = pace or Pace(clock)
+        self._tracker = tracker or ProgressTracker(clock)
         self._troubled_since: float | None = None
         self._newest_known = 0
         self._unconfirmed: list[Callable[[], None]] = []
@@ -202,7 +202,7 @@ class Session:
     @property
     def is_alone(self) -> bool:
         """Whether this process is not a worker of a job: nobody can join, and nobody reads its notes."""
-        return self._channel is None and len(self.completed_in.members) == 1 and not self.note.is_read
+        return self._channel is None and len(self.completed_in.members) == 1 and not self.crash_record.is_read
 
     @property
     def change_pending(self) -> bool:
@@ -280,13 +280,13 @@ class Session:
 
     def begin_training(self, number: int) -> None:
         """The program has come to its n-th training, counted from 1."""
-        self.training, self._has_trained, self._pace.rests = number, False, False
+        self.training, self._has_trained, self._tracker.rests = number, False, False
         if self._channel is not None and not self.newcomer and number > 1:
             self._channel.send("begin", number)
 
     def end_training(self) -> None:
         """The training has ended normally: until the next one, the program may take any time."""
-        self._has_trained = self._pace.rests = True
+        self._has_trained = self._tracker.rests = True
 
     @property
     def is_behind(self) -> bool:
@@ -316,22 +316,22 @@ class Session:
 
     # ------------------------------------------------------------ what is told
 
-    def tell_place(self, place: Place) -> None:
-        """Report this member's place to newcomers, once it is certain to survive any loss."""
+    def tell_position(self, position: Position) -> None:
+        """Report this member's position to newcomers, once it is certain to survive any loss."""
         channel = self._channel
         if channel is not None:
-            self.when_confirmed(lambda: channel.tell_place(place))
+            self.when_confirmed(lambda: channel.tell_position(position))
 
-    def job_place(self) -> Place | None:
-        """In a newcomer: the place of the members, as far as it is known.
+    def job_position(self) -> Position | None:
+        """In a newcomer: the position of the members, as far as it is known.
 
         Raises:
             CoordinatorLost, JobFinished: It cannot join any more.
         """
-        return None if self._channel is None else self._channel.job_place()
+        return None if self._channel is None else self._channel.job_position()
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
-        """Report the store that all members have agreed on; see :class:`~ef_common.ports.ControlChannel`."""
+        """Report the store that all members have agreed on; see :class:`~ef_common.session.ports.ControlChannel`."""
         if self._channel is not None:
             self._channel.use_store(store, claim)
 
@@ -380,7 +380,7 @@ class Session:
             alone = View(0, (self.worker,))
             operation.run(LoneGroup(), alone)
             return alone
-        self._pace.wait(self.view.generation, self.completed)
+        self._tracker.wait(self.view.generation, self.completed)
         while True:
             number = self.completed
             try:
@@ -393,13 +393,13 @@ class Session:
             except GroupBroken:
                 self._recover(operation)
                 if self.completed == number:
-                    self._pace.wait(self.view.generation, number)
+                    self._tracker.wait(self.view.generation, number)
                     continue  # nobody had the result: run it again among those that are left
             else:
                 self.completed += 1
                 self.completed_in = self.view
             self._last = operation
-            self._pace.go_on(self.view.generation, self.completed)
+            self._tracker.go_on(self.view.generation, self.completed)
             self._confirm()
             return self.completed_in
 
@@ -436,11 +436,11 @@ class Session:
             num_samples: Number of this worker's samples; 0 if they do not show how fast it is.
         """
         if self._channel is not None:
-            self._pace.begin_step(num_samples)
+            self._tracker.begin_step(num_samples)
 
     def evict_stragglers(self) -> None:
         """Ask for the replacement of workers that are slower than the others, once newcomers wait."""
-        self._pace.evicts_stragglers = True
+        self._tracker.evicts_stragglers = True
 
     def agree(self, num_flags: float, num_wishes: float = 0.0) -> None:
         """Settle agreements from the sums of the members' flags in the collective that has just completed.
@@ -449,7 +449,7 @@ class Session:
             num_flags: Sum of the members' `change_pending`.
             num_wishes: Sum of the members' `wish`.
         """
-        self._pace.end_step()
+        self._tracker.end_step()
         if self.newcomer:  # what it computes by itself, to warm up, is nobody's agreement
             return
         if num_wishes:  # a step may have several reductions, and the wish is in one of them
@@ -517,7 +517,7 @@ class Session:
                 if self.view.hold:
                     logger.warning("too few nodes are left: waiting at this step for more to join")
                 channel.send("at_boundary", self.view.generation)
-                self._pace.wait(self.view.generation, self.completed, at_boundary=True)
+                self._tracker.wait(self.view.generation, self.completed, at_boundary=True)
             self._recover(suspect=not met)
             changed = True
             if self.view.admitted_at > agreed_in:
@@ -532,7 +532,7 @@ class Session:
         Returns:
             False if the group has broken, perhaps at this end alone: then others may wait in the meeting for ever.
         """
-        self._pace.wait(self.view.generation, self.completed)
+        self._tracker.wait(self.view.generation, self.completed)
         try:
             self._group.meet(_AT_BOUNDARY).wait()
         except CallMismatch:
@@ -568,7 +568,7 @@ class Session:
             if suspect and self.view.generation > 0:
                 channel.send("suspect", self.view.generation)
             view = channel.next_view(self.view.generation)
-            self._pace.wait(view.generation, SETTLING)
+            self._tracker.wait(view.generation, SETTLING)
             self._group.abort()
             suspect = True
             try:

@@ -18,7 +18,7 @@ from ef_common.cli import main
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = {"numpy", "torch", "lightning", "keras", "tensorflow", "rich"}
 
 

@@ -1,4 +1,4 @@
-"""The standing of a worker: what it must report to a coordinator that knows nothing about it."""
+"""The resume state of a worker: what it must report to a coordinator that knows nothing about it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MAX_SEEN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a worker has heard from coordinators and told them. Each method returns the standing after.
+class ResumeState:
+    """What a worker has heard from coordinators and told them. Each method returns the resume state after.
 
     Args:
         phase: The phase, as in the membership.
@@ -55,18 +55,18 @@ class Standing:
         """Addresses of the newest view's standbys, in the same order for all members; then those of earlier ones."""
         return tuple(dict.fromkeys((*_standbys(self.view), *self.seen)))
 
-    def warming(self, standbys: tuple[tuple[str, int], ...] = ()) -> Standing:
+    def warming(self, standbys: tuple[tuple[str, int], ...] = ()) -> ResumeState:
         """The coordinator says that the job already runs, and names some standbys."""
         if self.links:
             return self
         phase = Phase.WARMING if self.phase is Phase.EARLY else self.phase
         return replace(self, phase=phase, seen=tuple(dict.fromkeys((*standbys, *self.seen))))
 
-    def behind(self) -> Standing:
+    def behind(self) -> ResumeState:
         """The training that it may be ready for is over."""
         return replace(self, phase=Phase.WARMING) if self.phase is Phase.READY else self
 
-    def received(self, view: View) -> Standing:
+    def received(self, view: View) -> ResumeState:
         """A view has arrived that contains this worker."""
         return replace(
             self,
@@ -77,10 +77,10 @@ class Standing:
             heard_here=self.heard_here | {view.generation},
         )
 
-    def told(self, kind: str, generation: int) -> Standing:
+    def told(self, kind: str, generation: int) -> ResumeState:
         """This worker reports something to the coordinator, for a generation or a training (`ready`, `begin`).
 
-        See :class:`~ef_common.ports.ControlChannel`.
+        See :class:`~ef_common.session.ports.ControlChannel`.
         """
         if kind == "ready" and not self.links:
             return replace(self, phase=Phase.READY, training=max(1, generation))
@@ -100,7 +100,7 @@ class Standing:
             return replace(self, links=links, settled=generation, heard_here=heard_here)
         return self
 
-    def agreed(self, generation: int, members: str) -> Standing:
+    def agreed(self, generation: int, members: str) -> ResumeState:
         """All members of a view have reported one store.
 
         Args:
@@ -115,11 +115,11 @@ class Standing:
         )
         return replace(self, links=tuple(links))
 
-    def claiming(self) -> Standing:
+    def claiming(self) -> ResumeState:
         """The worker is asked for a claim of its view, which must not continue as it is, whoever leads."""
         return self if self.view is None else replace(self, suspected=self.view.generation)
 
-    def parted(self, *, over: bool) -> Standing:
+    def parted(self, *, over: bool) -> ResumeState:
         """The connection has ended. `over`: the coordinator ended it without saying that this worker is out."""
         links = tuple(
             replace(link, over=True) if over and link.view.generation in self.heard_here else link

@@ -1,4 +1,4 @@
-"""A worker's note of its current work, which its launcher reads when the worker has died."""
+"""A worker's crash record of its current work, which its launcher reads when the worker has died."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from ef_common.files import write_whole
 
 MAX_RANGES = 16
-"""Maximal number of ranges of positions in a note; only the first ones fit."""
+"""Maximal number of ranges of positions in a record; only the first ones fit."""
 _STATE = struct.Struct("<8sQBBqqddQQQ")  # magic, changes, in a step, excused, epoch, step, first and newest time,
 # number of positions, number of ranges, changes again
 _COUNTER = struct.Struct("<Q")
@@ -29,8 +29,8 @@ _MAX_FAILED_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """The content of a worker's note.
+class Crash:
+    """The content of a worker's crash record.
 
     Args:
         epoch: Epoch of its newest step; -1 if it has made none.
@@ -66,8 +66,8 @@ class Life:
     beats: int
 
 
-class Note:
-    """A worker's note, which its launcher reads.
+class CrashRecord:
+    """A worker's crash record, which its launcher reads.
 
     Args:
         directory: Where it is kept; by default in memory, where nobody reads it.
@@ -105,11 +105,11 @@ class Note:
 
     @property
     def is_read(self) -> bool:
-        """Whether anybody may read the note."""
+        """Whether anybody may read the record."""
         return self._directory is not None
 
     def at(self, epoch: int, step: int) -> None:
-        """Note that a step begins; used where nobody reads the note."""
+        """Note that a step begins; used where nobody reads the record."""
         self.epoch, self.step = epoch, step
 
     def begin(self, epoch: int, step: int, ranges: Sequence[tuple[int, int]]) -> None:
@@ -119,7 +119,7 @@ class Note:
             self._first = now
         self.epoch, self.step = epoch, step
         self._changes += 1
-        _COUNTER.pack_into(self._buffer, _COUNTER_AT, self._changes)  # who dies from here on leaves no valid note
+        _COUNTER.pack_into(self._buffer, _COUNTER_AT, self._changes)  # who dies from here on leaves no valid record
         total, number = 0, 0
         for start, stop in ranges:
             if number < MAX_RANGES:
@@ -159,12 +159,12 @@ class Note:
 
 
 def path_of(directory: Path, local_rank: int) -> Path:
-    """File of the note of a worker."""
+    """File of the record of a worker."""
     return directory / f"worker-{local_rank}"
 
 
-def read(path: Path) -> Noted | None:
-    """A worker's note; None if there is none, or if the worker died while it wrote it."""
+def read(path: Path) -> Crash | None:
+    """A worker's crash record; None if there is none, or if the worker died while it wrote it."""
     data = _data(path)
     if data is None:
         return None
@@ -172,7 +172,7 @@ def read(path: Path) -> Noted | None:
     if changes != again or number > MAX_RANGES:
         return None
     ranges = tuple(_RANGE.unpack_from(data, _STATE.size + index * _RANGE.size) for index in range(number))
-    return Noted(epoch, step, bool(in_step) and epoch >= 0, ranges, total, newest - first, bool(excused))
+    return Crash(epoch, step, bool(in_step) and epoch >= 0, ranges, total, newest - first, bool(excused))
 
 
 def lives(directory: Path) -> dict[Path, Life]:
@@ -197,7 +197,7 @@ def _data(path: Path) -> bytes | None:
 
 
 def write_failure(directory: Path, why: str) -> None:
-    """Note, for the launcher, that the job has failed. An error of writing is ignored."""
+    """CrashRecord, for the launcher, that the job has failed. An error of writing is ignored."""
     with contextlib.suppress(OSError):
         write_whole(directory / _FAILED, why.encode(errors="replace"))
 

@@ -18,7 +18,7 @@ from ef_common import __version__
 from ef_common.terminal import mark
 
 if TYPE_CHECKING:
-    from ef_common.status import Change
+    from ef_common.report.status import Change
 
 __all__ = ["main"]
 
@@ -253,9 +253,9 @@ def status(run: Path | None, once: bool, serve: bool, address: str, as_json: boo
     from rich.console import Console
     from rich.live import Live
 
-    from ef_common import status as statuses
-    from ef_common import status_table as tables
     from ef_common.launch import run_directory
+    from ef_common.report import status as statuses
+    from ef_common.report import status_table as tables
 
     console, usage = Console(), tables.Usage()
     with _refusing("status"), suppress(KeyboardInterrupt):
@@ -302,9 +302,9 @@ def logs(run: Path | None, follow: bool, as_json: bool) -> None:
 
     RUN is the run directory (ELASTICFLOW_RUN_DIR). The default is the newest one below ./elasticflow-runs.
     """
-    from ef_common import status as statuses
     from ef_common.events import Follower
     from ef_common.launch import run_directory
+    from ef_common.report import status as statuses
 
     with _refusing("logs"), suppress(KeyboardInterrupt):
         place = run or run_directory.newest()
@@ -337,8 +337,8 @@ def scale(arguments: tuple[str, ...], wait: bool) -> None:
     RUN is the directory that `elasticflow run` printed. The default is the newest one below ./elasticflow-runs.
     The exit status is 1 if the run ends before it has that many workers.
     """
+    from ef_common.cli.scaling import Scaling
     from ef_common.launch import run_directory
-    from ef_common.scaling import Scaling
 
     *runs, workers = arguments or ("",)
     if not workers.isdecimal() or len(runs) > 1:
@@ -394,7 +394,7 @@ def doctor(thorough: bool, as_json: bool) -> None:
     Reads what is installed without importing it. With --thorough, packages are imported as well: a broken one is
     found, and engines and devices are listed as each package sees them.
     """
-    from ef_common.doctor import examine
+    from ef_common.cli.doctor import examine
 
     findings = examine(thorough=thorough)
     if as_json:
@@ -437,7 +437,3 @@ def completion(shell: str) -> None:
     if script is None:  # another click
         raise click.UsageError(f"click has no completion for it. Received: {shell}")
     click.echo(script(main, {}, "elasticflow", "_ELASTICFLOW_COMPLETE").source())
-
-
-if __name__ == "__main__":
-    main()

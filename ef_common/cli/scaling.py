@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ef_common.launch import run_directory
-from ef_common.status import Status, over
+from ef_common.report.status import Status, over
 from ef_common.story import in_words
 from ef_common.terminal import num_workers
 

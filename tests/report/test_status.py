@@ -18,13 +18,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ef_common import scaling
-from ef_common.cli import main
+from ef_common.cli import main, scaling
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch import run_directory
-from ef_common.status import _NUM_SEEN, Status, verdict
-from ef_common.status_table import Usage, as_json, render
+from ef_common.report.status import _NUM_SEEN, Status, verdict
+from ef_common.report.status_table import Usage, as_json, render
 
 
 def step(number: int, mine: list[list[int]]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ef_common.core.progress import BOUNDARY, FIRST, OTHER, SETTLING, STEP, Progress
-from ef_common.pace import NUM_FIRST, Pace
+from ef_common.session.progress_tracker import NUM_FIRST, ProgressTracker
 
 
 class Clock:
@@ -15,67 +15,67 @@ class Clock:
         self.now += seconds
 
 
-def read(pace: Pace) -> Progress:
-    progress = pace.read()
+def read(tracker: ProgressTracker) -> Progress:
+    progress = tracker.read()
     assert progress is not None
     return progress
 
 
-def started() -> tuple[Clock, Pace]:
+def started() -> tuple[Clock, ProgressTracker]:
     clock = Clock()
-    pace = Pace(clock)
-    pace.wait(1, SETTLING)
-    pace.go_on(1, 0)
-    return clock, pace
+    tracker = ProgressTracker(clock)
+    tracker.wait(1, SETTLING)
+    tracker.go_on(1, 0)
+    return clock, tracker
 
 
-def step(clock: Clock, pace: Pace, number: int, *, computing_s: float, waiting_s: float) -> None:
-    pace.begin_step(8)
+def step(clock: Clock, tracker: ProgressTracker, number: int, *, computing_s: float, waiting_s: float) -> None:
+    tracker.begin_step(8)
     clock.tick(computing_s)
-    pace.wait(1, number)
+    tracker.wait(1, number)
     clock.tick(waiting_s)
-    pace.go_on(1, number + 1)
-    pace.end_step()
+    tracker.go_on(1, number + 1)
+    tracker.end_step()
 
 
-def past_the_first_steps() -> tuple[Clock, Pace]:
-    clock, pace = started()
+def past_the_first_steps() -> tuple[Clock, ProgressTracker]:
+    clock, tracker = started()
     for number in range(NUM_FIRST):
-        step(clock, pace, number, computing_s=1.0, waiting_s=0.0)
-    return clock, pace
+        step(clock, tracker, number, computing_s=1.0, waiting_s=0.0)
+    return clock, tracker
 
 
 def test_pace_before_the_first_view_tells_nothing() -> None:
-    pace = Pace(Clock())
-    pace.begin_step(8)
-    pace.end_step()
-    assert pace.read() is None
+    tracker = ProgressTracker(Clock())
+    tracker.begin_step(8)
+    tracker.end_step()
+    assert tracker.read() is None
 
 
 def test_pace_tells_what_is_done_and_since_when() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    tracker = ProgressTracker(clock)
     seen = []
 
     def note() -> None:
         clock.tick(2.0)
-        now = read(pace)
+        now = read(tracker)
         seen.append((now.position, now.waits, now.kind, now.for_s))
 
-    pace.wait(1, SETTLING)
+    tracker.wait(1, SETTLING)
     note()
-    pace.go_on(1, 0)
+    tracker.go_on(1, 0)
     note()
-    pace.begin_step(8)
+    tracker.begin_step(8)
     note()
-    pace.begin_step(8)  # the next batch of an accumulation
+    tracker.begin_step(8)  # the next batch of an accumulation
     note()
-    pace.wait(1, 0)
+    tracker.wait(1, 0)
     note()
-    pace.go_on(1, 1)
-    pace.end_step()
+    tracker.go_on(1, 1)
+    tracker.end_step()
     note()
-    pace.wait(1, 1, at_boundary=True)
+    tracker.wait(1, 1, at_boundary=True)
     note()
     assert seen == [
         ((1, SETTLING), True, OTHER, 2.0),
@@ -89,58 +89,58 @@ def test_pace_tells_what_is_done_and_since_when() -> None:
 
 
 def test_pace_learns_the_longest_spans_of_each_kind_without_waiting() -> None:
-    clock, pace = started()
+    clock, tracker = started()
     for number in range(NUM_FIRST):
-        step(clock, pace, number, computing_s=30.0, waiting_s=100.0)
+        step(clock, tracker, number, computing_s=30.0, waiting_s=100.0)
     for number in range(NUM_FIRST, NUM_FIRST + 2):
         clock.tick(7.0)  # a checkpoint
-        step(clock, pace, number, computing_s=1.0 + number, waiting_s=100.0)
-    now = read(pace)
+        step(clock, tracker, number, computing_s=1.0 + number, waiting_s=100.0)
+    now = read(tracker)
     assert (now.kind, now.longest_first_s, now.longest_step_s, now.longest_other_s) == (OTHER, 30.0, 5.0, 7.0)
     assert (now.num_samples, now.computing_s, now.waiting_s) == (16, 9.0, 200.0)
 
 
 def test_pace_adds_up_a_step_that_waits_more_than_once() -> None:
-    clock, pace = past_the_first_steps()
-    pace.begin_step(8)
-    assert read(pace).kind == STEP
+    clock, tracker = past_the_first_steps()
+    tracker.begin_step(8)
+    assert read(tracker).kind == STEP
     clock.tick(2.0)
-    pace.wait(1, 3)  # a metric, say
+    tracker.wait(1, 3)  # a metric, say
     clock.tick(0.5)
-    pace.wait(2, SETTLING)  # somebody is lost
+    tracker.wait(2, SETTLING)  # somebody is lost
     clock.tick(0.25)
-    pace.wait(2, 3)
+    tracker.wait(2, 3)
     clock.tick(0.25)
-    pace.go_on(2, 4)
+    tracker.go_on(2, 4)
     clock.tick(3.0)
-    pace.wait(2, 4)
+    tracker.wait(2, 4)
     clock.tick(1.0)
-    pace.go_on(2, 5)
-    pace.end_step()
-    now = read(pace)
+    tracker.go_on(2, 5)
+    tracker.end_step()
+    now = read(tracker)
     assert (now.longest_step_s, now.computing_s, now.waiting_s, now.num_samples) == (5.0, 5.0, 2.0, 8)
 
 
 def test_pace_does_not_count_a_span_that_has_not_ended() -> None:
-    clock, pace = started()
-    pace.begin_step(8)
+    clock, tracker = started()
+    tracker.begin_step(8)
     clock.tick(500.0)
-    assert read(pace).longest_first_s == 0.0
+    assert read(tracker).longest_first_s == 0.0
 
 
 def test_pace_leaves_out_steps_that_do_not_tell_how_fast_it_is() -> None:
-    clock, pace = past_the_first_steps()
-    pace.begin_step(0)
+    clock, tracker = past_the_first_steps()
+    tracker.begin_step(0)
     clock.tick(2.0)
-    pace.end_step()
-    now = read(pace)
+    tracker.end_step()
+    now = read(tracker)
     assert (now.longest_step_s, now.num_samples, now.computing_s) == (2.0, 0, 0.0)
 
 
 def test_pace_adds_up_the_samples_of_an_accumulation() -> None:
-    clock, pace = past_the_first_steps()
-    pace.begin_step(8)
-    pace.begin_step(8)
+    clock, tracker = past_the_first_steps()
+    tracker.begin_step(8)
+    tracker.begin_step(8)
     clock.tick(2.0)
-    pace.end_step()
-    assert (read(pace).num_samples, read(pace).computing_s) == (16, 2.0)
+    tracker.end_step()
+    assert (read(tracker).num_samples, read(tracker).computing_s) == (16, 2.0)

@@ -10,7 +10,7 @@ NUM_FIRST = 3
 """Number of steps that count as first ones."""
 
 
-class Pace:
+class ProgressTracker:
     """The stopwatch of one worker.
 
     To note something costs a few assignments, without a lock. Who reads in between may find sums that lack the newest

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.note import MAX_RANGES, SIZE, Life, Note, Noted, lives, path_of, read
+from ef_common.session.crash_record import MAX_RANGES, SIZE, Crash, CrashRecord, Life, lives, path_of, read
 
 
 def test_note_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        note = Note(tmp_path, 2, clock=iter([0.0, 10.0, 12.5]).__next__)
-        note.begin(3, 40, [(0, 8)])
-        note.end()
-        note.begin(3, 41, [(8, 16), (99, 100)])
+        record = CrashRecord(tmp_path, 2, clock=iter([0.0, 10.0, 12.5]).__next__)
+        record.begin(3, 40, [(0, 8)])
+        record.end()
+        record.begin(3, 41, [(8, 16), (99, 100)])
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert read(path_of(tmp_path, 2)) == Noted(3, 41, True, ((8, 16), (99, 100)), 9, 2.5, False)
+    assert read(path_of(tmp_path, 2)) == Crash(3, 41, True, ((8, 16), (99, 100)), 9, 2.5, False)
 
 
 def test_note_of_another_process_replaces_the_one_before(tmp_path: Path) -> None:
-    Note(tmp_path).begin(0, 1, [(0, 8)])
-    Note(tmp_path)
-    assert read(path_of(tmp_path, 0)) == Noted(-1, 0, False, (), 0, 0.0, False)
+    CrashRecord(tmp_path).begin(0, 1, [(0, 8)])
+    CrashRecord(tmp_path)
+    assert read(path_of(tmp_path, 0)) == Crash(-1, 0, False, (), 0, 0.0, False)
 
 
 def test_note_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_note_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path
         child = os.fork()
         if not child:
             try:
-                Note(tmp_path)
+                CrashRecord(tmp_path)
             except OSError as error:
                 os._exit(error.errno or 0)
             os._exit(0)
@@ -48,16 +48,16 @@ def test_note_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path
 
 
 def test_note_with_more_ranges_than_fit_keeps_the_first_and_their_number(tmp_path: Path) -> None:
-    Note(tmp_path).begin(0, 1, [(10 * number, 10 * number + 2) for number in range(100)])
+    CrashRecord(tmp_path).begin(0, 1, [(10 * number, 10 * number + 2) for number in range(100)])
     noted = read(path_of(tmp_path, 0))
     assert noted is not None
     assert (len(noted.ranges), noted.ranges[-1], noted.num_positions) == (MAX_RANGES, (150, 152), 200)
 
 
 def test_note_knows_a_fault_and_where_it_was(tmp_path: Path) -> None:
-    note = Note(tmp_path)
-    note.begin(1, 5, [(0, 8)])
-    note.excuse()
+    record = CrashRecord(tmp_path)
+    record.begin(1, 5, [(0, 8)])
+    record.excuse()
     noted = read(path_of(tmp_path, 0))
     assert noted is not None
     assert (noted.excused, noted.epoch, noted.step) == (True, 1, 5)
@@ -71,7 +71,7 @@ def test_file_that_is_no_note_is_none(tmp_path: Path, data: bytes) -> None:
 
 
 def test_note_that_was_being_written_is_none(tmp_path: Path) -> None:
-    Note(tmp_path).begin(0, 1, [(0, 8)])
+    CrashRecord(tmp_path).begin(0, 1, [(0, 8)])
     path = path_of(tmp_path, 0)
     data = bytearray(path.read_bytes())
     data[8] += 1
@@ -80,24 +80,24 @@ def test_note_that_was_being_written_is_none(tmp_path: Path) -> None:
 
 
 def test_note_without_a_directory_is_kept_in_memory() -> None:
-    note = Note()
-    note.begin(0, 3, [(0, 8)])
-    note.fail("boom")
-    assert (note.epoch, note.step) == (0, 3)
+    record = CrashRecord()
+    record.begin(0, 3, [(0, 8)])
+    record.fail("boom")
+    assert (record.epoch, record.step) == (0, 3)
 
 
 def test_note_tells_of_heartbeats_until_none_are_to_be_expected(tmp_path: Path) -> None:
-    note, other = Note(tmp_path, 1), Note(tmp_path, 2)
-    for number, one in enumerate((note, other)):
+    record, other = CrashRecord(tmp_path, 1), CrashRecord(tmp_path, 2)
+    for number, one in enumerate((record, other)):
         one.introduce(f"ü-{number}")
     assert lives(tmp_path) == {}
-    note.beat()
-    note.begin(0, 1, [(0, 8)])
-    note.beat()
+    record.beat()
+    record.begin(0, 1, [(0, 8)])
+    record.beat()
     assert lives(tmp_path) == {path_of(tmp_path, 1): Life("ü-0", os.getpid(), 2)}
-    assert read(path_of(tmp_path, 1)) == Noted(0, 1, True, ((0, 8),), 8, 0.0, False)
-    note.rest()
+    assert read(path_of(tmp_path, 1)) == Crash(0, 1, True, ((0, 8),), 8, 0.0, False)
+    record.rest()
     assert lives(tmp_path) == {}
-    note.beat()
+    record.beat()
     path_of(tmp_path, 1).write_bytes(b"x" * SIZE)
     assert lives(tmp_path) == {}

@@ -1,0 +1,5 @@
+"""One worker's side of the protocol, the ports that it needs, and what others may read of its progress."""
+
+from ef_common.session.session import Barrier, LoneGroup, Session
+
+__all__ = ["Barrier", "LoneGroup", "Session"]
