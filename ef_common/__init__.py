@@ -15,7 +15,7 @@ Glossary
     position     index of a sample in the order of an epoch
     call         the description of a collective operation; it is the same in all members that take part
     window       the positions that one step deals to all members
-    place        how far the members have certainly come: what a newcomer may skip in a stream, and what it must keep
+    watermark    how far the members have certainly come: what a newcomer may skip in a stream, and what it must keep
     commit       a gradient reduction has completed, so its samples have been used
     global batch  samples of one update, of all members together
     ratio        global batch divided by the reference batch, for which the optimizer's settings were chosen

@@ -10,8 +10,8 @@ import numpy as np
 
 from ef_common.core import sharding
 from ef_common.core.checksums import Checksums
-from ef_common.core.position import Position
 from ef_common.core.sharding import EpochProgress, Window
+from ef_common.core.watermark import Watermark
 from ef_common.errors import UnsupportedError, UsageError
 from ef_keras import hooks
 from ef_keras.comparison import checksums_of
@@ -116,7 +116,7 @@ class StreamSource:
     pass `n` is the one after `n` others, in every worker. What has been passed without being kept cannot be had again.
 
     Whoever has been admitted keeps the newest window and all that was returned. A newcomer goes ahead of its admission,
-    but never beyond a :class:`~ef_common.core.position.Position`, and keeps what that says was returned. Nothing else
+    but never beyond a :class:`~ef_common.core.watermark.Watermark`, and keeps what that says was returned. Nothing else
     before that position can ever be asked for: it is committed, and the commits are confirmed. What is returned later
     was dealt later; it lies behind the position, where the newcomer has not been yet.
 
@@ -187,7 +187,7 @@ class StreamSource:
         self._iterator = iter(self._batches())
         self._start, self.cursor, self.ended_at = start, 0, None
 
-    def lag(self, position: Position) -> int:
+    def lag(self, position: Watermark) -> int:
         """Batches from here to a place; none if it is behind."""
         if position.epoch < self.epoch:
             return 0
@@ -197,7 +197,7 @@ class StreamSource:
             return max(0, target - self._start - self.cursor)
         return 1 + target  # the pass has to be begun at least
 
-    def approach(self, position: Position) -> None:
+    def approach(self, position: Watermark) -> None:
         """Go one batch (or to the beginning of a pass) towards a place ahead."""
         if self.epochs.part(position.epoch)[0] != self._pass:
             self.begin(self.epochs.begin_of_pass(position.epoch), seed=0)

@@ -14,8 +14,8 @@ from typing import Any
 
 from ef_common.collectives.gradients.pieces import Pieces
 from ef_common.core.checksums import Checksums, are_alike
-from ef_common.core.position import Position
 from ef_common.core.sharding import MIN_SHARE, EpochProgress, GlobalBatch, Window
+from ef_common.core.watermark import Watermark
 from ef_common.data.dealer import Dealer
 from ef_common.errors import UnsupportedError, UsageError
 from ef_common.events import EventLog
@@ -147,7 +147,7 @@ class TrainingData:
                 "self.optimizer.apply(…), in every step and in every worker: that is where gradients are reduced"
             )
         self.on_boundary()
-        self._tell_position()
+        self._tell_watermark()
         if dealer.progress.remaining == 0:
             return None
         with leaving_cleanly():
@@ -250,12 +250,12 @@ class TrainingData:
             mine = self.dealer.mine(window)
             self._ahead = (window, self.source.batch(mine)) if mine else None
 
-    def _tell_position(self) -> None:
+    def _tell_watermark(self) -> None:
         """Report the place to newcomers, which walk a stream to it. Other data are accessible at any place."""
         if isinstance(self.source, StreamSource):
             progress = self.dealer.progress
-            self._session.tell_position(
-                Position(progress.epoch, progress.cursor, progress.returned, self._session.training)
+            self._session.tell_watermark(
+                Watermark(progress.epoch, progress.cursor, progress.returned, self._session.training)
             )
 
     def catch_up(self) -> None:
@@ -271,7 +271,7 @@ class TrainingData:
         if not isinstance(source, StreamSource):
             return
         target, lag = None, math.inf
-        while (newest := self._session.job_position()) is not None and newest.training == self._session.training:
+        while (newest := self._session.job_watermark()) is not None and newest.training == self._session.training:
             if target is None or not source.lag(target) or newest.epoch > target.epoch:
                 target, before, lag = newest, lag, source.lag(newest)
                 if not 0 < lag < before:

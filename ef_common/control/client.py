@@ -17,9 +17,9 @@ from typing import TypeVar
 from ef_common import threads
 from ef_common.control.line import Line
 from ef_common.control.sockets import call_in_forked_children, listen
-from ef_common.core.position import Position
 from ef_common.core.quorum import Bid
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import JobFailed, ProtocolError, StorageError, ThreadFailed
 from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.auth import Token
@@ -212,9 +212,9 @@ class CoordinatorClient:
         """Whether a newer view is known or the connection is lost, so that waiting for a group is useless."""
         return self._protocol.end is not None or self._protocol.generation != generation
 
-    def tell_position(self, position: Position) -> None:
-        """Report this member's position in the next heartbeats; never waits. One that names too much is left out."""
-        self._protocol.tell_position(position)  # one assignment
+    def tell_watermark(self, watermark: Watermark) -> None:
+        """Report this member's watermark in the next heartbeats; never waits. One that names too much is left out."""
+        self._protocol.tell_watermark(watermark)  # one assignment
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""
@@ -222,15 +222,15 @@ class CoordinatorClient:
             self._claim = claim
         self._do(lambda: self._protocol.tell_store(store))
 
-    def job_position(self) -> Position | None:
-        """In a newcomer: the position of the members, as far as it is known.
+    def job_watermark(self) -> Watermark | None:
+        """In a newcomer: the watermark of the members, as far as it is known.
 
         Raises:
             CoordinatorLost: The line has ended.
             JobFinished: The job has ended.
         """
         self._raise_end()
-        return self._protocol.position
+        return self._protocol.watermark
 
     def job_training(self) -> int:
         """See the port."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ef_common import threads
-from ef_common.core.position import Position
 from ef_common.core.view import View
+from ef_common.core.watermark import Watermark
 from ef_common.launch import horovod_rounds as rounds
 from ef_common.launch.horovod_rounds import Action
 from ef_common.launch.horovod_store import Store, StoreLost
@@ -231,17 +231,17 @@ class WatchedChannel:
         """Exchange of values among the members of one view."""
         return self._channel.bootstrap(generation)
 
-    def tell_position(self, position: Position) -> None:
+    def tell_watermark(self, watermark: Watermark) -> None:
         """Report where this member is, for newcomers."""
-        self._channel.tell_position(position)
+        self._channel.tell_watermark(watermark)
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """See the port."""
         self._channel.use_store(store, claim)
 
-    def job_position(self) -> Position | None:
+    def job_watermark(self) -> Watermark | None:
         """In a newcomer: where the members are."""
-        return self._channel.job_position()
+        return self._channel.job_watermark()
 
     def job_training(self) -> int:
         """In a newcomer: the training that the members are in."""

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ef_common.core.membership import Phase, Returned
-from ef_common.core.position import Position
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import (
     AuthenticationError,
     CoordinatorLost,
@@ -109,7 +109,7 @@ class Client:
         member: This worker.
         resume_state: What it has heard and told.
         change_pending: A change of the members is planned, or this worker is out: it must ask at its next boundary.
-        position: The position of the members, as far as it is known.
+        watermark: The watermark of the members, as far as it is known.
         training: The training that the members are in, as far as it is known.
         end: Why nothing more will come, once that is so.
     """
@@ -128,7 +128,7 @@ class Client:
         self.member = member
         self.resume_state = ResumeState()
         self.change_pending = False
-        self.position: Position | None = None
+        self.watermark: Watermark | None = None
         self.training = 1
         self.end: Exception | None = None
         self._address = address
@@ -141,7 +141,7 @@ class Client:
         self._view: View | None = None
         self._values: dict[str, bytes] = {}
         self._warm_up = False
-        self._own_position: Position | None = None
+        self._own_watermark: Watermark | None = None
         self._relayed: list[wire.Relay] = []  # what this worker has published to the newest view
         self._named: dict[str, View] = {}  # views that it has named to the coordinator that it has
         self._timeout_s = 0.0
@@ -256,10 +256,10 @@ class Client:
             self._relayed.append(message)
         self._say(message)
 
-    def tell_position(self, position: Position) -> None:
-        """Report this member's position in the next heartbeats. A position that names too much is left out."""
-        if len(position.returned) <= fields.MAX_RETURNED:
-            self._own_position = position
+    def tell_watermark(self, watermark: Watermark) -> None:
+        """Report this member's watermark in the next heartbeats. A watermark that names too much is left out."""
+        if len(watermark.returned) <= fields.MAX_RETURNED:
+            self._own_watermark = watermark
 
     def tell_store(self, store: str) -> None:
         """Report the store that this worker has; only the first counts."""
@@ -372,7 +372,7 @@ class Client:
             self._try_next()
         if self._beat_at is not None and now >= self._beat_at:
             self._beat_at = now + self._period_s
-            self._say(wire.Heartbeat(self._own_position, self._progress()))
+            self._say(wire.Heartbeat(self._own_watermark, self._progress()))
         for bid, due in self._claims.items():
             if due is not None and now >= due:
                 self._claims[bid] = None
@@ -607,8 +607,8 @@ class Client:
                 self._redirect(self._address, message)
             case wire.Alive():
                 pass
-            case wire.JobPosition(position):
-                self.position = position
+            case wire.JobWatermark(watermark):
+                self.watermark = watermark
             case wire.Skip(training):
                 self.resume_state = self.resume_state.behind()
                 self.training = training

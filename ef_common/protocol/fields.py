@@ -14,9 +14,9 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
-from ef_common.core.position import Position
 from ef_common.core.progress import KINDS, SETTLING, Progress
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError, UsageError
 from ef_common.protocol.addresses import is_address, parse_address
 from ef_common.protocol.view_patch import MAX_NAMED, NO_VIEW, Span, ViewName, ViewPatch
@@ -26,7 +26,7 @@ MAX_REASON_CHARS = 1000
 MAX_FAILURE_CHARS = 500
 """Length of the reason why the job has failed, which a worker may get before it trusts the coordinator."""
 MAX_RETURNED = 1000
-"""Positions that a position may name."""
+"""Positions that a watermark may name."""
 MAX_LINKS = 2**11
 """Views of a chain: what a coordinator does with one takes time in its square."""
 _MAX_COUNT = 2**53
@@ -249,15 +249,15 @@ def _load_view_names(value: Any) -> tuple[ViewName, ...]:
     return names
 
 
-def _load_position(value: Any) -> Position:
+def _load_watermark(value: Any) -> Watermark:
     if type(value) is not list or len(value) != 4 or type(value[2]) is not list or len(value[2]) > MAX_RETURNED:
         raise ValueError(f"expected [epoch, cursor, at most {MAX_RETURNED} returned positions, training]")
     returned = tuple(_COUNT.load(position) for position in value[2])
-    return Position(_COUNT.load(value[0]), _COUNT.load(value[1]), returned, _TRAINING.load(value[3]))
+    return Watermark(_COUNT.load(value[0]), _COUNT.load(value[1]), returned, _TRAINING.load(value[3]))
 
 
-def _load_position_or_null(value: Any) -> Position | None:
-    return None if value is None else _load_position(value)
+def _load_watermark_or_null(value: Any) -> Watermark | None:
+    return None if value is None else _load_watermark(value)
 
 
 def _load_amount(value: Any) -> float:
@@ -345,8 +345,8 @@ ViewPatchField = Annotated[ViewPatch, Codec(_load_patch, _dump_patch)]
 ViewNames = Annotated[tuple[ViewName, ...], Codec(_load_view_names, lambda names: [list(name) for name in names])]
 Views = Annotated[tuple[View, ...], Codec(_load_views, _dump_views)]
 Digest = Annotated[str, _hex(32)]
-PositionField = Annotated[Position, Codec(_load_position)]
-PositionOrNone = Annotated[Position | None, Codec(_load_position_or_null)]
+WatermarkField = Annotated[Watermark, Codec(_load_watermark)]
+WatermarkOrNone = Annotated[Watermark | None, Codec(_load_watermark_or_null)]
 ProgressOrNone = Annotated[Progress | None, Codec(_load_progress, _dump_progress)]
 Bytes = Annotated[bytes, Codec(_load_bytes, _dump_bytes)]
 Values = Annotated[tuple[tuple[str, bytes], ...], Codec(_load_values, _dump_values)]

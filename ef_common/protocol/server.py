@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from ef_common.core import membership
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
-from ef_common.core.position import Position
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link, digest_of_ids
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
 from ef_common.protocol import fields, wire
 from ef_common.protocol.addresses import Address, format_address
@@ -121,7 +121,7 @@ class CoordinatorServer:
         self._untold: dict[Peer, str] = {}  # those of them that are not told so far, and why they are out
         self._members_bytes = 0  # that a view of all workers would take
         self._keys: dict[str, str] = {}  # of those that are connected, or members that may come back
-        self._positions: dict[str, Position] = {}  # of members, as they have told
+        self._watermarks: dict[str, Watermark] = {}  # of members, as they have told
         self._events: deque[tuple[membership.Event, Peer | None]] = deque()
         self._deciding = False
         self._views = KnownViews()
@@ -339,9 +339,9 @@ class CoordinatorServer:
                 self._submit(membership.FailedElsewhere(why), None)
             case wire.Follow(port, leads):
                 self._heed(peer, worker, format_address((peer.address, port)), leads=leads)
-            case wire.Heartbeat(position, progress):
+            case wire.Heartbeat(watermark, progress):
                 if not peer.returning:  # else it is not known yet what it speaks of
-                    self._hear_position(worker, position)
+                    self._hear_watermark(worker, watermark)
                     self._hear_progress(peer, worker, progress)
                 if peer.standby:
                     self._write(peer, _ALIVE, can_wait=True)
@@ -462,13 +462,13 @@ class CoordinatorServer:
         preferred = leads or name < self._name
         self._submit(membership.Outranked(leads) if preferred else membership.Challenged(), None)
 
-    def _hear_position(self, worker: str, position: Position | None) -> None:
-        """Note the position of a member; tell a newcomer that warms up where the members are."""
+    def _hear_watermark(self, worker: str, watermark: Watermark | None) -> None:
+        """Note the watermark of a member; tell a newcomer that warms up where the members are."""
         _, phase = self.state.workers.get(worker, (None, None))  # whoever has left may still be heard
         if phase is Phase.WARMING:
-            self._tell_position(worker, can_wait=True)
-        elif position is not None:
-            self._positions[worker] = position
+            self._tell_watermark(worker, can_wait=True)
+        elif watermark is not None:
+            self._watermarks[worker] = watermark
 
     def _hear_progress(self, peer: Peer, worker: str, progress: Progress | None) -> None:
         if self.state.failed:
@@ -478,13 +478,13 @@ class CoordinatorServer:
         elif progress is not None:
             self.liveness.hear(worker, progress, self._now)
 
-    def _tell_position(self, worker: str, *, can_wait: bool = False) -> None:
+    def _tell_watermark(self, worker: str, *, can_wait: bool = False) -> None:
         # Of the members only: if all are lost, newcomers start anew, and what the lost ones told is void.
         members = () if self.state.view is None else self.state.view.ids
-        told = [self._positions[member] for member in members if member in self._positions]
+        told = [self._watermarks[member] for member in members if member in self._watermarks]
         if told:
-            newest = max(told, key=lambda position: (position.training, position))
-            self._send(wire.encode(wire.JobPosition(newest)), worker, can_wait=can_wait)
+            newest = max(told, key=lambda watermark: (watermark.training, watermark))
+            self._send(wire.encode(wire.JobWatermark(newest)), worker, can_wait=can_wait)
 
     def _relay(self, peer: Peer, worker: str, message: wire.Relay) -> None:
         view = self.state.view
@@ -586,7 +586,7 @@ class CoordinatorServer:
         if peer in self._waiting:
             self._stop_waiting(peer)
         self._members_bytes -= 0 if peer.member is None else fields.size_of(peer.member)
-        self._positions.pop(worker, None)
+        self._watermarks.pop(worker, None)
         self.liveness.forget(worker)
         self._forget_key(worker)
         return True
@@ -672,7 +672,7 @@ class CoordinatorServer:
                 standbys = tuple(dict.fromkeys(known))[:_STANDBYS_TOLD]
                 self._send(wire.encode(wire.Welcome(warm_up, self._timeout_s, proof, standbys, training)), worker)
                 if warm_up:
-                    self._tell_position(worker)
+                    self._tell_watermark(worker)
             case membership.Install(view, dropped):
                 self._tell_out(view)
                 self._tell_view(view, dropped)

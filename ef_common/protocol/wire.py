@@ -44,8 +44,6 @@ from ef_common.protocol.fields import (
     Nonce,
     Phase,
     Port,
-    PositionField,
-    PositionOrNone,
     ProgressOrNone,
     Proof,
     Reason,
@@ -58,6 +56,8 @@ from ef_common.protocol.fields import (
     ViewNames,
     ViewPatchField,
     Views,
+    WatermarkField,
+    WatermarkOrNone,
     to_json,
 )
 
@@ -133,9 +133,9 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """This worker lives. A member also reports its progress and, if newcomers need it, its position."""
+    """This worker lives. A member also reports its progress and, if newcomers need it, its watermark."""
 
-    position: PositionOrNone
+    watermark: WatermarkOrNone
     progress: ProgressOrNone = None
 
 
@@ -286,10 +286,10 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPosition:
-    """To a newcomer that warms up, in answer to its heartbeats: the newest position of the members."""
+class JobWatermark:
+    """To a newcomer that warms up, in answer to its heartbeats: the newest watermark of the members."""
 
-    position: PositionField
+    watermark: WatermarkField
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +414,7 @@ FromCoordinator = (
     | NewView
     | Recall
     | Announce
-    | JobPosition
+    | JobWatermark
     | Skip
     | Finish
     | Alive
@@ -458,7 +458,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "view": NewView,
     "recall": Recall,
     "announce": Announce,
-    "position": JobPosition,
+    "watermark": JobWatermark,
     "skip": Skip,
     "finish": Finish,
     "alive": Alive,

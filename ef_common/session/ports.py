@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ef_common.core.position import Position
 from ef_common.core.view import View
+from ef_common.core.watermark import Watermark
 
 GetClaim = Callable[[str, tuple[str, ...]], tuple[str, ...]]
 """Creates a claim in a store: (its name, ids of those for whom it is) → ids of those whom it names."""
@@ -173,11 +173,11 @@ class ControlChannel(Protocol):
     def bootstrap(self, generation: int) -> Bootstrap:
         """Exchange of values among the members of one view, relayed by the coordinator."""
 
-    def tell_position(self, position: Position) -> None:
-        """Report this member's position, which newcomers learn soon. Called in each step, so it never waits."""
+    def tell_watermark(self, watermark: Watermark) -> None:
+        """Report this member's watermark, which newcomers learn soon. Called in each step, so it never waits."""
 
-    def job_position(self) -> Position | None:
-        """In a newcomer: the position of the members; None if nobody has reported it. Never waits.
+    def job_watermark(self) -> Watermark | None:
+        """In a newcomer: the watermark of the members; None if nobody has reported it. Never waits.
 
         Raises:
             CoordinatorLost, Evicted, JobFinished: As their names say.

@@ -30,10 +30,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ef_common.core.position import Position
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
 from ef_common.core.view import SOLO, Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import (
     CallMismatch,
     CannotJoin,
@@ -316,19 +316,19 @@ class Session:
 
     # ------------------------------------------------------------ what is told
 
-    def tell_position(self, position: Position) -> None:
-        """Report this member's position to newcomers, once it is certain to survive any loss."""
+    def tell_watermark(self, watermark: Watermark) -> None:
+        """Report this member's watermark to newcomers, once it is certain to survive any loss."""
         channel = self._channel
         if channel is not None:
-            self.when_confirmed(lambda: channel.tell_position(position))
+            self.when_confirmed(lambda: channel.tell_watermark(watermark))
 
-    def job_position(self) -> Position | None:
-        """In a newcomer: the position of the members, as far as it is known.
+    def job_watermark(self) -> Watermark | None:
+        """In a newcomer: the watermark of the members, as far as it is known.
 
         Raises:
             CoordinatorLost, JobFinished: It cannot join any more.
         """
-        return None if self._channel is None else self._channel.job_position()
+        return None if self._channel is None else self._channel.job_watermark()
 
     def use_store(self, store: str, claim: GetClaim | None = None) -> None:
         """Report the store that all members have agreed on; see :class:`~ef_common.session.ports.ControlChannel`."""

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
-from ef_common.core.position import Position
 from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
 from tests.protocol.returning import returning
 
@@ -23,7 +23,7 @@ numbers = st.sampled_from((0, 1, 5, 2**53))
 amounts = st.sampled_from((0.0, 1e-9, 1.0, 1e9))
 flags = st.booleans()
 stores = st.sampled_from(("", "0f" * 16, "a9" * 16))
-places = st.builds(Position, numbers, numbers, st.lists(numbers, max_size=3).map(tuple))
+watermarks = st.builds(Watermark, numbers, numbers, st.lists(numbers, max_size=3).map(tuple))
 progresses = st.builds(
     Progress,
     generations,
@@ -71,7 +71,7 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
         st.builds(wire.AtBoundary, generations),
         st.builds(wire.Suspect, generations),
         st.builds(wire.Settled, generations),
-        st.builds(wire.Heartbeat, st.none() | places, st.none() | progresses),
+        st.builds(wire.Heartbeat, st.none() | watermarks, st.none() | progresses),
         st.builds(wire.Relay, generations, st.sampled_from(("port/0", "link/0", "k")), st.binary(max_size=9)),
         st.builds(wire.Store, stores),
         st.builds(wire.Claimed, st.just("000000001-" + "0f" * 16), ids),

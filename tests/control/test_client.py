@@ -13,14 +13,14 @@ import pytest
 
 from ef_common.control.client import CoordinatorClient
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.position import Position
 from ef_common.core.view import Member
+from ef_common.core.watermark import Watermark
 from ef_common.errors import AuthenticationError, CoordinatorLost, GroupBroken, JobFinished, ProtocolError, TrainingOver
 from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer
 from ef_common.protocol.server_outputs import Write
-from ef_common.session import ControlChannel
+from ef_common.session.ports import ControlChannel
 from ef_common.testing.ports import reserve_port
 from tests.control.conftest import in_loop, line_of
 from tests.waiting import poll_until
@@ -201,12 +201,12 @@ def test_client_send_from_a_signal_handler_inside_send_does_not_hang(form):
 def test_client_tells_its_place_and_a_newcomer_learns_it(form, join):
     coordinator, (member,) = form(1, heartbeat_timeout_s=0.4)
     newcomer = join(coordinator, "late").started().client
-    assert newcomer.job_position() is None
-    member.client.tell_position(Position(3, 10))
-    while newcomer.job_position() != Position(3, 10):
+    assert newcomer.job_watermark() is None
+    member.client.tell_watermark(Watermark(3, 10))
+    while newcomer.job_watermark() != Watermark(3, 10):
         time.sleep(0.01)
-    member.client.tell_position(Position(3, 11, (5,)))
-    while newcomer.job_position() != Position(3, 11, (5,)):
+    member.client.tell_watermark(Watermark(3, 11, (5,)))
+    while newcomer.job_watermark() != Watermark(3, 11, (5,)):
         time.sleep(0.01)
 
 
@@ -229,17 +229,17 @@ def test_client_tells_its_training_and_a_newcomer_that_waits_for_an_earlier_one_
 def test_coordinator_tells_the_newest_place_of_the_newest_training(form, join):
     coordinator, (first, second) = form(2, heartbeat_timeout_s=0.4)
     newcomer = join(coordinator, "late").started().client
-    first.client.tell_position(Position(3, 10))
-    second.client.tell_position(Position(0, 4, training=2))
-    while newcomer.job_position() != Position(0, 4, training=2):
+    first.client.tell_watermark(Watermark(3, 10))
+    second.client.tell_watermark(Watermark(0, 4, training=2))
+    while newcomer.job_watermark() != Watermark(0, 4, training=2):
         time.sleep(0.01)
 
 
 def test_client_does_not_tell_a_place_that_names_too_many_positions():
     client = CoordinatorClient(("127.0.0.1", 1), MEMBER, None)
-    client.tell_position(Position(0, 5))
-    client.tell_position(Position(0, 9999, tuple(range(fields.MAX_RETURNED + 1))))
-    assert client._protocol._own_position == Position(0, 5)
+    client.tell_watermark(Watermark(0, 5))
+    client.tell_watermark(Watermark(0, 9999, tuple(range(fields.MAX_RETURNED + 1))))
+    assert client._protocol._own_watermark == Watermark(0, 5)
 
 
 def test_client_of_a_newcomer_that_looks_for_the_place_learns_that_the_job_is_over(form, join):
@@ -249,7 +249,7 @@ def test_client_of_a_newcomer_that_looks_for_the_place_learns_that_the_job_is_ov
     while not newcomer._protocol.end:
         time.sleep(0.01)
     with pytest.raises(JobFinished):
-        newcomer.job_position()
+        newcomer.job_watermark()
 
 
 def test_client_stop_may_be_repeated_and_come_before_start():

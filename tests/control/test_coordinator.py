@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.position import Position
+from ef_common.core.watermark import Watermark
 from ef_common.errors import AuthenticationError, Evicted, JobFinished, Left, UsageError
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token
@@ -168,24 +168,24 @@ def in_order(peer, other):
 
 def test_coordinator_tells_a_newcomer_the_newest_place_at_once_and_with_each_heartbeat(serve, dial):
     coordinator, (a, b) = members(serve, dial, "a", "b")
-    a.say(wire.Heartbeat(Position(0, 40)))
-    b.say(wire.Heartbeat(Position(1, 7, (3,))))
+    a.say(wire.Heartbeat(Watermark(0, 40)))
+    b.say(wire.Heartbeat(Watermark(1, 7, (3,))))
     in_order(a, b)
     in_order(b, a)
     newcomer = dial(coordinator)
     assert isinstance(newcomer.introduce("late"), wire.Welcome)
-    assert newcomer.hear() == wire.JobPosition(Position(1, 7, (3,)))
-    a.say(wire.Heartbeat(Position(1, 9, (3,))))
+    assert newcomer.hear() == wire.JobWatermark(Watermark(1, 7, (3,)))
+    a.say(wire.Heartbeat(Watermark(1, 9, (3,))))
     a.say(wire.Heartbeat(None))
     in_order(a, b)
-    newcomer.say(wire.Heartbeat(Position(9, 9)))  # nobody's place but its own
-    assert newcomer.hear() == wire.JobPosition(Position(1, 9, (3,)))
+    newcomer.say(wire.Heartbeat(Watermark(9, 9)))  # nobody's place but its own
+    assert newcomer.hear() == wire.JobWatermark(Watermark(1, 9, (3,)))
 
 
 def test_coordinator_forgets_the_place_of_a_member_that_is_gone(serve, dial):
     coordinator, (a, b) = members(serve, dial, "a", "b")
-    a.say(wire.Heartbeat(Position(5, 5)))
-    b.say(wire.Heartbeat(Position(2, 2)))
+    a.say(wire.Heartbeat(Watermark(5, 5)))
+    b.say(wire.Heartbeat(Watermark(2, 2)))
     a.say(wire.Bye())
     b.say(wire.Suspect(1))
     view = b.hear()
@@ -193,7 +193,7 @@ def test_coordinator_forgets_the_place_of_a_member_that_is_gone(serve, dial):
     assert view.patch.members == (Span(1, 2),)
     newcomer = dial(coordinator)
     assert isinstance(newcomer.introduce("late"), wire.Welcome)
-    assert newcomer.hear() == wire.JobPosition(Position(2, 2))
+    assert newcomer.hear() == wire.JobWatermark(Watermark(2, 2))
 
 
 def test_coordinator_that_knows_of_no_place_tells_none(serve, dial):
@@ -212,7 +212,7 @@ def test_coordinator_hears_the_heartbeat_of_one_who_has_left(serve, dial):
         assert isinstance(peer.hear(), wire.Announce)
         peer.say(wire.AtBoundary(1))
     assert isinstance(a.hear(), wire.NewView)
-    a.say(wire.Heartbeat(Position(8, 8)))
+    a.say(wire.Heartbeat(Watermark(8, 8)))
     a.say(wire.Bye())
     assert a.hear() is None
     newcomer = dial(coordinator)

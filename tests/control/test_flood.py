@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from ef_common.core.membership import Settings
-from ef_common.core.position import Position
 from ef_common.core.progress import Progress
+from ef_common.core.watermark import Watermark
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.protocol import fields, wire
 from ef_common.protocol.addresses import LOOPBACK
@@ -101,7 +101,7 @@ def test_crowd_without_the_token_takes_few_files_and_little_memory_and_evicts_no
     job.check()
 
 
-BEAT = wire.Heartbeat(Position(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
+BEAT = wire.Heartbeat(Watermark(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
 FLOODS = {
     "heartbeats": BEAT,
     "progress": wire.Heartbeat(None, Progress(1, 2**53, True, "step", 1e9, 1e9, 1e9, 1e9, 2**53, 1e9, 1e9)),
@@ -116,7 +116,7 @@ def test_peer_with_the_token_that_sends_as_fast_as_it_can_and_reads_nothing_harm
     """It waits to be admitted; each message is answered, if it is one that is."""
     deaf = Peer(job.address)
     assert isinstance(deaf.introduce("deaf", TOKEN, standby=1), wire.Welcome)
-    job.workers[0].client.tell_position(Position(1, 1, (7,) * fields.MAX_RETURNED))
+    job.workers[0].client.tell_watermark(Watermark(1, 1, (7,) * fields.MAX_RETURNED))
     deaf.socket.settimeout(0.2)
     data = wire.encode(FLOODS[name]) * (1 if name == "relays" else 50)
     until, sent = time.monotonic() + FLOOD_S, 0

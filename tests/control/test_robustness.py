@@ -36,7 +36,7 @@ def assert_untouched(coordinator, workers, join) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n",
         b"\x00" * 5000,
         b"x" * 5000,
-        b'{"v":8,"t":"heartbeat","place":null,"progress":null}\n',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":null}\n',
         b'{"v":8,"t":"hello"}\n',
         b'{"v":8,"t":"relay","generation":1,"key":"k","value":""}\n',
         HELLO,

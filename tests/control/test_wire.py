@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ef_common.core.position import Position
 from ef_common.core.progress import Progress
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import ProtocolError
 from ef_common.protocol import fields, wire
 from ef_common.protocol.view_patch import Span, ViewName, ViewPatch
@@ -33,7 +33,7 @@ FROM_WORKER = [
     wire.Follow(29400, leads=True),
     wire.Follow(29400, leads=False, failed="worker w raised ValueError: x"),
     wire.Heartbeat(None),
-    wire.Heartbeat(Position(2, 40, (7, 3), 2)),
+    wire.Heartbeat(Watermark(2, 40, (7, 3), 2)),
     wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4, evicts_stragglers=True)),
     wire.Heartbeat(None, Progress(3, -1, True, "other", 0)),
     wire.Ready(),
@@ -61,7 +61,7 @@ FROM_COORDINATOR = [
     wire.Recall((NONCE, "1e" * 16)),
     wire.Relayed(3, (("address/0", b""), ("ü", b"\x00\xff"))),
     wire.Announce(3),
-    wire.JobPosition(Position(0, 0)),
+    wire.JobWatermark(Watermark(0, 0)),
     wire.Skip(2),
     wire.Finish(PROOF),
     wire.Alive(),
@@ -127,19 +127,19 @@ def test_message_of_the_coordinator_comes_back_as_it_was(message):
         b'{"v":8,"t":"ready","more":1}',
         b'{"v":8,"t":"ready","v":8}',
         b'{"v":8,"t":"heartbeat"}',
-        b'{"v":8,"t":"heartbeat","place":null,"progress":[]}',
-        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
-        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
-        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
-        b'{"v":8,"t":"heartbeat","place":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
-        b'{"v":8,"t":"heartbeat","place":[],"progress":null}',
-        b'{"v":8,"t":"heartbeat","place":[1,2],"progress":null}',
-        b'{"v":8,"t":"heartbeat","place":[1,-2,[]],"progress":null}',
-        b'{"v":8,"t":"heartbeat","place":[1,2,null],"progress":null}',
-        b'{"v":8,"t":"heartbeat","place":[1,2,[0.5]],"progress":null}',
-        b'{"v":8,"t":"heartbeat","place":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
-        b'{"v":8,"t":"place","place":[1,2,[]]}',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":[]}',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":[1,-2,true,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":[1,1,1,"step",0,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":[1,1,true,"nap",0,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",-1,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","watermark":null,"progress":[1,1,true,"step",1e999,0,0,0,0,0,0,false]}',
+        b'{"v":8,"t":"heartbeat","watermark":[],"progress":null}',
+        b'{"v":8,"t":"heartbeat","watermark":[1,2],"progress":null}',
+        b'{"v":8,"t":"heartbeat","watermark":[1,-2,[]],"progress":null}',
+        b'{"v":8,"t":"heartbeat","watermark":[1,2,null],"progress":null}',
+        b'{"v":8,"t":"heartbeat","watermark":[1,2,[0.5]],"progress":null}',
+        b'{"v":8,"t":"heartbeat","watermark":[1,2,[' + b"0," * 1000 + b'0]],"progress":null}',
+        b'{"v":8,"t":"watermark","watermark":[1,2,[]]}',
         b'{"v":8,"t":"suspect"}',
         b'{"v":8,"t":"suspect","generation":-1}',
         b'{"v":8,"t":"suspect","generation":true}',
@@ -244,13 +244,13 @@ def test_decode_return_after_which_no_view_could_follow_raises_protocol_error(fi
         wire.decode_from_worker(json.dumps(record).encode())
 
 
-def test_decode_place_of_a_job_that_is_null_raises_protocol_error():
-    with pytest.raises(ProtocolError, match=r"place\.place"):
-        wire.decode_from_coordinator(b'{"v":8,"t":"place","place":null}')
+def test_decode_watermark_of_a_job_that_is_null_raises_protocol_error():
+    with pytest.raises(ProtocolError, match=r"watermark\.watermark"):
+        wire.decode_from_coordinator(b'{"v":8,"t":"watermark","watermark":null}')
 
 
-def test_encode_longest_place_is_decoded():
-    heartbeat = wire.Heartbeat(Position(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
+def test_encode_longest_watermark_is_decoded():
+    heartbeat = wire.Heartbeat(Watermark(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
     assert wire.decode_from_worker(wire.encode(heartbeat)[:-1]) == heartbeat
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ef_common.core import sharding
-from ef_common.core.position import Position
 from ef_common.core.sharding import EpochProgress
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import JobFinished
 from ef_common.events import EventLog
 from ef_common.session.crash_record import CrashRecord
@@ -50,7 +50,7 @@ def stream(length: int = LENGTH, *, endless: bool = False) -> tuple[StreamSource
     return source, data
 
 
-def walk(source: StreamSource, position: Position) -> None:
+def walk(source: StreamSource, position: Watermark) -> None:
     while source.lag(position):
         before = source.lag(position)
         source.approach(position)
@@ -75,7 +75,7 @@ def rest_of(source: StreamSource, progress: EpochProgress, members: tuple[str, .
 
 def test_walk_to_a_place_reads_what_lies_before_it_and_keeps_nothing() -> None:
     source, data = stream()
-    walk(source, Position(0, 25))
+    walk(source, Watermark(0, 25))
     assert (source.epoch, source.cursor, data.num_read) == (0, 25, 25)
     progress = EpochProgress(0, LENGTH, cursor=27)
     assert rest_of(source, progress, ("a",)) == {position: (0, position) for position in range(27, LENGTH)}
@@ -85,14 +85,14 @@ def test_walk_to_a_place_reads_what_lies_before_it_and_keeps_nothing() -> None:
 @pytest.mark.parametrize("cursor", [0, 1])
 def test_newcomer_of_the_first_step_still_has_the_batch_that_it_was_built_with(cursor: int) -> None:
     source, _ = stream()
-    walk(source, Position(0, 0))
+    walk(source, Watermark(0, 0))
     assert list(rest_of(source, EpochProgress(0, LENGTH, cursor=cursor), ("a",))) == list(range(cursor, LENGTH))
 
 
 def test_walk_to_a_later_epoch_counts_iterators_and_does_not_read_those_between() -> None:
     source, data = stream()
-    walk(source, Position(0, 10))
-    walk(source, Position(4, 12))
+    walk(source, Watermark(0, 10))
+    walk(source, Watermark(4, 12))
     assert (source.epoch, source.cursor) == (4, 12)
     assert data.num_iterators == 5
     assert data.num_read == 10 + 3 + 12
@@ -101,14 +101,14 @@ def test_walk_to_a_later_epoch_counts_iterators_and_does_not_read_those_between(
 
 def test_walk_of_a_stream_that_never_ends_reads_on_through_the_epochs() -> None:
     source, data = stream(endless=True)
-    walk(source, Position(2, 5))
+    walk(source, Watermark(2, 5))
     assert (source.epoch, source.cursor, data.num_read, data.num_iterators) == (2, 5, 85, 1)
     assert rest_of(source, EpochProgress(2, LENGTH, cursor=5), ("a",))[5] == (0, 85)
 
 
 def test_walk_to_a_place_behind_the_last_batch_ends_there() -> None:
     source, _ = stream()
-    position = Position(0, LENGTH + 2, (3, 4, 5))  # two of three that were returned have been dealt again
+    position = Watermark(0, LENGTH + 2, (3, 4, 5))  # two of three that were returned have been dealt again
     walk(source, position)
     assert source.cursor == LENGTH
     progress = EpochProgress(0, LENGTH, cursor=LENGTH + 2, returned=position.returned)
@@ -117,8 +117,8 @@ def test_walk_to_a_place_behind_the_last_batch_ends_there() -> None:
 
 def test_place_that_lies_behind_is_reached() -> None:
     source, _ = stream()
-    walk(source, Position(3, 10))
-    assert source.lag(Position(3, 9)) == source.lag(Position(2, 39)) == 0
+    walk(source, Watermark(3, 10))
+    assert source.lag(Watermark(3, 9)) == source.lag(Watermark(2, 39)) == 0
 
 
 # ---------------------------------------------------------------- data of unknown length
@@ -142,7 +142,7 @@ class Trains(SimpleNamespace):
         self.num_samples_trained = 0.0
         self.begin_step = lambda num_samples: None
         self.boundary = lambda: False
-        self.tell_position = lambda place: None
+        self.tell_watermark = lambda place: None
         self.when_confirmed = lambda act: act()
 
 
@@ -179,7 +179,7 @@ def test_newcomer_has_what_the_members_have_of_data_of_unknown_length(limit: int
     for epoch, cursor in ((1, 0), (3, 1), (4, 0), (5, 1)):
         source = unknown(10, limit, once=once)
         source.first()
-        walk_to = Position(epoch, min(cursor, len(expected[epoch])))
+        walk_to = Watermark(epoch, min(cursor, len(expected[epoch])))
         while source.lag(walk_to):
             source.approach(walk_to)
         assert (source.epoch, source.cursor) <= (epoch, walk_to.cursor)
@@ -193,8 +193,8 @@ def test_newcomer_has_what_the_members_have_of_data_of_unknown_length(limit: int
 
 def test_walk_keeps_what_the_place_says_was_returned() -> None:
     source, data = stream()
-    walk(source, Position(0, 20))
-    walk(source, Position(0, 30, (21, 29)))
+    walk(source, Watermark(0, 20))
+    walk(source, Watermark(0, 30, (21, 29)))
     assert data.num_read == 30
     progress = EpochProgress(0, LENGTH, cursor=LENGTH, returned=(21, 29))
     assert rest_of(source, progress, ("a", "b")) == {21: (0, 21), 29: (0, 29)}
@@ -208,10 +208,10 @@ def test_newcomer_of_any_history_can_have_all_that_is_left(seed: int) -> None:
     source, data = stream()
     progress = EpochProgress(0, LENGTH)
     committed: set[int] = set()
-    told = Position(0, 0)
+    told = Watermark(0, 0)
     joins_at = dice.randrange(2, 3 * LENGTH // len(members) // 2)
     while progress.remaining and progress.steps < joins_at:
-        newest = Position(progress.epoch, progress.cursor, progress.returned)
+        newest = Watermark(progress.epoch, progress.cursor, progress.returned)
         progress, _ = sharding.deal(progress, members, batch_size=1)
         lost = [member for member in members if dice.random() < 0.15][: len(members) - 2]
         if dice.random() < 0.5:  # the newcomer is told while the step runs: what was committed before is confirmed
@@ -233,14 +233,14 @@ def test_newcomer_of_any_history_can_have_all_that_is_left(seed: int) -> None:
 @pytest.mark.parametrize("restart", [EpochProgress(0, LENGTH), EpochProgress(1, LENGTH, cursor=3)], ids=str)
 def test_newcomer_that_went_ahead_of_members_who_are_all_lost_walks_again(restart: EpochProgress) -> None:
     source, _ = stream()
-    walk(source, Position(1, 30))
+    walk(source, Watermark(1, 30))
     found = rest_of(source, restart, ("a",))
     assert [position for _, position in found.values()] == list(range(restart.cursor, LENGTH))
 
 
 def test_stream_that_never_ends_is_walked_again_from_its_first_batch() -> None:
     source, data = stream(endless=True)
-    walk(source, Position(3, 30))
+    walk(source, Watermark(3, 30))
     assert rest_of(source, EpochProgress(2, LENGTH, cursor=5), ("a",))[5] == (1, 85)
     assert data.num_iterators == 2
 
@@ -265,13 +265,13 @@ class Others:
         self._source, self._ahead, self._speed, self._ends_after = source, ahead, speed, ends_after
         self.num_asked = 0
 
-    def job_position(self) -> Position | None:
+    def job_watermark(self) -> Watermark | None:
         walked = self.num_asked
         self.num_asked += 1
         if walked >= self._ends_after:
             raise JobFinished("it is over")
         cursor = self._ahead + int(self._speed * (walked - walked % 20))
-        return Position(*divmod(cursor, self._source.epochs.length))
+        return Watermark(*divmod(cursor, self._source.epochs.length))
 
 
 def catch_up(source: StreamSource, others: Any) -> None:
@@ -283,7 +283,7 @@ def test_newcomer_that_is_faster_catches_up(speed: float) -> None:
     source, _ = stream(10_000)
     others = Others(source, ahead=2000, speed=speed)
     catch_up(source, others)
-    assert source.lag(others.job_position()) <= 20 * speed / (
+    assert source.lag(others.job_watermark()) <= 20 * speed / (
         1 - speed
     )  # where a walk that nothing shortens any more begins
     assert source.cursor >= 2000
@@ -307,14 +307,14 @@ def test_newcomer_goes_on_into_the_next_epoch_with_the_others() -> None:
 
 def test_newcomer_whose_members_told_nothing_joins_at_once() -> None:
     source, data = stream()
-    catch_up(source, SimpleNamespace(worker=Member("new", "n", ""), is_alone=False, job_position=lambda: None))
+    catch_up(source, SimpleNamespace(worker=Member("new", "n", ""), is_alone=False, job_watermark=lambda: None))
     assert data.num_read == 1
 
 
 def test_newcomer_walks_to_no_position_of_another_training() -> None:
     source, _ = stream(50)
-    position = Position(0, 20, training=2)
-    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, is_alone=False, job_position=lambda: position)
+    position = Watermark(0, 20, training=2)
+    others = SimpleNamespace(worker=Member("new", "n", ""), training=1, is_alone=False, job_watermark=lambda: position)
     catch_up(source, others)
     assert source.cursor == 1  # the batch that its model was built with
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core.membership import Settings
-from ef_common.core.position import Position
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.protocol import wire
 from ef_common.protocol.auth import worker_proof
 from ef_common.protocol.client_outputs import Connect
@@ -175,7 +175,7 @@ def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
     report, told = returning(LINKS, settled=5)
     for peer in peers:
         standby.say(peer, report, wire.Leave(), wire.Relay(5, "k", b"v"))
-    standby.say(peers[0], wire.Heartbeat(Position(1, 2), Progress(5, 3, True, "step", 1.0)))
+    standby.say(peers[0], wire.Heartbeat(Watermark(1, 2), Progress(5, 3, True, "step", 1.0)))
     assert standby.heard[peers[0]][-1] == wire.Alive()  # it need not wait for the views to hear that
     standby.say(peers[0], told)
     phases = {worker: phase.value for worker, (_, phase) in standby.server.state.workers.items()}

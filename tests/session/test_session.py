@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from ef_common.core.position import Position
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import (
     CannotJoin,
     CoordinatorLost,
@@ -67,7 +67,7 @@ class Founding:
 
     def __init__(self, num_members: int) -> None:
         self.view = View(1, tuple(Member(name, "n", "") for name in "wxyz"[:num_members]))
-        self.positions: list[Position] = []
+        self.watermarks: list[Watermark] = []
 
     def start(self, on_view: Any) -> bool:
         return False
@@ -79,8 +79,8 @@ class Founding:
 
     def bootstrap(self, generation: int) -> None: ...
 
-    def tell_position(self, position: Position) -> None:
-        self.positions.append(position)
+    def tell_watermark(self, watermark: Watermark) -> None:
+        self.watermarks.append(watermark)
 
 
 class Group:
@@ -113,16 +113,16 @@ def test_place_is_told_when_no_loss_can_undo_it(num_members: int, told: int) -> 
     channel: Any = Founding(num_members)
     session = Session(Member("w", "n", ""), channel=channel, groups=Groups())  # type: ignore[arg-type]
     session.start()
-    session.tell_position(Position(0, 8))
-    assert len(channel.positions) == told
+    session.tell_watermark(Watermark(0, 8))
+    assert len(channel.watermarks) == told
     session.run(Barrier())
-    assert channel.positions == [Position(0, 8)]
+    assert channel.watermarks == [Watermark(0, 8)]
 
 
 def test_session_without_a_coordinator_knows_no_place() -> None:
     session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
-    session.tell_position(Position(0, 8))
-    assert session.job_position() is None
+    session.tell_watermark(Watermark(0, 8))
+    assert session.job_watermark() is None
 
 
 def test_collective_of_what_is_called_in_one_worker_alone_is_refused_and_named() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ef_common.core.position import Position
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
 from ef_common.core.resume_state import ResumeState
 from ef_common.core.view import Member, View
+from ef_common.core.watermark import Watermark
 from ef_common.errors import JobFailed
 from ef_common.protocol.client import Client
 from ef_common.protocol.client_outputs import (
@@ -149,14 +149,14 @@ class Channel:
         """Whether waiting for the group of a view is useless."""
         return self._client.end is not None or self._client.generation != generation
 
-    def tell_position(self, position: Position) -> None:
+    def tell_watermark(self, watermark: Watermark) -> None:
         """See the port."""
-        self._client.tell_position(position)
+        self._client.tell_watermark(watermark)
 
-    def job_position(self) -> Position | None:
+    def job_watermark(self) -> Watermark | None:
         """See the port."""
         self._raise_end()
-        return self._client.position
+        return self._client.watermark
 
     def job_training(self) -> int:
         """See the port."""

@@ -1,12 +1,12 @@
-"""The position of a training: how far it has certainly come."""
+"""The watermark of a training: how far it has certainly come."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Position(NamedTuple):
-    """The position of a training. Everything before it is committed for good, except what was returned.
+class Watermark(NamedTuple):
+    """The watermark of a training. Everything before it is committed for good, except what was returned.
 
     Args:
         epoch: Index of the epoch; all before it are over.
