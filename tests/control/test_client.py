@@ -20,7 +20,7 @@ from ef_common.protocol import fields, wire
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer
 from ef_common.protocol.server_outputs import Write
-from ef_common.session import ControlChannel
+from ef_common.session.ports import ControlChannel
 from ef_common.testing.ports import reserve_port
 from tests.control.conftest import in_loop, line_of
 from tests.waiting import poll_until
