@@ -16,12 +16,14 @@ class Tap:
     Attributes:
         address: Where it is.
         passed: All bytes so far, of both directions.
+        said: Those of whoever came.
         changes: Whether to change a byte in what comes next; then it is False again.
         changed: That has happened.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.passed = bytearray()
+        self.said = bytearray()
         self.changes = False
         self.changed = threading.Event()
         self._to = address
@@ -41,12 +43,18 @@ class Tap:
         with contextlib.suppress(OSError):
             while data := bytearray(source.recv(65536)):
                 self.passed += data
+                if target in self._sockets[2::2]:
+                    self.said += data
                 if self.changes:
                     self.changes = False
                     data[-1] ^= 1
                     self.changed.set()
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+
+    def inject(self, data: bytes) -> None:
+        """Say something in the name of whoever came last."""
+        self._sockets[-1].sendall(data)
 
     def __enter__(self) -> Tap:
         return self
