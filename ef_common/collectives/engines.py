@@ -6,6 +6,7 @@ from ef_common.collectives.arrays import ByteArrays
 from ef_common.core.view import View
 from ef_common.errors import UsageError
 from ef_common.session.ports import Bootstrap, Group, GroupFactory
+from ef_common.tls import Tls
 
 ENGINES = ("gloo", "nccl", "horovod", "horovod-tensorflow")
 """torch with Gloo; the same with NCCL for what is on GPUs, if each member has one of its own; torch with Horovod; and
@@ -22,8 +23,12 @@ def check_engine(engine: str) -> None:
         raise UsageError(f"unknown engine. Expected one of {ENGINES}. Received: engine={engine!r}")
 
 
-def groups_of(engine: str) -> GroupFactory:
+def groups_of(engine: str, *, tls: Tls | None = None) -> GroupFactory:
     """The factory for an engine's groups. Only what the engine needs is imported.
+
+    Args:
+        engine: Name of the engine.
+        tls: The identity of this worker, if our own connections between nodes are encrypted. The engine's are not.
 
     Raises:
         UsageError: There is no such engine, or it is not installed.
@@ -32,7 +37,7 @@ def groups_of(engine: str) -> GroupFactory:
     if engine in ("gloo", "nccl"):
         from ef_common.collectives.torch_group import TorchGroups
 
-        return TorchGroups(nccl=engine == "nccl")
+        return TorchGroups(nccl=engine == "nccl", tls=tls)
     from ef_common.collectives.horovod_group import Binding, HorovodGroups
 
     binding: Binding
@@ -46,7 +51,7 @@ def groups_of(engine: str) -> GroupFactory:
         from ef_common.collectives.horovod_library import Library
 
         binding = Library("tensorflow")
-    return HorovodGroups(binding)
+    return HorovodGroups(binding, tls=tls)
 
 
 class NoGroups(ByteArrays):

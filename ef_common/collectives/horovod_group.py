@@ -29,6 +29,7 @@ from ef_common.core.calls import HEADER_BYTES, call_in, header, length_in
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
 from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -184,10 +185,12 @@ class HorovodGroups(ByteArrays):
 
     Args:
         horovod: The framework's Horovod.
+        tls: The identity of this worker, if links between nodes are encrypted.
     """
 
-    def __init__(self, horovod: Binding) -> None:
+    def __init__(self, horovod: Binding, *, tls: Tls | None = None) -> None:
         self._horovod = horovod
+        self._tls = tls
         self._newest: HorovodGroup | None = None
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
@@ -215,7 +218,7 @@ class HorovodGroups(ByteArrays):
         if outcome[0] is not None:
             self._horovod.shutdown()
             raise GroupBroken(f"could not connect: {outcome[0]}")
-        links = Links(view, rank, bootstrap)
+        links = Links(view, rank, bootstrap, tls=self._tls)
         self._newest = HorovodGroup(self._horovod, view, links=links, sockets=new.connected(rendezvous.listeners))
         return self._newest
 

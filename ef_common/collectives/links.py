@@ -1,9 +1,9 @@
 """Connections that carry bytes from one member of a view to another.
 
 It is opened when it is first needed: a socket of the node if both are there (half the time for the same bytes), else
-TCP. A receiver publishes its addresses and a secret over the view's bootstrap, which only members can read; who
-connects and does not know the secret is turned away. So is who says nothing for long, and, if too many say nothing,
-the one that has done so the longest.
+TCP, under TLS if the job has it. A receiver publishes its addresses and a secret over the view's bootstrap, which only
+members can read; who connects and does not know the secret is turned away. So is who says nothing for long, and, if too
+many say nothing, the one that has done so the longest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import logging
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from ef_common.collectives.sockets import own_address
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
 from ef_common.session.ports import Bootstrap
+from ef_common.tls import WORKER, Tls
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +56,11 @@ class Links:
         view: The members.
         rank: Rank of this one.
         bootstrap: Bootstrap of the view.
+        tls: The identity of this worker, if connections between nodes are encrypted.
     """
 
-    def __init__(self, view: View, rank: int, bootstrap: Bootstrap) -> None:
+    def __init__(self, view: View, rank: int, bootstrap: Bootstrap, *, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._view = view
         self._rank = rank
         self._bootstrap = bootstrap
@@ -117,6 +121,8 @@ class Links:
                 connection = self._incoming[source]
             for part in parts:
                 for piece in _arriving(connection, part):
+                    if self._tls is not None and self._closed:  # a closed socket no longer decrypts what comes
+                        raise GroupBroken("aborted")
                     if target is not None:
                         self._send(piece, target)
         except OSError as error:
@@ -132,7 +138,7 @@ class Links:
         _turn_away(strangers)
         for connection in connections:
             try:
-                connection.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in it, which `close` does not
+                _shut_down(connection)  # wakes whoever waits in it, which `close` does not
             except OSError as error:
                 logger.debug("a link had ended already: %s", error)
             connection.close()
@@ -167,6 +173,13 @@ class Links:
             else:
                 return local
         connection = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
+        if self._tls is not None:
+            connection = self._tls.wrap(connection, connects_to=WORKER)
+            try:
+                connection.do_handshake()
+            except OSError:
+                connection.close()
+                raise
         connection.settimeout(None)
         return connection
 
@@ -210,6 +223,12 @@ class Links:
                 self._make_room(MAX_STRANGERS // 2)
                 time.sleep(_NO_FILE_PAUSE_S)
                 continue
+            if self._tls is not None and listener.family != socket.AF_UNIX:
+                try:
+                    connection = self._tls.wrap(connection)
+                except OSError as error:
+                    logger.debug("a connection has ended at once: %s", error)
+                    continue
             with self._changed:
                 self._make_room(MAX_STRANGERS - 1)
                 self._strangers[connection] = None
@@ -234,7 +253,11 @@ class Links:
     def _welcome(self, connection: socket.socket) -> None:
         hello = bytearray(_SECRET_BYTES + _RANK_BYTES)
         try:
-            _fill(connection, memoryview(hello), deadline=time.monotonic() + _HELLO_TIMEOUT_S)
+            deadline = time.monotonic() + _HELLO_TIMEOUT_S
+            if isinstance(connection, ssl.SSLSocket):
+                connection.settimeout(_HELLO_TIMEOUT_S)
+                connection.do_handshake()
+            _fill(connection, memoryview(hello), deadline=deadline)
             if not hmac.compare_digest(bytes(hello[:_SECRET_BYTES]), self._secret):
                 raise OSError("wrong secret")
             rank = int.from_bytes(hello[_SECRET_BYTES:], "big")
@@ -257,7 +280,15 @@ def _turn_away(strangers: Iterable[socket.socket]) -> None:
     """Reject connections; the thread that waits for their hello closes them."""
     for connection in strangers:
         with contextlib.suppress(OSError):  # it is closed already
-            connection.shutdown(socket.SHUT_RDWR)
+            _shut_down(connection)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection that other threads may be using.
+
+    `SSLSocket.shutdown` would first end the encryption, and another thread could still send something in the clear.
+    """
+    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _door_in(published: bytes, rank: int) -> _Door:

@@ -46,6 +46,7 @@ from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken, ProtocolError
 from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -333,9 +334,11 @@ class TorchGroups(ByteArrays):
 
     Args:
         nccl: Whether NCCL sums what is on GPUs, if each member has one of its own.
+        tls: The identity of this worker, if links between nodes are encrypted.
     """
 
-    def __init__(self, *, nccl: bool = False) -> None:
+    def __init__(self, *, nccl: bool = False, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._record = NcclRecord() if nccl else None
 
     def build(self, view: View, *, rank: int, bootstrap: Bootstrap) -> Group:
@@ -347,7 +350,7 @@ class TorchGroups(ByteArrays):
             raise GroupBroken("Gloo listens nowhere")
         try:
             return abandonable(
-                lambda: _connect(view, rank, bootstrap, device, listener, self._record),
+                lambda: _connect(view, rank, bootstrap, device, listener, self._record, self._tls),
                 bootstrap.replaced,
                 name=f"ef-connect-{view.generation}",
             )
@@ -364,7 +367,13 @@ def _address_in(published: bytes, rank: int) -> Address:
 
 
 def _connect(
-    view: View, rank: int, bootstrap: Bootstrap, device: Any, listener: tuple[int, int], record: NcclRecord | None
+    view: View,
+    rank: int,
+    bootstrap: Bootstrap,
+    device: Any,
+    listener: tuple[int, int],
+    record: NcclRecord | None,
+    tls: Tls | None,
 ) -> TorchGroup:
     host, port = address_of(*listener)
     bootstrap.put(f"listener/{rank}", f"{host} {port}".encode())
@@ -380,4 +389,4 @@ def _connect(
     sums = None
     if record is not None:
         sums = NcclSums(view, rank, bootstrap, record=record, is_cut=partial(any_ended, sockets))
-    return TorchGroup(process_group, view, rank, sockets, Links(view, rank, bootstrap), sums)
+    return TorchGroup(process_group, view, rank, sockets, Links(view, rank, bootstrap, tls=tls), sums)

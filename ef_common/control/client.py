@@ -20,7 +20,7 @@ from ef_common.control.sockets import call_in_forked_children, listen
 from ef_common.core.quorum import Bid
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
-from ef_common.errors import JobFailed, ProtocolError, StorageError, ThreadFailed
+from ef_common.errors import AuthenticationError, JobFailed, ProtocolError, StorageError, ThreadFailed
 from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.client import Client
@@ -41,6 +41,7 @@ from ef_common.protocol.client_outputs import (
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.ports import GetClaim
 from ef_common.session.progress_tracker import ProgressTracker
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class CoordinatorClient:
             waiting: with the reason, and an event that is set as soon as the main thread has heard of it.
         on_straggling: Called with (slow, ratio, waiting) when this worker becomes a straggler, or is no longer one; see
             :class:`~ef_common.core.stragglers.Report`.
+        tls: The identity of this worker, if connections are encrypted.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class CoordinatorClient:
         crash_record: CrashRecord | None = None,
         on_hung: Callable[[str, threading.Event], None] = lambda why, heard: None,
         on_straggling: Callable[[bool, float, float], None] = lambda slow, ratio, waiting: None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         progress = (lambda: None) if tracker is None else tracker.read
         self._protocol = Client(address, member, token, connect_timeout_s=connect_timeout_s, progress=progress)
         self._token = token
@@ -379,10 +383,14 @@ class CoordinatorClient:
         protocol = self._protocol
         try:
             self._connecting = True
-            line = Line.connect(link.address, timeout_s)
-        except OSError as error:
+            line = Line.connect(link.address, timeout_s, tls=self._tls)
+        except (OSError, AuthenticationError) as error:
             self._connecting = False
-            problem = error.strerror or str(error) or type(error).__name__
+            problem: str | AuthenticationError
+            if isinstance(error, AuthenticationError):
+                problem = error
+            else:
+                problem = error.strerror or str(error) or type(error).__name__
             self._do(lambda: protocol.unreached(link, problem, time.monotonic()))
             return
         self._connecting = False

@@ -24,6 +24,7 @@ from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_l
 from ef_common.protocol.announcer import Announcer
 from ef_common.protocol.auth import Token
 from ef_common.protocol.server import CoordinatorServer
+from ef_common.tls import Credentials, Tls
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,10 @@ class Coordinator:
             limit that is learned (:mod:`ef_common.core.progress`), 0 for none.
         standby: It leads nobody until members of a job come to it that have lost their coordinator.
         endpoint: Where new workers look for the coordinator; if it leads, it tells whoever is there instead.
+        credentials: Its identity, if connections are encrypted.
 
     Raises:
-        UsageError: The heartbeat timeout is not positive.
+        UsageError: The heartbeat timeout is not positive, or the credentials cannot be used.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class Coordinator:
         hang_timeout_s: float | None = None,
         standby: bool = False,
         endpoint: Address | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if not 0.1 <= heartbeat_timeout_s <= 3600:
             raise UsageError(
                 f"the heartbeat timeout must be 0.1 to 3600 seconds. Received: heartbeat_timeout={heartbeat_timeout_s}"
             )
+        self._tls = None if credentials is None else Tls(credentials)
         self._wanted = address
         self._bound: Address | None = None
         self._token = token
@@ -132,9 +136,9 @@ class Coordinator:
             standby=self._standby,
             name=self._name,
         )
-        self._serving = ServerLoop(self._loop, listener, self._server, self._note_population)
+        self._serving = ServerLoop(self._loop, listener, self._server, self._note_population, self._tls)
         announcer = Announcer(port=port, endpoint=self._endpoint)
-        self._announcer = LeaderAnnouncer(self._name, self._server, self._token, announcer)
+        self._announcer = LeaderAnnouncer(self._name, self._server, self._token, announcer, self._tls)
         call_in_forked_children(self._close_in_child)
         self._thread = threads.start(
             partial(self._serve, self._loop, self._serving, self._announcer),

@@ -14,6 +14,7 @@ from ef_common.protocol.addresses import LOOPBACK, Address
 from ef_common.protocol.announcer import LOOK_S, Announcer
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.server import CoordinatorServer
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,18 @@ class LeaderAnnouncer:
         server: What it has decided, and whom it has heard of.
         token: The job token, or None.
         announcer: Who is to be told.
+        tls: The identity of this coordinator, if connections are encrypted.
     """
 
-    def __init__(self, name: str, server: CoordinatorServer, token: Token | None, announcer: Announcer) -> None:
+    def __init__(
+        self,
+        name: str,
+        server: CoordinatorServer,
+        token: Token | None,
+        announcer: Announcer,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
         self._member = Member(name, "coordinator", LOOPBACK)
         self._server = server
         self._token = token
@@ -70,7 +80,9 @@ class LeaderAnnouncer:
     def _tell(self, address: Address) -> None:
         """Tell one coordinator."""
         try:
-            conversation = Conversation(address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S)
+            conversation = Conversation(
+                address, self._member, self._token, key=self._key, timeout_s=_ATTEMPT_S, tls=self._tls
+            )
         except ConnectionRefusedError:
             if self._announcer.refused(address):
                 self._server.standbys.pop(address, None)

@@ -14,6 +14,7 @@ from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer, Introduction
 from ef_common.protocol.lines import Lines
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,10 @@ class Conversation:
         token: The job token, or None.
         key: The speaker's own secret, the same whenever it connects.
         timeout_s: How long each step may take.
+        tls: The identity of the speaker, if connections are encrypted.
 
     Raises:
-        AuthenticationError: The token is missing on one side, or they differ.
+        AuthenticationError: The token is missing on one side, or they differ; or a side has not proved its identity.
         OSError: Nobody answers in time.
         ProtocolError: The peer is no coordinator, or one of another version.
 
@@ -41,9 +43,16 @@ class Conversation:
     """
 
     def __init__(
-        self, address: Address, member: Member, token: Token | None, *, key: str = _KEY, timeout_s: float = ANSWER_S
+        self,
+        address: Address,
+        member: Member,
+        token: Token | None,
+        *,
+        key: str = _KEY,
+        timeout_s: float = ANSWER_S,
+        tls: Tls | None = None,
     ) -> None:
-        self._line = Line.connect(address, timeout_s, timeout_s)
+        self._line = Line.connect(address, timeout_s, timeout_s, tls=tls)
         self._lines = Lines(wire.MAX_STRANGER_BYTES)
         try:
             self.answer = self._introduce(Introduction(member, token, key=key, address=address, returning=True))
@@ -92,7 +101,15 @@ class Conversation:
         self._line.close()
 
 
-def report_failure(addresses: Sequence[Address], member: Member, token: Token | None, why: str, *, fatal: bool) -> str:
+def report_failure(
+    addresses: Sequence[Address],
+    member: Member,
+    token: Token | None,
+    why: str,
+    *,
+    fatal: bool,
+    tls: Tls | None = None,
+) -> str:
     """Report to the leading coordinator that the job has failed.
 
     Args:
@@ -101,15 +118,18 @@ def report_failure(addresses: Sequence[Address], member: Member, token: Token | 
         token: The job token, or None.
         why: One line.
         fatal: It ends the job. Else only if the job has not begun yet.
+        tls: The identity of the one that reports, if connections are encrypted.
 
     Returns:
         Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
     """
-    answer = ask_leader(addresses, member, token, wire.Fail(why, fatal))
+    answer = ask_leader(addresses, member, token, wire.Fail(why, fatal), tls=tls)
     return answer.why if isinstance(answer, wire.Failed) else ""
 
 
-def inquire(addresses: Sequence[Address], member: Member, token: Token | None, worker: str) -> str | None:
+def inquire(
+    addresses: Sequence[Address], member: Member, token: Token | None, worker: str, *, tls: Tls | None = None
+) -> str | None:
     """Ask the leading coordinator whether a worker is out.
 
     Args:
@@ -117,18 +137,24 @@ def inquire(addresses: Sequence[Address], member: Member, token: Token | None, w
         member: The one that asks; nobody else may have its id.
         token: The job token, or None.
         worker: Id of the worker.
+        tls: The identity of the one that asks, if connections are encrypted.
 
     Returns:
         Why it is out; "" if it is not, or that is not decided; None if nobody was reached who knows.
     """
-    answer = ask_leader(addresses, member, token, wire.Inquire(worker))
+    answer = ask_leader(addresses, member, token, wire.Inquire(worker), tls=tls)
     if isinstance(answer, (wire.Evicted, wire.Failed)):
         return answer.reason if isinstance(answer, wire.Evicted) else answer.why
     return "" if isinstance(answer, wire.Alive) else None
 
 
 def ask_leader(
-    addresses: Sequence[Address], member: Member, token: Token | None, message: wire.Fail | wire.Inquire
+    addresses: Sequence[Address],
+    member: Member,
+    token: Token | None,
+    message: wire.Fail | wire.Inquire,
+    *,
+    tls: Tls | None = None,
 ) -> wire.FromCoordinator | None:
     """Send a message to the leading coordinator; each step with each address takes at most `ANSWER_S`.
 
@@ -137,6 +163,7 @@ def ask_leader(
         member: The sender; nobody else may have its id.
         token: The job token, or None.
         message: The message.
+        tls: The identity of the sender, if connections are encrypted.
 
     Returns:
         The answer; None if nobody was reached, or nobody leads.
@@ -149,7 +176,7 @@ def ask_leader(
             continue
         asked.add(address)
         try:
-            answer = _ask(address, member, token, message)
+            answer = _ask(address, member, token, message, tls)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no coordinator at %s: %s", format_address(address), error)
             continue
@@ -162,9 +189,9 @@ def ask_leader(
 
 
 def _ask(
-    address: Address, member: Member, token: Token | None, message: wire.Fail | wire.Inquire
+    address: Address, member: Member, token: Token | None, message: wire.Fail | wire.Inquire, tls: Tls | None
 ) -> wire.FromCoordinator | None:
-    conversation = Conversation(address, member, token)
+    conversation = Conversation(address, member, token, tls=tls)
     try:
         if not isinstance(conversation.answer, wire.Welcome):
             return conversation.answer

@@ -6,12 +6,16 @@ import contextlib
 import logging
 import math
 import socket
+import ssl
 import struct
 import threading
+import time
 from collections import deque
 
 from ef_common.control.sockets import call_in_forked_children, tune
-from ef_common.protocol.addresses import Address
+from ef_common.errors import AuthenticationError
+from ef_common.protocol.addresses import Address, format_address
+from ef_common.tls import COORDINATOR, Channel, Tls, explain
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +32,20 @@ class Line:
 
     A forked child (a data worker) has no share in it: its duplicate is closed at the fork.
 
+    Args:
+        sock: The socket, connected.
+        channel: What encrypts and decrypts, open; None if nothing does.
+        data: What has been decrypted already.
+
     Attributes:
         ended_by_peer: The peer has ended it in order, after all that it had to say.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, channel: Channel | None = None, data: bytes = b"") -> None:
         self.ended_by_peer = False
+        self._channel = channel
+        self._in_channel = threading.Lock()  # it never waits for the network
+        self._data = data
         self._socket = sock
         self._outbox: deque[bytes] = deque()
         self._sending = threading.Lock()
@@ -43,27 +55,36 @@ class Line:
         call_in_forked_children(self._close_in_child)
 
     @classmethod
-    def connect(cls, address: Address, timeout_s: float, read_timeout_s: float | None = None) -> Line:
+    def connect(
+        cls, address: Address, timeout_s: float, read_timeout_s: float | None = None, *, tls: Tls | None = None
+    ) -> Line:
         """Connect.
 
         Args:
             address: Where to.
             timeout_s: For how long to try.
             read_timeout_s: How long `read` may wait; None for as long as it takes.
+            tls: The identity of this process, if the connection is to be encrypted.
 
         Raises:
+            AuthenticationError: With TLS: the peer has not proved to be a coordinator of the job, or has refused us.
             OSError: Nobody answers.
         """
+        until = time.monotonic() + timeout_s
         sock = socket.create_connection(address, timeout=timeout_s)
         try:
             if sock.getsockname() == sock.getpeername():
                 raise ConnectionRefusedError("connected to itself: nobody listens")
             tune(sock)
+            channel, data = None, b""
+            if tls is not None:
+                channel = tls.connects(COORDINATOR)
+                data = _hear_first(sock, channel, address, until)
             sock.settimeout(read_timeout_s)
         except BaseException:
             sock.close()
             raise
-        return cls(sock)
+        return cls(sock, channel, data)
 
     def read(self) -> bytes:
         """Wait for bytes; none at the end of the connection.
@@ -72,14 +93,34 @@ class Line:
             TimeoutError: Nothing came in time.
         """
         with self._reading:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except TimeoutError:
-                raise
-            except OSError:
-                return b""
-        self.ended_by_peer = not data and not self._closed
+            data, self._data = self._data, b""
+            while not data:
+                try:
+                    received = self._socket.recv(_READ_BYTES)
+                    data = self._decrypt(received) if received else b""
+                except TimeoutError:
+                    raise
+                except OSError as error:
+                    logger.debug("reading from the coordinator failed: %s", error)
+                    return b""
+                if not received:
+                    self.ended_by_peer = not self._closed
+                    break
         return data
+
+    def _decrypt(self, data: bytes) -> bytes:
+        if self._channel is None:
+            return data
+        with self._in_channel:
+            return self._channel.receive(data)
+
+    def _encrypt(self, data: bytes) -> bytes:
+        """What is to be sent in place of it, in this order."""
+        if self._channel is None:
+            return data
+        with self._in_channel:
+            self._channel.send(data)
+            return self._channel.take()
 
     def queue(self, data: bytes) -> None:
         """Note what is to be sent."""
@@ -98,7 +139,7 @@ class Line:
     def _drain(self) -> None:
         try:
             while self._outbox:
-                self._socket.sendall(self._outbox.popleft())
+                self._socket.sendall(self._encrypt(self._outbox.popleft()))
         except OSError as error:
             logger.debug("sending to the coordinator failed: %s", error)
             self._failed = True
@@ -131,6 +172,7 @@ class Line:
             if self._sending.acquire(blocking=False):
                 try:
                     self._socket.setblocking(False)
+                    word = self._encrypt(word)
                     said = not self._failed and not self._outbox and self._socket.send(word) == len(word)
                 except OSError as error:
                     logger.debug("the old coordinator cannot be told: %s", error)
@@ -176,3 +218,21 @@ class Line:
         """Close only the duplicate, because `shutdown` would end the parent's connection."""
         self._closed = True
         self._socket.close()
+
+
+def _hear_first(sock: socket.socket, channel: Channel, address: Address, until: float) -> bytes:
+    """Prove each other's identity. A coordinator speaks first, as soon as it has accepted our certificate."""
+    try:
+        while True:
+            sock.sendall(channel.take())
+            sock.settimeout(max(until - time.monotonic(), 1e-3))
+            received = sock.recv(_READ_BYTES)
+            if not received:
+                raise ConnectionResetError("it closed the connection")
+            if data := channel.receive(received):
+                return data
+    except ssl.SSLError as error:
+        raise AuthenticationError(
+            f"there is no TLS with the coordinator at {format_address(address)}: {explain(error)}. Use the same token, "
+            "or certificates of one authority, and the same tls in --rdzv-conf (or ELASTICFLOW_TLS), everywhere."
+        ) from None

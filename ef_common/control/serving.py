@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -14,6 +15,7 @@ from ef_common.core.view import Member
 from ef_common.protocol.peer import End, Peer
 from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.server_outputs import Close, Output, Probe, Write, WriteOrReset
+from ef_common.tls import COORDINATOR, Channel, Tls, explain
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class ServerLoop:
         listener: The listening socket, not blocking.
         server: The server.
         on_population: Called with the number of connected workers whenever it has changed.
+        tls: The identity of this coordinator, if connections are encrypted.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class ServerLoop:
         listener: socket.socket,
         server: CoordinatorServer,
         on_population: Callable[[int], None],
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._loop = loop
         self._listener = listener
         self._server = server
@@ -104,7 +109,7 @@ class ServerLoop:
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
                 return
-            stream = Stream(self, sock)
+            stream = Stream(self, sock, None if self._tls is None else self._tls.accepts())
             self._open.add(stream)
             self._spawn(self._adopt(stream))
 
@@ -135,6 +140,10 @@ class ServerLoop:
     def received(self, peer: Peer, data: bytes) -> None:
         """Bytes have come."""
         self._report(self._server.receive, peer, data)
+
+    def distrusted(self, peer: Peer, error: ssl.SSLError) -> None:
+        """A peer does not keep to TLS."""
+        self._report(self._server.distrust, peer, explain(error))
 
     def overflowed(self, peer: Peer) -> None:
         """A peer has not read what was written."""
@@ -216,10 +225,13 @@ class Stream(asyncio.BufferedProtocol):
     Args:
         host: Is told what happens.
         sock: The socket, kept so that forked children can close their duplicate of it.
+        channel: What encrypts and decrypts, if something does. The server knows the peer as a stranger from the
+            beginning, so its limits for strangers hold for the handshake, too.
     """
 
-    def __init__(self, host: ServerLoop, sock: socket.socket) -> None:
+    def __init__(self, host: ServerLoop, sock: socket.socket, channel: Channel | None = None) -> None:
         self.socket = sock
+        self._channel = channel
         self._host = host
         self._peer: Peer | None = None
         self._transport: asyncio.Transport | None = None
@@ -233,6 +245,9 @@ class Stream(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Send bytes, without waiting."""
         if self._transport is not None and not self._ended:
+            if self._channel is not None:
+                self._channel.send(data)
+                data = self._channel.take()
             self._transport.write(data)
 
     def close(self, last_words: bytes) -> None:
@@ -279,7 +294,24 @@ class Stream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._peer is not None and not self._ended:
-            self._host.received(self._peer, bytes(self._host.buffer[:nbytes]))
+            data = bytes(self._host.buffer[:nbytes])
+            if self._channel is not None:
+                data = self._decrypt(self._channel, self._peer, data)
+            if data:
+                self._host.received(self._peer, data)
+
+    def _decrypt(self, channel: Channel, peer: Peer, data: bytes) -> bytes:
+        was_open = channel.is_open
+        try:
+            data = channel.receive(data)
+        except ssl.SSLError as error:
+            self.write(b"")  # TLS tells the peer why
+            self._host.distrusted(peer, error)
+            return b""
+        if not was_open and channel.is_open:
+            peer.may_lead = channel.peer == COORDINATOR
+        self.write(b"")
+        return data
 
     def eof_received(self) -> None:
         self._end(End.CLOSED)

@@ -23,6 +23,7 @@ from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
 from ef_common.protocol.introduction import HELP
+from ef_common.tls import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +101,15 @@ def read_torchrun_environment(environ: Mapping[str, str] | None = None) -> Torch
         ) from None
 
 
-def host_or_find_coordinator(environment: WorkerEnvironment, *, timeout_s: float = 60.0) -> C10dJob:
+def host_or_find_coordinator(
+    environment: WorkerEnvironment, *, timeout_s: float = 60.0, credentials: Credentials | None = None
+) -> C10dJob:
     """Host the coordinator in this process (rank 0), or find out where it is (all others).
 
     Args:
         environment: The worker's environment, without a coordinator.
         timeout_s: How long to wait for rank 0.
+        credentials: Identity of the coordinator, if connections are encrypted.
 
     Raises:
         CoordinatorLost: No coordinator could be reached in time.
@@ -115,7 +119,7 @@ def host_or_find_coordinator(environment: WorkerEnvironment, *, timeout_s: float
     store = _join_store(timeout_s)
     coordinator = None
     if torchrun.rank == 0:
-        coordinator = _host(torchrun, environment)
+        coordinator = _host(torchrun, environment, credentials)
         address = _address_for_others(coordinator, torchrun)
         store.set(_KEY, format_address(address))
     else:
@@ -131,7 +135,9 @@ def _join_store(timeout_s: float) -> Store:
     return store
 
 
-def _host(torchrun: TorchrunEnvironment, environment: WorkerEnvironment) -> Coordinator:
+def _host(
+    torchrun: TorchrunEnvironment, environment: WorkerEnvironment, credentials: Credentials | None
+) -> Coordinator:
     host = torchrun.master_addr
     coordinator = Coordinator(
         (host if is_loopback(host) else "", 0),
@@ -140,6 +146,7 @@ def _host(torchrun: TorchrunEnvironment, environment: WorkerEnvironment) -> Coor
         settings=Settings(min_nodes=1, max_nodes=torchrun.num_nodes, last_call_s=LINGER_S),
         heartbeat_timeout_s=environment.heartbeat_timeout_s,
         hang_timeout_s=environment.hang_timeout_s,
+        credentials=credentials,
     )
     coordinator.start()
     return coordinator

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ef_common.core.membership import Settings
 from ef_common.errors import CoordinatorLost
 from ef_common.protocol.addresses import Address, is_loopback
 from ef_common.protocol.auth import Token
+from ef_common.tls import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Order:
         settings: Fields of the settings of the membership.
         heartbeat_timeout_s: See :class:`~ef_common.control.coordinator.Coordinator`.
         hang_timeout_s: Its hang timeout.
+        credentials: Its identity, if connections are encrypted.
     """
 
     host: str
@@ -50,15 +52,18 @@ class Order:
     settings: dict[str, Any]
     heartbeat_timeout_s: float
     hang_timeout_s: float | None
+    credentials: str | None = field(default=None, repr=False)
 
     def carry_out(self) -> Coordinator:
         """The coordinator, not started yet."""
+        found = self.credentials
         return Coordinator(
             (self.host, 0),
             token=Token(self.token),
             settings=Settings(**self.settings),
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             hang_timeout_s=self.hang_timeout_s,
+            credentials=None if found is None else Credentials.load(found, source="the order"),
         )
 
 
@@ -69,6 +74,7 @@ def start_coordinator(
     *,
     heartbeat_timeout_s: float,
     hang_timeout_s: float | None,
+    credentials: Credentials | None = None,
     log: Path | None = None,
 ) -> tuple[Address, int]:
     """Start a coordinator and leave it to itself.
@@ -79,6 +85,7 @@ def start_coordinator(
         settings: Settings of the membership.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: So is one that keeps the others waiting for longer; None to learn it, 0 for no limit.
+        credentials: Its identity, if connections are encrypted; they go the same way.
         log: File for its log; without one there is none.
 
     Returns:
@@ -88,7 +95,12 @@ def start_coordinator(
         CoordinatorLost: The process did not start.
     """
     order = Order(
-        host if is_loopback(host) else "", token.secret, asdict(settings), heartbeat_timeout_s, hang_timeout_s
+        host if is_loopback(host) else "",
+        token.text,
+        asdict(settings),
+        heartbeat_timeout_s,
+        hang_timeout_s,
+        None if credentials is None else credentials.dump(),
     )
     with (log or Path(os.devnull)).open("ab") as errors:
         process = subprocess.Popen(

@@ -2,6 +2,9 @@
 
 =============================  ==================================  ===================================================
 ELASTICFLOW_TOKEN              none: loopback only                 The secret of the job, the same on all nodes.
+ELASTICFLOW_TLS                `0`                                 `1`: our connections are encrypted, with certificates
+                                                                   that follow from the token; or the directory of the
+                                                                   certificates.
 ELASTICFLOW_RUN_DIR            none: no log                        Directory of the run: the event log goes there.
 ELASTICFLOW_CHECKPOINT         none                                URL for checkpoints, if the script names none.
 ELASTICFLOW_CLAIMS             where the checkpoints are           URL for claims, if the script names none.
@@ -19,6 +22,7 @@ ELASTICFLOW_COORDINATOR        set by the launcher                 `HOST:PORT` o
                                                                    worker trains alone.
 ELASTICFLOW_LOG_FORMAT         `text`                              `json`: ElasticFlow's lines on the terminal are JSON
                                                                    objects.
+ELASTICFLOW_CREDENTIALS        set by the launcher                 With TLS: the worker's certificate and its key.
 ELASTICFLOW_NOTES              set by the launcher                 Directory in which a worker notes what it works on,
                                                                    for its launcher to read.
 ELASTICFLOW_STANDBY            set by the launcher                 Port on this node of the standby coordinator that its
@@ -49,9 +53,12 @@ from ef_common.launch.notice_sources import NoticeSource, source_for
 from ef_common.protocol.addresses import Address, parse_address
 from ef_common.protocol.auth import Token
 from ef_common.terminal import FORMATS, LOG_FORMAT
+from ef_common.tls import Credentials
 
 COORDINATOR = "ELASTICFLOW_COORDINATOR"
 TOKEN = "ELASTICFLOW_TOKEN"
+TLS = "ELASTICFLOW_TLS"
+CREDENTIALS = "ELASTICFLOW_CREDENTIALS"
 NODE = "ELASTICFLOW_NODE"
 ADDRESS = "ELASTICFLOW_ADDRESS"
 STANDBY = "ELASTICFLOW_STANDBY"
@@ -90,6 +97,8 @@ class WorkerEnvironment:
         grace_s: How long the worker may take to leave.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: How long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
+        tls: Whether connections are encrypted, and where the certificates are; see `certificates.trust_of`.
+        credentials: The identity of this worker, or None.
     """
 
     coordinator: Address | None
@@ -108,6 +117,8 @@ class WorkerEnvironment:
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     hang_timeout_s: float | None = None
     claims: str | None = field(default=None, repr=False)
+    tls: str = ""
+    credentials: Credentials | None = None
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -137,6 +148,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         checkpoint=env.get(CHECKPOINT, "").strip() or None,
         claims=env.get(CLAIMS, "").strip() or None,
         audit=_flag(env, AUDIT),
+        tls=env.get(TLS, "").strip(),
+        credentials=Credentials.load(env[CREDENTIALS], source=CREDENTIALS) if env.get(CREDENTIALS) else None,
         standby=_integer(env, STANDBY, default=0, low=0, high=65535),
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
         notes=Path(env[NOTES]) if env.get(NOTES) else None,

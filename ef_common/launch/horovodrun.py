@@ -43,6 +43,7 @@ from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.introduction import HELP
 from ef_common.session.ports import ControlChannel
+from ef_common.tls import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -142,12 +143,15 @@ class HorovodJob:
             self.driver.close()
 
 
-def join_horovodrun(environment: WorkerEnvironment, *, gather_s: float = GATHER_S) -> HorovodJob:
+def join_horovodrun(
+    environment: WorkerEnvironment, *, gather_s: float = GATHER_S, credentials: Credentials | None = None
+) -> HorovodJob:
     """Start the coordinator (the first worker of rank 0), or find out where it is (all others).
 
     Args:
         environment: The worker's environment, without a coordinator.
         gather_s: How long rank 0 waits for the other workers of the start.
+        credentials: Identity of the coordinator, if connections are encrypted.
 
     Raises:
         CoordinatorLost: No coordinator could be started, or reached in time.
@@ -159,7 +163,7 @@ def join_horovodrun(environment: WorkerEnvironment, *, gather_s: float = GATHER_
         os.environ.update(LOCAL_RANK=str(given.local_rank), LOCAL_WORLD_SIZE=str(given.local_size))
     store = Store(given.store)
     try:
-        found = _Search(store, given, environment, gather_s).run()
+        found = _Search(store, given, environment, gather_s, credentials).run()
     except StoreLost as error:
         raise CoordinatorLost(str(error)) from error
     # Workers are admitted one by one, wherever they run.
@@ -232,6 +236,7 @@ class _Search:
     given: HorovodrunEnvironment
     environment: WorkerEnvironment
     gather_s: float
+    credentials: Credentials | None
 
     def run(self) -> Found:
         """Announce this worker, and start the coordinator or find it."""
@@ -254,6 +259,7 @@ class _Search:
             Settings(last_call_s=LAST_CALL_S),
             heartbeat_timeout_s=self.environment.heartbeat_timeout_s,
             hang_timeout_s=self.environment.hang_timeout_s,
+            credentials=self.credentials,
             log=self._log(),
         )
         deadline = time.monotonic() + self.gather_s

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ef_common.collectives.engines import NoGroups, check_engine, groups_of
@@ -26,6 +26,7 @@ from ef_common.data.source import Source
 from ef_common.errors import UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
+from ef_common.launch.certificates import Trust, trust_of
 from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
@@ -37,6 +38,7 @@ from ef_common.session.ports import ControlChannel
 from ef_common.session.progress_tracker import ProgressTracker
 from ef_common.story import Story
 from ef_common.terminal import log_as_json, outlive_reader
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -136,13 +138,17 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     check_engine(engine)
     plain, horovodrun = is_plain_torchrun(), is_horovodrun()
     alone = is_alone(environment)
+    trust = Trust(environment.token, worker=environment.credentials)
+    if plain or horovodrun:  # no agent of ours has given this worker its certificate
+        trust = trust_of(environment.token, environment.tls)
+    tls = None if trust.worker is None else Tls(trust.worker)
     # Before anybody is told of this worker: the engine may not be installed. Who is alone needs none.
-    groups = NoGroups() if alone else groups_of(engine)
+    groups = NoGroups() if alone else groups_of(engine, tls=tls)
     job: C10dJob | HorovodJob | None = None
     if plain:
-        job = host_or_find_coordinator(environment)
+        job = host_or_find_coordinator(replace(environment, token=trust.token), credentials=trust.coordinator)
     elif horovodrun:
-        job = join_horovodrun(environment)
+        job = join_horovodrun(replace(environment, token=trust.token), credentials=trust.coordinator)
     if job is not None:
         environment = job.environment
         atexit.register(job.close)  # runs after the session's own end: exit handlers run last in, first out
@@ -179,6 +185,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         crash_record=record,
         on_hung=end_if_hung,
         on_straggling=on_straggling,
+        tls=tls,
     )
     if isinstance(job, HorovodJob):
         channel = job.watch(channel, member.id)

@@ -37,6 +37,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ef_common.errors import CoordinatorLost, UsageError
 from ef_common.launch import environment, run_directory
+from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.restarts import Restarts
@@ -127,6 +128,11 @@ def parser() -> argparse.ArgumentParser:
         help="directory of the event log (default: a new one in ./elasticflow-runs)",
     )
     ours.add_argument(
+        "--tls",
+        metavar="1|DIR",
+        help="encrypt ElasticFlow's connections: 1 for certificates that follow from the token, or their directory",
+    )
+    ours.add_argument(
         "--log-format",
         choices=FORMATS,
         help="how ElasticFlow writes its lines to the terminal (default: text); json: one object in each line",
@@ -151,6 +157,8 @@ def main(argv: list[str]) -> int:
         options = Options.parse(argv)
         if options.torchrun.log_format:
             os.environ[LOG_FORMAT] = options.torchrun.log_format
+        if options.torchrun.tls:
+            os.environ[environment.TLS] = options.torchrun.tls
         environment.check_log_format(os.environ)
         outlive_reader()
         log_as_json()
@@ -248,15 +256,17 @@ class _Agents:
             self._args.rdzv_conf, min_nodes=options.min_nodes, max_nodes=options.max_nodes, last_call_s=LAST_CALL_S
         )
         token = given.token or Token(secrets.token_hex(16), source=environment.TOKEN)
-        os.environ[environment.TOKEN] = token.secret
+        os.environ[environment.TOKEN] = token.text
+        trust = trust_of(token, given.tls)
         if options.num_workers > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers of a node
         address, pid = start_coordinator(
             LOOPBACK,
-            token,
+            trust.token or token,
             replace(given.settings, start_nodes=options.num_workers),
             heartbeat_timeout_s=given.heartbeat_timeout_s,
             hang_timeout_s=given.hang_timeout_s,
+            credentials=trust.coordinator,
         )
         with contextlib.suppress(psutil.NoSuchProcess):
             self._coordinator = psutil.Process(pid)

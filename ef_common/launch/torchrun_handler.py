@@ -15,6 +15,7 @@ Keys in ``--rdzv-conf``; others are ignored, as c10d does:
 =================  ======================================  ===========================================================
 token_file         none                                    File with the secret of the job. It takes precedence over
                                                            `ELASTICFLOW_TOKEN`.
+tls                that of the environment                 As `ELASTICFLOW_TLS`, over which it takes precedence.
 heartbeat_timeout  that of the environment                 As `ELASTICFLOW_HEARTBEAT_TIMEOUT`, over which it takes
                                                            precedence.
 hang_timeout       that of the environment                 As `ELASTICFLOW_HANG_TIMEOUT`, over which it takes
@@ -54,10 +55,12 @@ from ef_common.core.membership import Settings
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
 from ef_common.launch import environment
+from ef_common.launch.certificates import trust_of
 from ef_common.launch.deaths import Deaths, directory_for_notes
 from ef_common.launch.frozen import Watch
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
+from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class Options:
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: So is one that keeps the others waiting for longer; None to learn it, 0 for no limit.
         settings: Settings of the membership.
+        tls: Whether connections are encrypted, and where the certificates are; see `certificates.trust_of`.
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
     """
@@ -91,6 +95,7 @@ class Options:
     heartbeat_timeout_s: float
     hang_timeout_s: float | None
     settings: Settings
+    tls: str = ""
     stands_in: bool = False
 
     @classmethod
@@ -120,6 +125,7 @@ class Options:
                 last_call_s=_seconds(params, "last_call_timeout", default=1.0, low=0.0),
                 on_minority=_choice(params, "on_minority", ("wait", "continue")),
             ),
+            tls=str(params.get("tls", variables.tls)),
             stands_in=bool(_flag(params, "stands_in")),
         )
 
@@ -181,6 +187,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def __init__(self, options: Options, *, run_id: str, local_addr: str | None = None) -> None:
         self._options = options
+        self._trust = trust_of(options.token, options.tls)
+        self._tls = None if self._trust.coordinator is None else Tls(self._trust.coordinator)
         self._run_id = run_id
         self._local_addr = local_addr
         self._coordinator: Coordinator | None = None
@@ -192,6 +200,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._watch: Watch | None = None
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
+        self._given_token: str | None = None
 
     def start(self) -> None:
         """Host the coordinator if this agent must, and prepare the environment that workers inherit.
@@ -209,6 +218,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._report)
         self._watch = Watch(self._deaths.directory, self._ask_about)
         self._watch.start()
+        self._given_token = os.environ.get(environment.TOKEN)
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
     def _coordinator_address(self, is_here: bool) -> Address:
@@ -226,7 +236,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
         coordinator = Coordinator(
             # A name of this machine may resolve to something that others don't reach: listen everywhere.
             (host if is_loopback(host) else "", port),
-            token=self._options.token,
+            token=self._trust.token,
+            credentials=self._trust.coordinator,
             settings=self._options.settings,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
             hang_timeout_s=self._options.hang_timeout_s,
@@ -255,7 +266,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
     def _start_standby(self, address: Address) -> Coordinator:
         standby = Coordinator(
             address,
-            token=self._options.token,
+            token=self._trust.token,
+            credentials=self._trust.coordinator,
             settings=self._options.settings,
             heartbeat_timeout_s=self._options.heartbeat_timeout_s,
             hang_timeout_s=self._options.hang_timeout_s,
@@ -288,17 +300,19 @@ class ElasticFlowRendezvous(RendezvousHandler):
         }
         if self._coordinator is not None:
             variables[environment.STANDBY] = str(self._coordinator.address[1])
-        if self._options.token is not None:
-            variables[environment.TOKEN] = self._options.token.secret
+        if self._trust.token is not None:
+            variables[environment.TOKEN] = self._trust.token.secret
+        if self._trust.worker is not None:
+            variables[environment.CREDENTIALS] = self._trust.worker.dump()
         if self._deaths is not None:
             variables[environment.NOTES] = str(self._deaths.directory)
         return variables
 
     def _report(self, why: str, fatal: bool) -> str:
-        return report_failure(self._coordinators, self._agent(), self._options.token, why, fatal=fatal)
+        return report_failure(self._coordinators, self._agent(), self._trust.token, why, fatal=fatal, tls=self._tls)
 
     def _ask_about(self, worker: str) -> str | None:
-        return inquire(self._coordinators, self._agent(), self._options.token, worker)
+        return inquire(self._coordinators, self._agent(), self._trust.token, worker, tls=self._tls)
 
     @property
     def _coordinators(self) -> list[Address]:
@@ -349,6 +363,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End; the agent that hosted the coordinator at the start first waits for the workers of other nodes."""
+        if self._given_token is not None:  # the next job of this process is not to take that of the workers for it
+            os.environ[environment.TOKEN] = self._given_token
         if self._watch is not None:
             self._watch.stop()
         if self._deaths is not None:

@@ -1,8 +1,9 @@
 """The job token, and the proofs with which a worker and the coordinator show each other that they know it.
 
 The token itself never crosses the network. Each side answers the other's nonce with an HMAC; the worker's covers
-everything that it says about itself. Nothing is encrypted, and an attacker who can change packets on the network can
-take over an authenticated connection, so run jobs on a network that you trust, as torchrun itself demands.
+everything that it says about itself. This encrypts nothing: without TLS (:mod:`ef_common.tls`), an attacker who can
+change packets on the network can take over an authenticated connection, so run jobs on a network that you trust, as
+torchrun itself demands.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ _CONTEXT = "elasticflow control 3"
 class Token:
     """The secret of one job, which all its workers and its coordinator share.
 
+    Several lines are several secrets: the first one is used, and a coordinator accepts the others, too. So a secret is
+    replaced in a running job: each node is restarted with the old and the new one, then with the new and the old one,
+    and then with the new one alone.
+
     Args:
-        secret: The text; surrounding whitespace does not count.
+        secret: The text; whitespace around a line, and empty lines, do not count. Afterwards, the first line.
         source: Where it came from, for messages.
+
+    Attributes:
+        others: The other lines.
 
     Raises:
         UsageError: The secret is empty.
@@ -34,11 +42,32 @@ class Token:
 
     secret: str = field(repr=False)
     source: str = "the job token"
+    others: tuple[str, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "secret", self.secret.strip())
+        first, *others = [line.strip() for line in self.secret.split("\n") if line.strip()] or [""]
+        object.__setattr__(self, "secret", first)
+        object.__setattr__(self, "others", tuple(others))
         if not self.secret:
             raise UsageError(f"{self.source} must be the secret that all workers of the job share. Received: nothing")
+
+    @property
+    def accepted(self) -> tuple[Token, ...]:
+        """A token for each of the secrets, the one in use first."""
+        return tuple(Token(secret, self.source) for secret in (self.secret, *self.others))
+
+    @property
+    def text(self) -> str:
+        """All secrets, one in each line."""
+        return "\n".join((self.secret, *self.others))
+
+    def derive(self, purpose: str) -> bytes:
+        """32 bytes that follow from the secret in use, and from which it does not follow: HMAC(token, purpose)."""
+        return bytes.fromhex(_proof(self, "derived", purpose))
+
+    def for_workers(self) -> Token:
+        """The token that coordinators accept from workers which must not know this one."""
+        return Token("\n".join(one.derive("worker").hex() for one in self.accepted), self.source)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Token:

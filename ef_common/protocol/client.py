@@ -305,11 +305,14 @@ class Client:
         if link is not self._trying:  # that took too long
             self.outputs.append(Close(link))
 
-    def unreached(self, link: Link, problem: str, now: float) -> None:
-        """A connection could not be made."""
+    def unreached(self, link: Link, problem: str | AuthenticationError, now: float) -> None:
+        """A connection could not be made, maybe because one side does not prove who it is."""
         self._now = now
         if link is self._trying:
-            self._fail_attempt(problem)
+            if isinstance(problem, AuthenticationError):
+                self._refuse(link, problem)
+            else:
+                self._fail_attempt(problem)
 
     def receive(self, link: Link, data: bytes, now: float) -> None:
         """Bytes have come."""

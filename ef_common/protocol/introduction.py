@@ -15,7 +15,7 @@ Answer = wire.Welcome | wire.Finish | wire.Redirect | wire.Failed
 HELP = (
     "Check that its host and port are right and reachable from here, and that the agent or the process which "
     "hosts the coordinator runs. Without a job token it listens on its own loopback interface only: set "
-    "ELASTICFLOW_TOKEN, or token_file in --rdzv-conf, on all nodes."
+    "ELASTICFLOW_TOKEN, or token_file in --rdzv-conf, on all nodes. If it has TLS, all nodes need it."
 )
 
 

@@ -44,6 +44,7 @@ class Peer:
         self.relayed = (0, 0)  # generation of a view, and bytes that it has published to its members
         self.since = now
         self.heard = now  # time of the last sign of life
+        self.may_lead = True  # it has not proved to be a worker, which no coordinator is
         self.moved = False  # it lives, and has gone to another coordinator
         self.dropped = False  # nothing of this peer counts any more
         self.lines = Lines(wire.MAX_STRANGER_BYTES)

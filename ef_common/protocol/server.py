@@ -110,7 +110,7 @@ class CoordinatorServer:
         self.standbys: dict[Address, None] = {}
         self.liveness = Liveness(heartbeat_timeout_s, limits, now)
         self._now = now
-        self._token = token
+        self._tokens = (None,) if token is None else token.accepted
         self._timeout_s = heartbeat_timeout_s
         self._settings = settings
         self._name = name
@@ -196,6 +196,12 @@ class CoordinatorServer:
             why = "its connection was reset" if how is End.UNSENT else "its connection ended"
             self._depart(peer, why, silent=not proves)
 
+    def distrust(self, peer: Peer, why: str, now: float) -> None:
+        """A connection is not safe: the peer does not prove who it is, or what it sent was changed."""
+        self._now = now
+        if not peer.dropped:
+            self._refuse(peer, "no TLS", why)
+
     def overflow(self, peer: Peer, num_bytes: int, now: float) -> None:
         """A peer does not read what it is sent."""
         self._now = now
@@ -277,10 +283,8 @@ class CoordinatorServer:
             self._refuse(peer, "no introduction", f"expected hello, got {type(message).__name__}")
             return
         member, nonce = message.member, message.nonce
-        expected = worker_proof(
-            self._token, server_nonce=peer.nonce, client_nonce=nonce, key=message.key, member=member
-        )
-        if not proves(expected, message.proof):
+        token, known = self._token_of(peer, message)
+        if not known:
             self._refuse(peer, "wrong token", self._explain_token(), code="authentication")
         elif not proves(self._keys.get(member.id, message.key), message.key):
             self._refuse(peer, "name of another", f"worker {member.id} is somebody else")
@@ -290,7 +294,7 @@ class CoordinatorServer:
             number = len(self._workers)
             self._refuse(peer, "too many workers", f"{number} are connected, all that fit in a view")
         else:
-            peer.proof = coordinator_proof(self._token, client_nonce=nonce, server_nonce=peer.nonce)
+            peer.proof = coordinator_proof(token, client_nonce=nonce, server_nonce=peer.nonce)
             peer.standby = member.standby
             peer.member = replace(member, address=member.address or peer.address)
             self._note_standbys(peer.member)
@@ -313,8 +317,16 @@ class CoordinatorServer:
                 self._submit(membership.Arrived(peer.member), peer)
                 self._look_soon()
 
+    def _token_of(self, peer: Peer, hello: wire.Hello) -> tuple[Token | None, bool]:
+        """The token that a worker has proved to know, and whether there is one: the job may have none."""
+        for token in self._tokens:
+            nonces = {"server_nonce": peer.nonce, "client_nonce": hello.nonce}
+            if proves(worker_proof(token, **nonces, key=hello.key, member=hello.member), hello.proof):
+                return token, True
+        return None, False
+
     def _explain_token(self) -> str:
-        ours = "has no job token" if self._token is None else "has a job token"
+        ours = "has no job token" if self._tokens == (None,) else "has a job token"
         return (
             f"the coordinator {ours}, and the worker's differs or is missing. "
             "Set the same ELASTICFLOW_TOKEN (or token_file) everywhere, or nowhere."
@@ -334,6 +346,8 @@ class CoordinatorServer:
                 self._hear_views(peer, views)
             case wire.Moved():
                 self._depart(peer, "it has gone to another coordinator", silent=True)
+            case wire.Follow() if not peer.may_lead:
+                self._refuse(peer, "no coordinator", "its certificate is that of a worker")
             case wire.Follow(failed=why) if why:
                 self._depart(peer, "it is a coordinator", silent=True)
                 self._submit(membership.FailedElsewhere(why), None)

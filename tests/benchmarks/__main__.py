@@ -36,6 +36,7 @@ NAMES = (
     "checkpoint",
     "run_start",
     "import_time",
+    "tls",
     "checkpoint_keras",
     "checkpoint_shares",
 )

@@ -17,9 +17,15 @@ from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.links import MAX_STRANGERS, Links
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken, ProtocolError, ThreadFailed
+from ef_common.launch.certificates import trust_of
+from ef_common.protocol.auth import Token
+from ef_common.tls import WORKER, Tls
+from tests.tap import Tap
+from tests.waiting import poll_until
 
 GUARD_S = 60.0
 LARGE = 1 << 24  # more than what sockets hold
+TRUST, OTHERS = trust_of(Token("hunter2"), "1"), trust_of(Token("another job's"), "1")
 
 
 @pytest.fixture
@@ -27,11 +33,12 @@ def values() -> SharedValues:
     return SharedValues()
 
 
-@pytest.fixture(params=["one node", "three nodes"])
+@pytest.fixture(params=["one node", "three nodes", "TLS"])
 def links(request: pytest.FixtureRequest, values: SharedValues) -> Iterator[list[Links]]:
     nodes = ["n0"] * 3 if request.param == "one node" else ["n0", "n1", "n2"]
     view = View(1, tuple(Member(f"w{rank}", node, "127.0.0.1") for rank, node in enumerate(nodes)))
-    members = [Links(view, rank, values) for rank in range(3)]
+    tls = Tls(TRUST.worker) if request.param == "TLS" else None
+    members = [Links(view, rank, values, tls=tls) for rank in range(3)]
     yield members
     for member in members:
         member.close()
@@ -170,6 +177,14 @@ def test_rank_of_no_other_member_is_refused(links: list[Links], rank: int) -> No
         links[0].receive([], rank)
 
 
+def dial(known: dict[str, Any], tls: Tls | None) -> socket.socket:
+    connection = socket.create_connection((known["address"], known["port"]))
+    if tls is not None:
+        connection = tls.wrap(connection, connects_to=WORKER)
+        connection.do_handshake()
+    return connection
+
+
 def hello_of(known: dict[str, Any], rank: int) -> bytes:
     return bytes.fromhex(known["secret"]) + rank.to_bytes(4, "big")
 
@@ -184,7 +199,7 @@ def test_member_that_comes_in_the_name_of_another_rank_is_turned_away(
     receiver.join(GUARD_S)
     assert ended == [None]
     known = json.loads(values.get("link/0"))
-    with socket.create_connection((known["address"], known["port"])) as liar:
+    with dial(known, links[1]._tls) as liar:
         liar.settimeout(GUARD_S)
         liar.sendall(hello_of(known, rank) + b"poison")
         assert not _reads(liar)
@@ -288,3 +303,63 @@ def test_sender_whose_welcome_fails_is_told(links: list[Links], monkeypatch: pyt
     sender, ended = outcome_of(lambda: links[1].send([memoryview(bytes(LARGE))], 0))
     sender.join(GUARD_S)
     assert isinstance(ended[0], GroupBroken)
+
+
+# ---------------------------------------------------------------- TLS
+
+under_tls = pytest.mark.parametrize("links", ["TLS"], indirect=True)
+
+
+@under_tls
+def test_worker_of_another_job_that_knows_the_secret_is_turned_away(links: list[Links], values: SharedValues) -> None:
+    received = bytearray(6)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(received)], 1))
+    for stranger in (Links(links[1]._view, 1, values, tls=Tls(OTHERS.worker)), Links(links[1]._view, 1, values)):
+        with contextlib.closing(stranger), pytest.raises(GroupBroken):
+            stranger.send([memoryview(bytes(LARGE))] * 100, 0)
+    links[1].send([memoryview(b"honest")], 0)
+    receiver.join(GUARD_S)
+    assert (bytes(received), ended) == (b"honest", [None])
+
+
+@under_tls
+def test_key_of_a_coordinator_is_none_of_a_worker(links: list[Links], values: SharedValues) -> None:
+    links[0]._tls = Tls(TRUST.coordinator)
+    outcome_of(lambda: links[0].receive([memoryview(bytearray(1))], 1))
+    with pytest.raises(GroupBroken, match="Hostname mismatch"):
+        links[1].send([memoryview(b"x")], 0)
+
+
+@under_tls
+def test_what_is_sent_cannot_be_read_and_what_was_changed_breaks_the_group(
+    links: list[Links], values: SharedValues
+) -> None:
+    first, second = bytearray(LARGE), bytearray(LARGE)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(first), memoryview(second)], 1))
+    known = json.loads(values.get("link/0"))
+    with Tap((known["address"], known["port"])) as tap:
+        values.put("link/0", json.dumps({**known, "port": tap.address[1]}).encode())
+        links[1].send([memoryview(b"a weight" * (LARGE // 8))], 0)
+        poll_until(lambda: len(tap.passed) > LARGE)
+        tap.changes = True
+        outcome_of(lambda: links[1].send([memoryview(b"a weight" * (LARGE // 8))], 0))
+        receiver.join(GUARD_S)
+        assert b"a weight" not in tap.passed
+    assert tap.changed.is_set()
+    assert first == b"a weight" * (LARGE // 8)
+    assert [type(error) for error in ended] == [GroupBroken]
+    assert bytes(second).rstrip(b"\0").replace(b"a weight", b"") in {b"a weight"[:n] for n in range(8)}
+
+
+@under_tls
+def test_receiver_that_is_closed_takes_nothing_encrypted_for_data(links: list[Links], values: SharedValues) -> None:
+    """`SSLSocket.close` ends the encryption before the socket."""
+    room = bytearray(4 * LARGE)
+    receiver, ended = outcome_of(lambda: links[0].receive([memoryview(room)], 1))
+    outcome_of(lambda: links[1].send([memoryview(b"a weight" * (LARGE // 2))], 0))
+    poll_until(lambda: room[0] != 0)
+    links[0].close()
+    receiver.join(GUARD_S)
+    assert [type(error) for error in ended] == [GroupBroken]
+    whole = bytes(room).rstrip(b"\0")
+    assert len(whole) < len(room)

@@ -79,3 +79,19 @@ def test_token_file_unreadable_raises_usage_error(tmp_path):
 
 def test_nonces_differ():
     assert len({new_nonce() for _ in range(100)}) == 100
+
+
+def test_lines_of_a_token_are_secrets_of_which_the_first_is_used():
+    token = Token(" new \n\n\told\n")
+    assert (token.secret, token.others, token.text) == ("new", ("old",), "new\nold")
+    assert [one.secret for one in token.accepted] == ["new", "old"]
+    assert proof_of(token) == proof_of(Token("new"))
+    assert "old" not in f"{token!r} {token}"
+
+
+def test_secret_for_workers_follows_from_the_token_and_not_the_other_way_round():
+    token = Token("new\nold")
+    assert [one.secret for one in token.for_workers().accepted] == [
+        one.for_workers().secret for one in (Token("new"), Token("old"))
+    ]
+    assert len({token.secret, token.for_workers().secret, token.derive("x").hex(), token.derive("y").hex()}) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
@@ -94,8 +93,8 @@ def test_worker_that_cannot_tell_where_it_stands_ends_and_leaves_no_line(job, mo
     opened: list[Line] = []
 
     class Kept(Line):
-        def __init__(self, sock: socket.socket) -> None:
-            super().__init__(sock)
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
             opened.append(self)
 
     def refuse(report: object, names: object) -> None:

@@ -244,7 +244,7 @@ def test_client_that_is_sent_away_looks_elsewhere_though_its_coordinator_would_t
 
     class Unreached(Line):
         @classmethod
-        def connect(cls, address, timeout_s):
+        def connect(cls, address, timeout_s, tls):
             asked.append(address)
             raise ConnectionRefusedError
 

@@ -252,7 +252,7 @@ class FaultyChannel:
 def use_faulty_ports(striker: Striker) -> None:
     """Give this process ports that can fail, before anything in it becomes a worker."""
     groups_of, client = process.groups_of, process.CoordinatorClient
-    process.groups_of = lambda engine: FaultyGroups(groups_of(engine), striker)
+    process.groups_of = lambda engine, **kwargs: FaultyGroups(groups_of(engine, **kwargs), striker)
     process.CoordinatorClient = lambda *args, **kwargs: FaultyChannel(client(*args, **kwargs), striker)
     turn = Checkpointer._turn
 

@@ -25,9 +25,10 @@ def job(tmp_path: Path) -> Iterator[TorchrunJob]:
         yield job
 
 
-def start(job: TorchrunJob, nnodes: str, *script_args: str) -> Node:
+def start(job: TorchrunJob, nnodes: str, *script_args: str, **environ: str) -> Node:
     is_host = f"--rdzv-conf=is_host={int(not job.nodes)}"
-    return job.start(f"--nnodes={nnodes}", is_host, "--local-addr=127.0.0.1", script_args=script_args, environ=ENVIRON)
+    environ = {**ENVIRON, **environ}
+    return job.start(f"--nnodes={nnodes}", is_host, "--local-addr=127.0.0.1", script_args=script_args, environ=environ)
 
 
 def hosts_the_coordinator(node: Node) -> bool:
@@ -35,8 +36,9 @@ def hosts_the_coordinator(node: Node) -> bool:
 
 
 @pytest.mark.thorough
-def test_node_is_killed_the_others_go_on_in_their_processes(job: TorchrunJob) -> None:
-    nodes = [start(job, "3", "--epochs", "3", "--step-seconds", "0.05") for _ in range(3)]
+@pytest.mark.parametrize("environ", [{}, {"ELASTICFLOW_TOKEN": "hunter2", "ELASTICFLOW_TLS": "1"}], ids=["", "TLS"])
+def test_node_is_killed_the_others_go_on_in_their_processes(job: TorchrunJob, environ: dict[str, str]) -> None:
+    nodes = [start(job, "3", "--epochs", "3", "--step-seconds", "0.05", **environ) for _ in range(3)]
     job.wait_for("step", 3, step=2)
     victim = next(node for node in reversed(nodes[1:]) if not hosts_the_coordinator(node))
     survivors = [node for node in nodes if node is not victim]

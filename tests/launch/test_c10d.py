@@ -57,7 +57,7 @@ def test_worker_of_a_later_round_is_not_misled_by_the_address_of_an_earlier_one(
 def test_host_takes_the_limits_of_its_environment():
     environ = {"ELASTICFLOW_HEARTBEAT_TIMEOUT": "7", "ELASTICFLOW_HANG_TIMEOUT": "30"}
     given = read_torchrun_environment({**TORCHRUN, "MASTER_ADDR": "localhost"})
-    coordinator = c10d._host(given, read_environment(environ))
+    coordinator = c10d._host(given, read_environment(environ), None)
     coordinator.stop()
     assert (coordinator._heartbeat_timeout_s, coordinator._limits.hang_timeout_s) == (7.0, 30.0)
 

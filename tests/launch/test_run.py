@@ -24,6 +24,7 @@ from ef_common.core.membership import Settings
 from ef_common.errors import UsageError
 from ef_common.launch import run as launcher
 from ef_common.launch import run_directory
+from ef_common.protocol.auth import Token
 from ef_common.storage.checkpoints import Checkpoints
 from ef_common.storage.store import Store
 from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
@@ -411,16 +412,22 @@ def test_settings_of_a_local_job_come_to_its_coordinator(monkeypatch: pytest.Mon
     (tmp_path / "token").write_text("hunter2")
     conf = f"heartbeat_timeout=7,hang_timeout=30,last_call_timeout=4,on_minority=continue,token_file={tmp_path}/token"
     (_, token, settings), limits = prepared(monkeypatch, conf)
-    assert limits == {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0}
+    assert limits == {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0, "credentials": None}
     assert settings == Settings(1, 8, 4.0, 3, on_minority="continue")
     assert (token.secret, os.environ["ELASTICFLOW_TOKEN"]) == ("hunter2", "hunter2")
+
+
+def test_local_job_under_tls_keeps_its_token_from_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, token, _), order = prepared(monkeypatch, "tls=1")
+    assert order["credentials"] is not None
+    assert token.secret == Token(os.environ["ELASTICFLOW_TOKEN"]).for_workers().secret
 
 
 def test_settings_of_a_local_job_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICFLOW_HEARTBEAT_TIMEOUT", "7")
     monkeypatch.setenv("ELASTICFLOW_HANG_TIMEOUT", "30")
     (_, token, settings), limits = prepared(monkeypatch, "")
-    assert limits == {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0}
+    assert limits == {"heartbeat_timeout_s": 7.0, "hang_timeout_s": 30.0, "credentials": None}
     assert settings == Settings(1, 8, launcher.LAST_CALL_S, 3)
     assert len(token.secret) == 32
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +13,14 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
-from ef_common.errors import JobFailed, UsageError
+from ef_common.control.client import CoordinatorClient
+from ef_common.errors import CoordinatorLost, JobFailed, UsageError
+from ef_common.launch.environment import read_environment
 from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, Options, create_handler, get_handler
+from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import CrashRecord
+from ef_common.tls import Tls
+from tests.waiting import poll_until
 
 
 def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> RendezvousParameters:
@@ -22,7 +29,7 @@ def parameters(endpoint: str = "127.0.0.1:29400", **config: object) -> Rendezvou
 
 @pytest.fixture(autouse=True)
 def restore_environment(monkeypatch):
-    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS", "STANDBY", "NOTES"):
+    for name in ("COORDINATOR", "TOKEN", "NODE", "ADDRESS", "STANDBY", "NOTES", "CREDENTIALS"):
         monkeypatch.setenv(f"ELASTICFLOW_{name}", "x")  # so that it is put back
         monkeypatch.delenv(f"ELASTICFLOW_{name}")
 
@@ -127,6 +134,37 @@ def test_handler_tells_the_workers_where_the_coordinator_is(tmp_path):
         assert guest.shutdown()
     finally:
         assert handler.shutdown()
+
+
+def test_handler_under_tls_gives_the_workers_credentials_and_puts_the_token_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", "new\nold")
+    monkeypatch.setenv("ELASTICFLOW_TLS", "1")
+    handler = create_handler(parameters("localhost:0"))
+    try:
+        given = read_environment()
+        assert given.token.text == Token("new").for_workers().secret
+        worker = CoordinatorClient(given.coordinator, given.member(), given.token, tls=Tls(given.credentials))
+
+        def start() -> None:
+            with suppress(CoordinatorLost):  # it is stopped before there is a view
+                worker.start(lambda generation: None)
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        poll_until(lambda: handler._coordinator.has_begun)
+        assert handler._ask_about("nobody") is not None
+        worker.stop()
+        starting.join()
+    finally:
+        assert handler.shutdown()
+    assert os.environ["ELASTICFLOW_TOKEN"] == "new\nold"
+
+
+def test_options_tls_is_given_or_in_the_environment(monkeypatch):
+    assert Options.parse(parameters()).tls == ""
+    monkeypatch.setenv("ELASTICFLOW_TLS", "/keys")
+    assert Options.parse(parameters()).tls == "/keys"
+    assert Options.parse(parameters(tls="0")).tls == "0"
 
 
 def test_handler_elsewhere_leaves_hosting_to_the_endpoint():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +17,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ef_common.launch import environment
+from ef_common.launch.certificates import trust_of
 from ef_common.protocol.addresses import LOOPBACK, Address, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.testing.ports import free_ports
 from tests.control.conftest import Peer
 from tests.control.lies import Call, calls
 from tests.faults.hosts import ENOUGH
+from tests.launch.test_certificates import write
 from tests.launch.test_run import Launched, script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -93,6 +98,35 @@ def test_token_of_a_job_is_in_no_log_event_file_or_command_line(
     assert "DEBUG" in run.output.read_text()
     assert files_with("world_size", tmp_path)
     assert files_with(secret, tmp_path) == ({tmp_path / "token"} if how == "file" else set())
+
+
+@pytest.mark.parametrize("how", ["derived", "files"])
+def test_workers_of_a_job_under_tls_have_keys_of_their_own_and_no_token(
+    launch: Callable[..., Launched], tmp_path: Path, how: str
+) -> None:
+    """One is killed, and its replacement gets the state over the network."""
+    secret = secrets.token_hex(20)
+    tls = "1"
+    if how == "files":
+        (tmp_path / "keys").mkdir()
+        tls = write(trust_of(Token("an authority of the user's"), "1"), tmp_path / "keys")
+    run = launch(f"--tls={tls}", "--nproc-per-node=2", *script(), ELASTICFLOW_TOKEN=secret)
+    generation = run.wait_for_world(2)
+    run.wait_for_step(3)
+    os.kill(run.workers()[-1], signal.SIGKILL)
+    run.wait_for_world(2, after=generation)
+    variables = environ_of(run.workers()[-1])
+    assert variables[environment.TOKEN] == Token(secret).for_workers().secret
+    assert secret not in str(variables)
+    key = json.loads(variables[environment.CREDENTIALS])["key"].splitlines()[1]
+    assert not [line for line in command_lines() if secret in line or key in line]
+    with contextlib.closing(Peer(parse_address(variables[environment.COORDINATOR], what="its coordinator"))) as peer:
+        assert peer.hear() is None  # nothing is said to a stranger
+    (run.directory / ENOUGH).touch()
+    assert run.wait() == 0
+    assert files_with(secret, tmp_path) == set()
+    assert files_with(key, tmp_path) == ({tmp_path / "keys" / "worker.key"} if how == "files" else set())
+    run.audit()
 
 
 def lie(addresses: list[Address], token: Token, made_up: list[tuple[int, Call]]) -> None:

@@ -1,0 +1,237 @@
+"""A real job, and a stranger at all of its listening ports: it trains on, in bounded memory and with bounded files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ef_common.control.leader_request import Conversation
+from ef_common.control.sockets import raise_file_limit
+from ef_common.core.view import Member
+from ef_common.launch import environment
+from ef_common.launch.environment import WorkerEnvironment
+from ef_common.protocol import server, wire
+from ef_common.protocol.addresses import LOOPBACK
+from ef_common.tls import COORDINATOR, Tls
+from tests.control.test_robustness import HELLO
+from tests.faults.hosts import ENOUGH
+from tests.launch.test_run import Launched, script
+from tests.launch.test_trust import environ_of
+from tests.tap import Tap
+from tests.waiting import poll_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(300)]
+
+GUARD_S = 30.0
+SILENCE_S = 0.3
+NUM_IDLE = 1000
+NUM_PLACES = 7  # a coordinator, two standbys, two doors, and the two listeners for links of one worker
+FRAME_BYTES = 2**31 - 1
+MORE_FILES = server.MAX_STRANGERS + 100
+MORE_BYTES = 64 << 20
+Place = tuple[str, int] | str
+"""A port, or the name of an abstract socket."""
+
+
+class Job:
+    """A job of two workers, one of which has received the state from the other one, so it listens for more."""
+
+    def __init__(self, directory: Path, *tls: str) -> None:
+        self.run = Launched(directory)
+        self.run.start(*tls, "--nproc-per-node=2", *script(), ELASTICFLOW_TOKEN=secrets.token_hex(20))
+        generation = self.run.wait_for_world(2)
+        os.kill(self.run.workers()[-1], signal.SIGKILL)
+        self.generation = self.run.wait_for_world(2, after=generation)
+        self.workers = self.run.workers()
+        self.variables = environ_of(self.workers[-1])
+        launcher = psutil.Process(self.run.process.pid)
+        coordinator = next(p for p in psutil.process_iter() if self.coordinator[1] in _ports(p))
+        self.processes = [coordinator, *launcher.children(recursive=True)]
+
+    @property
+    def worker(self) -> WorkerEnvironment:
+        """What a worker knows."""
+        return environment.read_environment(self.variables)
+
+    @property
+    def coordinator(self) -> tuple[str, int]:
+        assert self.worker.coordinator is not None
+        return self.worker.coordinator
+
+    def places(self) -> list[Place]:
+        """Where its processes listen, except those from which the kernel keeps strangers (Gloo's)."""
+        found: list[Place] = []
+        for process in self.processes:
+            found += [(LOOPBACK, port) for port in _ports(process)]
+            found += _names(process)
+        return [place for place in found if reaches(place)]
+
+    @contextlib.contextmanager
+    def attacked(self) -> Iterator[Callable[[], None]]:
+        """Everything is as before afterwards; what is given may be called meanwhile."""
+        before = [(process.num_fds(), process.memory_info().rss) for process in self.processes]
+
+        def look() -> None:
+            for process, (files, size) in zip(self.processes, before, strict=True):
+                assert process.num_fds() < files + MORE_FILES, process
+                assert process.memory_info().rss < size + MORE_BYTES, process
+
+        yield look
+        look()
+        step = max(event["step"] for event in self.run.events("step"))
+        self.run.wait_for_step(step + 10)
+        assert self.run.workers() == self.workers
+        assert max(event["generation"] for event in self.run.events("view")) == self.generation
+        poll_until(lambda: all(p.num_fds() <= files + 10 for p, (files, _) in zip(self.processes, before, strict=True)))
+
+    def greet(self, address: tuple[str, int], name: str) -> Conversation:
+        """Be a worker of it."""
+        identity = self.worker.credentials
+        tls = None if identity is None else Tls(identity)
+        return Conversation(address, Member(name, name, ""), self.worker.token, tls=tls)
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    with contextlib.suppress(psutil.Error):
+        return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    return set()
+
+
+def _names(process: psutil.Process) -> list[str]:
+    """Its abstract sockets of ours that listen."""
+    inodes = set()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(link))
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    listening = [row for row in rows if len(row) == 8 and int(row[3], 16) & 0x10000 and f"socket:[{row[6]}]" in inodes]
+    return [f"\0{row[7][1:]}" for row in listening if row[7].startswith("@elasticflow-")]
+
+
+def dial(place: Place) -> socket.socket:
+    family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
+    connection = socket.socket(family)
+    connection.settimeout(1.0)
+    try:
+        connection.connect(place)
+    except BaseException:
+        connection.close()
+        raise
+    connection.settimeout(SILENCE_S)
+    return connection
+
+
+def reaches(place: Place) -> bool:
+    with contextlib.suppress(OSError):
+        dial(place).close()
+        return True
+    return False
+
+
+def say(place: Place, data: bytes, *, more: int = 0) -> None:
+    """Say something, and after it zeros, for as long as somebody listens."""
+    with contextlib.suppress(OSError), dial(place) as stranger:
+        stranger.sendall(data)
+        while more > 0:
+            more -= stranger.send(bytes(min(more, 1 << 20)))
+        while stranger.recv(1 << 16):
+            pass
+
+
+@pytest.fixture(scope="module", params=["", "TLS"], ids=["clear", "TLS"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    raise_file_limit()
+    directory = tmp_path_factory.mktemp("job")
+    made = Job(directory / "run", *(["--tls=1"] if request.param else []))
+    try:
+        yield made
+        (made.run.directory / ENOUGH).touch()
+        assert made.run.wait() == 0
+        made.run.audit()
+    finally:
+        made.run.end()
+
+
+def garbage(job: Job, look: Callable[[], None]) -> None:
+    for place in job.places():
+        for data in (secrets.token_bytes(1 << 16), b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000):
+            say(place, data)
+
+
+def half_a_greeting(job: Job, look: Callable[[], None]) -> None:
+    """That of the protocol, and that of TLS."""
+    hello = Tls(job.worker.credentials).connects(COORDINATOR).take() if job.worker.credentials else b"\x16\x03\x01\x02"
+    for place in job.places():
+        for data in (HELLO[:40], hello[: len(hello) // 2], secrets.token_bytes(10)):
+            say(place, data)
+
+
+def frame_of_2_gib(job: Job, look: Callable[[], None]) -> None:
+    """It is announced in each way in which we, Gloo or TLS announce something; and a line has no end."""
+    for place in job.places():
+        for begin in (FRAME_BYTES.to_bytes(4, "big"), FRAME_BYTES.to_bytes(8, "little"), b"\x17\x03\x03\xff\xff", b"{"):
+            say(place, begin, more=FRAME_BYTES)
+        look()
+
+
+def a_thousand_idle_connections(job: Job, look: Callable[[], None]) -> None:
+    for place in job.places():
+        with contextlib.ExitStack() as crowd:
+            for _ in range(NUM_IDLE):
+                with contextlib.suppress(OSError):  # the queue of one that does not accept is full
+                    crowd.enter_context(dial(place))
+            look()
+            job.greet(job.coordinator, f"worker-{secrets.token_hex(2)}").close()  # who knows the secret gets in
+
+
+def replayed_bytes(job: Job, look: Callable[[], None]) -> None:
+    with Tap(job.coordinator) as tap:
+        conversation = job.greet(tap.address, "overheard")
+        conversation.send(wire.Leave())
+        said = bytes(tap.said)
+        conversation.close()
+    assert len(said) > 100
+    for place in job.places():
+        for _ in range(3):
+            say(place, said)
+
+
+def connection_taken_over_after_the_greeting(job: Job, look: Callable[[], None]) -> None:
+    """Without TLS the attacker would be that worker, and could end the job."""
+    if job.worker.credentials is None:
+        pytest.skip("nothing protects from that without TLS")
+    for _ in range(3):
+        with Tap(job.coordinator) as tap:
+            conversation = job.greet(tap.address, f"taken-{secrets.token_hex(2)}")
+            tap.inject(wire.encode(wire.Fail("taken over", fatal=True)))
+            heard: list[object] = []
+            with contextlib.suppress(OSError):
+                while (message := conversation.receive()) is not None:
+                    heard.append(message)
+            conversation.close()
+            assert all(isinstance(message, (wire.Error, wire.Alive, wire.NewView)) for message in heard)
+
+
+ATTACKS = (
+    garbage,
+    half_a_greeting,
+    frame_of_2_gib,
+    a_thousand_idle_connections,
+    replayed_bytes,
+    connection_taken_over_after_the_greeting,
+)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda one: one.__name__)
+def test_stranger_at_each_port_stops_nobody(job: Job, attack: Callable[[Job, Callable[[], None]], None]) -> None:
+    assert len(job.places()) == NUM_PLACES
+    with job.attacked() as look:
+        attack(job, look)
