@@ -52,6 +52,7 @@ class Line:
         self._reading = threading.Lock()
         self._closed = False
         self._failed = False
+        self._met_the_end = False
         call_in_forked_children(self._close_in_child)
 
     @classmethod
@@ -104,7 +105,7 @@ class Line:
                     logger.debug("reading from the coordinator failed: %s", error)
                     return b""
                 if not received:
-                    self.ended_by_peer = not self._closed
+                    self.ended_by_peer = not self._closed or self._met_the_end
                     break
         return data
 
@@ -142,6 +143,9 @@ class Line:
                 self._socket.sendall(self._encrypt(self._outbox.popleft()))
         except OSError as error:
             logger.debug("sending to the coordinator failed: %s", error)
+            # What is sent to a peer that has ended the connection fails, perhaps before its end is read. The system
+            # tells whether there was one: then it is a broken pipe, and else a reset.
+            self._met_the_end = isinstance(error, BrokenPipeError) and not self._closed
             self._failed = True
             self.give_up()
 

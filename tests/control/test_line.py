@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
+
+import pytest
 
 from ef_common.control.line import Line
 from ef_common.protocol import wire
+from tests.waiting import poll_until
 
 BYE = wire.encode(wire.Bye())
 
@@ -33,3 +37,23 @@ def test_end_does_not_wait_for_ever_for_a_thread_that_is_sending() -> None:
         line.end_sending(0.05)
         assert heard.read() == b""
     line.close()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_end_that_a_sender_meets_before_the_reader_does_is_told_from_a_reset(in_order: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = Line.connect(server.getsockname(), 30.0)
+        peer, _ = server.accept()
+        if not in_order:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+        peer.close()  # nobody reads at this end
+
+        def has_failed() -> bool:
+            line.queue(BYE)
+            line.flush()
+            return line._failed
+
+        poll_until(has_failed)
+        assert line.read() == b""
+        assert line.ended_by_peer == in_order
+        line.close()

@@ -65,7 +65,7 @@ def test_job_loses_a_worker_and_gains_one(lead, enter):
     for worker in workers:
         assert worker.started().warm_up is False
     line_of(workers.pop().client)._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process
-    assert {worker.client.next_view(1).ids for worker in workers} == {("w0", "w1")}
+    assert {frozenset(worker.client.next_view(1).ids) for worker in workers} == {frozenset({"w0", "w1"})}
     assert coordinator._server.state.gone == {"lost"}
     newcomer = enter(coordinator, "new").started()
     assert newcomer.warm_up

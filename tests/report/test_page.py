@@ -87,7 +87,7 @@ def test_what_a_run_says_stays_data(tmp_path: Path) -> None:
 
 
 def test_scripts_never_write_markup() -> None:
-    folder = Path(main.callback.__code__.co_filename).parent / "report" / "web"
+    folder = Path(main.callback.__code__.co_filename).parents[1] / "report" / "web"
     sources = {path.name: path.read_text() for path in folder.glob("*.js")}
     assert len(sources) == 4
     for name, source in sources.items():
