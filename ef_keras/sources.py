@@ -187,28 +187,28 @@ class StreamSource:
         self._iterator = iter(self._batches())
         self._start, self.cursor, self.ended_at = start, 0, None
 
-    def lag(self, position: Watermark) -> int:
+    def lag(self, watermark: Watermark) -> int:
         """Batches from here to a place; none if it is behind."""
-        if position.epoch < self.epoch:
+        if watermark.epoch < self.epoch:
             return 0
-        number, part = self.epochs.part(position.epoch)
-        target = part.start + min(position.cursor, len(part))
+        number, part = self.epochs.part(watermark.epoch)
+        target = part.start + min(watermark.cursor, len(part))
         if number == self._pass:
             return max(0, target - self._start - self.cursor)
         return 1 + target  # the pass has to be begun at least
 
-    def approach(self, position: Watermark) -> None:
+    def approach(self, watermark: Watermark) -> None:
         """Go one batch (or to the beginning of a pass) towards a place ahead."""
-        if self.epochs.part(position.epoch)[0] != self._pass:
-            self.begin(self.epochs.begin_of_pass(position.epoch), seed=0)
+        if self.epochs.part(watermark.epoch)[0] != self._pass:
+            self.begin(self.epochs.begin_of_pass(watermark.epoch), seed=0)
             return
-        if self.epoch < position.epoch and (
+        if self.epoch < watermark.epoch and (
             self.ended_at is not None or self.cursor >= self.epochs.length_of(self.epoch)
         ):
             self.begin(self.epoch + 1, seed=0)
-            if not self.lag(position):
+            if not self.lag(watermark):
                 return
-        wanted = self.epoch == position.epoch and self.cursor in position.returned
+        wanted = self.epoch == watermark.epoch and self.cursor in watermark.returned
         self._walk(self.cursor + 1, keep_from=self.cursor if wanted else self.cursor + 1)
 
     def batch(self, positions: Sequence[int]) -> Any:

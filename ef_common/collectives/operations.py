@@ -13,7 +13,7 @@ import xxhash
 
 from ef_common.collectives.codec import ARRAYS, Codec
 from ef_common.core.view import View
-from ef_common.session import Session
+from ef_common.session import LoneGroup, Session
 from ef_common.session.ports import Group
 
 
@@ -59,17 +59,18 @@ class FirstRank:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._digest: bytes | None = None
         self.equal = False
+
+    @cached_property
+    def _digest(self) -> bytes:
+        digest = xxhash.xxh3_128()
+        for part in self._contents():
+            digest.update(part)
+        return digest.digest()
 
     def run(self, group: Group, view: View) -> None:
         """Compare everybody's digest, and copy if they differ."""
-        if self._digest is None:
-            digest = xxhash.xxh3_128()
-            for part in self._contents():
-                digest.update(part)
-            self._digest = digest.digest()
-        self.equal = len(set(group.all_gather(self._digest, self.call))) == 1
+        self.equal = isinstance(group, LoneGroup) or len(set(group.all_gather(self._digest, self.call))) == 1
         if not self.equal:
             self._copy(group, own=view.rank_of(self._session.worker.id) == 0)
 

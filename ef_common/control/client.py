@@ -97,7 +97,7 @@ class CoordinatorClient:
         self._tracker = tracker
         self._crash_record = crash_record or CrashRecord()
         self._on_hung = on_hung
-        self._on_pace = on_straggling
+        self._on_straggling = on_straggling
         self._on_view: Callable[[int], None] = lambda generation: None
         self._claim: GetClaim | None = None
         self._claim_problem = ""
@@ -324,7 +324,7 @@ class CoordinatorClient:
                 watch = partial(self._on_hung, why, self._end_met)
                 threads.start(watch, name="elasticflow-watchdog", job="ends this worker if it hangs")
             case Straggles(slow, ratio, waiting):
-                self._on_pace(slow, ratio, waiting)
+                self._on_straggling(slow, ratio, waiting)
 
     def _tell(self, generation: int) -> None:
         try:

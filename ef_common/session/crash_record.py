@@ -1,4 +1,4 @@
-"""A worker's crash record of its current work, which its launcher reads when the worker has died."""
+"""What a worker records of its current work, for its launcher to read when the worker has died."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _data(path: Path) -> bytes | None:
 
 
 def write_failure(directory: Path, why: str) -> None:
-    """CrashRecord, for the launcher, that the job has failed. An error of writing is ignored."""
+    """Record, for the launcher, that the job has failed. An error of writing is ignored."""
     with contextlib.suppress(OSError):
         write_whole(directory / _FAILED, why.encode(errors="replace"))
 

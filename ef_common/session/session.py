@@ -125,7 +125,7 @@ class Session:
         may_change: Whether a boundary may change the view, or end this worker. In a lone process only a wish to leave
             does that.
         wish: Whether it wants all members to act together at the next boundary; see :meth:`take_wish`.
-        crash_record: The note in which steps are recorded for the launcher.
+        crash_record: Where steps are recorded for the launcher.
         training: Number of the training that this worker's program has reached, counted from 1.
         num_samples_trained: Samples that all members together have trained on since this worker joined. Not counted in
             a lone process.
@@ -664,11 +664,10 @@ class Session:
         self._last = operation
 
     def _hand_on_state(self, group: Group, chain: Sequence[int], position: int) -> None:
-        target = chain[position + 1] if position + 1 < len(chain) else None
-        if target is not None and position == 0:
-            self._send_state(group, target)
+        if position == 0:
+            self._send_state(group, chain[1])
         else:
-            self._receive_state(group, chain[position - 1], target)
+            self._receive_state(group, chain[position - 1], next(iter(chain[position + 1 :]), None))
 
     def _send_state(self, group: Group, target: int) -> None:
         if self.state is None:

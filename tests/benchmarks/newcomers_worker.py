@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ef_common.collectives.operations import FirstRankArrays
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
 from ef_common.launch.process import this_worker
 from ef_common.protocol.auth import Token
+from ef_common.session import Barrier
 
 
 class Payload:
@@ -66,7 +66,7 @@ def main() -> None:
         (directory / f"ready-{node}").touch()
         session.join()
     else:
-        session.run(FirstRankArrays([], session))
+        session.run(Barrier("start"))
         (directory / f"begun-{node}").touch()
         while not (directory / "go").exists():
             time.sleep(0.05)
@@ -80,4 +80,5 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "coordinator":
         serve(sys.argv[2], int(sys.argv[3]))
-    main()
+    else:
+        main()

@@ -102,6 +102,20 @@ def send_around(seat: Seat) -> list[list[float]]:
     return [seat.values(tensor) for tensor in room]
 
 
+def pass_along(seat: Seat) -> list[list[float]]:
+    """Rank 0 sends two tensors to rank 1, and each rank but the last passes on what it receives."""
+    group = seat.build()
+    tensors = [seat.tensor([0.0] * 3), seat.tensor([0.0])]
+    last = seat.world_size - 1
+    if seat.rank == 0:
+        tensors = [seat.tensor([1.0, 2.0, 3.0]), seat.tensor([4.0])]
+        group.send(tensors, 1)
+    else:
+        group.receive(tensors, seat.rank - 1, seat.rank + 1 if seat.rank < last else None)
+    group.all_gather(b"")
+    return [seat.values(tensor) for tensor in tensors]
+
+
 def abort_wakes_who_waits(seat: Seat) -> list[bool]:
     """Rank 0 never joins in; the others give up by themselves."""
     group = seat.build()

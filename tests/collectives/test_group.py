@@ -61,6 +61,10 @@ def test_send_and_receive_keep_order_and_values(run: Run) -> None:
     assert run(scripts.send_around, 3) == expected
 
 
+def test_member_passes_on_what_it_receives(run: Run) -> None:
+    assert run(scripts.pass_along, 3) == [[[1.0, 2.0, 3.0], [4.0]]] * 3
+
+
 def test_abort_wakes_an_operation_and_everything_raises_from_then_on(run: Run) -> None:
     assert run(scripts.abort_wakes_who_waits, 3) == [[], [True] * 5, [True] * 5]
 

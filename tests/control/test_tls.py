@@ -204,17 +204,21 @@ def test_changed_byte_ends_the_connection_and_nothing_of_it_is_heard(lead, enter
     assert not any(worker.client._protocol.end for worker in workers)
 
 
+def say_as_a_stranger(coordinator, data):
+    """Say this on a connection of its own, and wait for its end."""
+    with socket.create_connection(coordinator.address) as stranger:
+        stranger.settimeout(GUARD_S)
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(data)
+            while stranger.recv(4096):
+                pass
+
+
 def test_what_was_said_on_one_connection_is_nothing_on_another(lead, enter, network):
     coordinator = lead(1)
     between = network(coordinator)
     enter(between.address, "w0").started()
-    said = bytes(between.passed)
-    with socket.create_connection(coordinator.address) as replay:
-        replay.settimeout(GUARD_S)
-        with contextlib.suppress(OSError):
-            replay.sendall(said)
-            while replay.recv(4096):
-                pass
+    say_as_a_stranger(coordinator, bytes(between.passed))
     assert set(coordinator._server._workers) == {"w0"}
     assert coordinator._server.state.generation == 1
 
@@ -253,12 +257,7 @@ def test_stranger_with_garbage_is_closed_and_logged_once(lead, enter, data, capl
     coordinator = lead(heartbeat_timeout_s=0.4)
     enter(coordinator, "w0").started()
     for _ in range(3):
-        with socket.create_connection(coordinator.address) as stranger:
-            stranger.settimeout(GUARD_S)
-            with contextlib.suppress(ConnectionError):
-                stranger.sendall(data)
-                while stranger.recv(4096):
-                    pass
+        say_as_a_stranger(coordinator, data)
     assert caplog.text.count("dropped the connection") == 1
     assert set(coordinator._server._workers) == {"w0"}
 

@@ -186,26 +186,25 @@ def saving(session: Session) -> list[str]:
     return saved
 
 
-def test_session_without_a_coordinator_saves_at_the_boundary_and_leaves() -> None:
-    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+def assert_saves_at_the_boundary_and_leaves(session: Session) -> None:
     saved = saving(session)
     assert not session.boundary()
     session.leave()
     with pytest.raises(Left):
         session.boundary()
     assert saved == ["w"]
+
+
+def test_session_without_a_coordinator_saves_at_the_boundary_and_leaves() -> None:
+    session = Session(Member("w", "n", ""), channel=None, groups=None)  # type: ignore[arg-type]
+    assert_saves_at_the_boundary_and_leaves(session)
 
 
 def test_session_alone_leaves_also_if_the_coordinator_is_lost() -> None:
     channel: Any = Lonely(1)
     session = Session(channel.view.members[0], channel=channel, groups=Groups())  # type: ignore[arg-type]
     session.start()
-    saved = saving(session)
-    assert not session.boundary()
-    session.leave()
-    with pytest.raises(Left):
-        session.boundary()
-    assert saved == ["w"]
+    assert_saves_at_the_boundary_and_leaves(session)
 
 
 def test_session_that_cannot_save_ends_with_the_error() -> None:

@@ -258,22 +258,23 @@ class Coordinator:
     def _carry_out(self, output: Output) -> None:
         match output:
             case Write(peer, data):
-                self._streams[peer].down(data)
-                self._charge(len(data))
-                self._count_down()
+                self._send(peer, data)
             case WriteOrReset(peer, data) if self._is_unsent(peer):
                 self._part(peer, in_order=False)
                 self.server.end(peer, End.UNSENT, self.scheduler.now)
             case WriteOrReset(peer, data):
-                self._streams[peer].down(data)
-                self._charge(len(data))
-                self._count_down()
+                self._send(peer, data)
             case Close(peer, last_words):
                 if last_words and peer in self._streams:
                     self._streams[peer].down(last_words)
                 self._part(peer, in_order=True)
             case Probe(member):
                 self.scheduler.idle_after(self.scheduler.delay(MESSAGE_S), self._probe, member)
+
+    def _send(self, peer: Peer, data: bytes) -> None:
+        self._streams[peer].down(data)
+        self._charge(len(data))
+        self._count_down()
 
     def _is_unsent(self, peer: Peer) -> bool:
         return self.cuts.until(*self._streams[peer].names[::-1]) > 0 and self.scheduler.chance(_UNSENT)
