@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,18 @@ settings.load_profile("tests")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark(items)
+
+
+@pytest.fixture(autouse=True)
+def environment_of_its_own() -> Iterator[None]:
+    """A variable that a test sets is unset after it: the next test in this process may become a worker by it."""
+    before = dict(os.environ)
+    yield
+    left = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+    left -= {"PYTEST_CURRENT_TEST"}
+    os.environ.clear()
+    os.environ.update(before)
+    assert not {name for name in left if name.startswith("ELASTICFLOW_")}, f"{left} are not as before the test"
 
 
 def pytest_collection_finish() -> None:

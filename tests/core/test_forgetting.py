@@ -165,7 +165,9 @@ def test_state_and_messages_after_many_changes_are_as_after_ten(number: int) -> 
     assert job.state.generation >= number
     assert job.num_claims >= number // 4  # so these are part of what is forgotten
     assert job.measure() == before
-    assert calls_of_changes(job) == num_calls
+    assert (
+        calls_of_changes(job) <= num_calls * 1.01
+    )  # the order of sets, and so of comparisons, differs from run to run
     assert job.longest_line <= line + 200  # generations have more digits, reasons name other workers
     assert set(job.state.stores.told) == set(job.state.workers)
     assert len(job.resume_states) == 3

@@ -39,6 +39,7 @@ def start_two(job: TorchrunJob, *options: str, **more: Any) -> list[Node]:
     return [start(job, "--nnodes=1:8", "--max-restarts=3", *options, **more) for options in ([*options], [])]
 
 
+@pytest.mark.thorough
 def test_worker_and_then_a_node_leave_and_nobody_is_restarted(job: TorchrunJob, tmp_path: Path) -> None:
     """The last one leaves half of the members behind: nobody needs a claim for that."""
     hosting, leaving = start_two(job, "--nproc-per-node=2", checkpoint=str(tmp_path / "store"))

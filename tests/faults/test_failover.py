@@ -102,6 +102,7 @@ def test_node_of_the_coordinator_is_killed_and_the_others_go_on_then_lose_and_ad
     finish(job, [*kept[1:], replaced, *([joiner] if when == "join" else [])])
 
 
+@pytest.mark.thorough
 def test_node_of_the_coordinator_is_killed_and_the_only_other_one_goes_on(job: TorchrunJob):
     """Half of the members, and no place for claims: the one that is not on that node decides."""
     nodes = start_all(job, 2)

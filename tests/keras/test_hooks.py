@@ -126,6 +126,7 @@ def test_without_a_job_nothing_of_keras_is_touched(tmp_path: Path, backend: str)
     assert not found["apply"]
 
 
+@pytest.mark.thorough
 def test_functions_that_xla_compiles_are_keras_own_in_evaluations_and_after_the_fit(tmp_path: Path) -> None:
     with Job(tmp_path / "run", preload=warm.KERAS["tensorflow"]) as job:
         found = job.start(call, "tensorflow", "keep_xla").result()

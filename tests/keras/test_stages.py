@@ -11,7 +11,7 @@ from tests import warm
 from tests.jax_installed import needs_jax
 from tests.keras.launch import call_alone
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(300)]
 ON_JAX = pytest.param("jax", marks=needs_jax)
 
 

@@ -89,6 +89,7 @@ def test_c10d_two_nodes_form_a_view_and_a_killed_one_leaves_the_other(job):
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_c10d_node_that_joins_restarts_all_workers_which_form_a_view_with_it(job):
     # Where agents share the store of their rendezvous with the workers, all may exit when a node joins (torch 2.13).
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

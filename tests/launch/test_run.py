@@ -245,6 +245,7 @@ def test_launcher_that_is_to_outlive_its_terminal_goes_on_ignoring_its_end() -> 
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.thorough
 def test_second_interrupt_ends_all_at_once(job: Callable[..., Launched]) -> None:
     # No boundary comes for long, and nobody ends by himself.
     run = job("--nproc-per-node=2", *script(step_sleep_s=600.0, num_workers=1), ELASTICFLOW_GRACE="600")
@@ -332,6 +333,7 @@ def test_error_of_the_script_is_shown_and_gives_status_1(job: Callable[..., Laun
     assert "Root Cause" not in run.output.read_text()
 
 
+@pytest.mark.thorough
 def test_job_whose_others_fail_has_not_finished_because_one_was_asked_to_leave(job: Callable[..., Launched]) -> None:
     run = job("--nproc-per-node=2", "--max-restarts=0", *script())
     run.wait_for_world(2)

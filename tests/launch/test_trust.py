@@ -100,6 +100,7 @@ def test_token_of_a_job_is_in_no_log_event_file_or_command_line(
     assert files_with(secret, tmp_path) == ({tmp_path / "token"} if how == "file" else set())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["derived", "files"])
 def test_workers_of_a_job_under_tls_have_keys_of_their_own_and_no_token(
     launch: Callable[..., Launched], tmp_path: Path, how: str

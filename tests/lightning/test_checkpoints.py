@@ -320,6 +320,7 @@ class BreaksOffWhenSaved(pl.Callback):
 # ---------------------------------------------------------------- the same command again
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", CASES)
 def test_training_started_again_at_each_step_ends_as_an_undisturbed_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

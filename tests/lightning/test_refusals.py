@@ -309,6 +309,7 @@ except MixedImportsError as error:
 """
 
 
+@pytest.mark.thorough
 def test_strategy_is_found_in_any_order_of_imports() -> None:
     command = [sys.executable, "-W", "ignore", "-c", ORDERS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

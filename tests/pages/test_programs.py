@@ -46,6 +46,7 @@ def test_every_program_has_a_row_and_every_row_a_program() -> None:
     assert set(PROGRAMS) <= set(NAMES), "PROGRAMS in tests/pages/rows.py has rows of blocks that are gone"
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("page", pages(workers=1, thorough=False, horovod=False))
 def test_programs_of_a_page_run(page: str, tmp_path: Path, server: None) -> None:
     run_alone(of_page(page, workers=1, thorough=False, horovod=False), tmp_path)

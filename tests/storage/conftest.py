@@ -75,7 +75,7 @@ def require_etcd() -> None:
 
 
 @pytest.fixture(
-    params=["local", "memory", "moto", "gcs", pytest.param("ceph", marks=pytest.mark.processes)],
+    params=["local", "memory", *(pytest.param(name, marks=pytest.mark.turns) for name in ("ceph", "moto", "gcs"))],
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where a store of each kind can be, empty."""

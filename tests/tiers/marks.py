@@ -18,7 +18,7 @@ def mark(items: list[pytest.Item]) -> None:
     files = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function):
-            if item.get_closest_marker("processes") is not None:
+            if any(item.get_closest_marker(name) for name in ("processes", "turns")):
                 files[item.path].append(item)
             if group := _group(item):
                 item.add_marker(pytest.mark.xdist_group(group))
