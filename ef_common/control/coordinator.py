@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -160,6 +161,25 @@ class Coordinator:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_STOP_S)
         self._thread = None
+
+    def hand_over(self, node: str) -> bool:
+        """Let the coordinator of another node lead, because this one is about to stop.
+
+        Args:
+            node: Name of the node of this coordinator.
+
+        Returns:
+            Whether there is one; `stop` may follow at once.
+        """
+        if self._loop is None or self._serving is None or self._thread is None or not self._thread.is_alive():
+            return False
+        answer: Future[bool] = Future()
+        serving = self._serving
+        try:
+            self._loop.call_soon_threadsafe(lambda: answer.set_result(serving.hand_over(node)))
+            return answer.result(_STOP_S)
+        except (RuntimeError, TimeoutError):  # its thread has failed
+            return False
 
     def wait_until_idle(self, timeout_s: float) -> bool:
         """Wait until no worker is connected; False if some are after `timeout_s`."""

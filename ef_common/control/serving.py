@@ -141,6 +141,13 @@ class ServerLoop:
         """Bytes have come."""
         self._report(self._server.receive, peer, data)
 
+    def hand_over(self, node: str) -> bool:
+        """Let the coordinator of another node lead; see `CoordinatorServer.hand_over`."""
+        try:
+            return self._server.hand_over(node, self._loop.time())
+        finally:
+            self._carry_out()
+
     def distrusted(self, peer: Peer, error: ssl.SSLError) -> None:
         """A peer does not keep to TLS."""
         self._report(self._server.distrust, peer, explain(error))

@@ -29,6 +29,7 @@ ELASTICFLOW_STANDBY            set by the launcher                 Port on this 
                                                                    agent runs.
 ELASTICFLOW_NODE               set by the launcher, else the       Name of the node. The workers of a node are admitted
                                host name                           together.
+ELASTICFLOW_AGENT              set by the launcher                 Process of the agent. Workers leave when it ends.
 ELASTICFLOW_ADDRESS            set by the launcher, else as the    Address at which the other workers reach this one.
                                coordinator sees it
 LOCAL_RANK                     set by torchrun, else `0`           Index of the worker on its node, from 0.
@@ -49,7 +50,7 @@ from pathlib import Path
 from ef_common.control.coordinator import DEFAULT_HEARTBEAT_TIMEOUT_S
 from ef_common.core.view import Member
 from ef_common.errors import UsageError
-from ef_common.launch.notice_sources import NoticeSource, source_for
+from ef_common.launch.notice_sources import AgentEnd, NoticeSource, source_for
 from ef_common.protocol.addresses import Address, parse_address
 from ef_common.protocol.auth import Token
 from ef_common.terminal import FORMATS, LOG_FORMAT
@@ -68,6 +69,7 @@ CLAIMS = "ELASTICFLOW_CLAIMS"
 AUDIT = "ELASTICFLOW_AUDIT"
 NOTICE = "ELASTICFLOW_NOTICE"
 NOTES = "ELASTICFLOW_NOTES"
+AGENT = "ELASTICFLOW_AGENT"
 GRACE = "ELASTICFLOW_GRACE"
 HEARTBEAT_TIMEOUT = "ELASTICFLOW_HEARTBEAT_TIMEOUT"
 HANG_TIMEOUT = "ELASTICFLOW_HANG_TIMEOUT"
@@ -94,6 +96,7 @@ class WorkerEnvironment:
         standby: Port of the coordinator that this node keeps ready; 0 for none.
         notice: Where to ask whether this machine is to go, or None.
         notes: Directory of the launcher's for what the worker notes down, or None.
+        agent: The end of the agent that has started the worker, as a notice; None if it is not known.
         grace_s: How long the worker may take to leave.
         heartbeat_timeout_s: A worker that is silent for longer is evicted.
         hang_timeout_s: How long a worker may keep the others waiting in a step; None to learn it, 0 for no limit.
@@ -119,6 +122,7 @@ class WorkerEnvironment:
     claims: str | None = field(default=None, repr=False)
     tls: str = ""
     credentials: Credentials | None = None
+    agent: NoticeSource | None = None
 
     def member(self) -> Member:
         """Make this process a member, with an id that no other process has."""
@@ -153,6 +157,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         standby=_integer(env, STANDBY, default=0, low=0, high=65535),
         notice=source_for(env[NOTICE], what=NOTICE) if env.get(NOTICE) else None,
         notes=Path(env[NOTES]) if env.get(NOTES) else None,
+        agent=_agent(env),
         grace_s=_seconds(env, GRACE, default=DEFAULT_GRACE_S),
         heartbeat_timeout_s=_seconds(env, HEARTBEAT_TIMEOUT, default=DEFAULT_HEARTBEAT_TIMEOUT_S, low=0.1, high=3600.0),
         hang_timeout_s=_seconds(env, HANG_TIMEOUT, default=0.0) if env.get(HANG_TIMEOUT, "").strip() else None,
@@ -199,6 +204,13 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if text not in _FLAGS:
         raise UsageError(f"{name} must be 0 or 1. Received: {env[name]!r}")
     return _FLAGS[text]
+
+
+def _agent(env: Mapping[str, str]) -> NoticeSource | None:
+    try:
+        return AgentEnd(env[AGENT]) if env.get(AGENT) else None
+    except ValueError:
+        raise UsageError(f"{AGENT} is set by the launcher only. Received: {env[AGENT]!r}") from None
 
 
 def _node(env: Mapping[str, str]) -> str:

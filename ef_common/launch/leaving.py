@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ef_common.errors import JobFailed, JobFinished, Left
+from ef_common.launch.ending import end_soon
 from ef_common.launch.failing import is_interruption
+from ef_common.launch.process import worker_if_any
 
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
+@contextlib.contextmanager
 def leaving_cleanly() -> Iterator[None]:
     """End a worker that has nothing more to do with status 0; interrupt it if another one was interrupted."""
     try:
@@ -20,6 +23,9 @@ def leaving_cleanly() -> Iterator[None]:
     except JobFinished:
         exit_cleanly("the job has finished already; nothing to join")
     except Left as left:
+        worker = worker_if_any()
+        if worker is not None:
+            worker.session.crash_record.leave()
         exit_cleanly(f"left the job: {left}")
     except JobFailed as failure:
         if is_interruption(failure):
@@ -30,4 +36,5 @@ def leaving_cleanly() -> Iterator[None]:
 def exit_cleanly(reason: str) -> None:
     """End this process with status 0."""
     logger.info("%s", reason)
+    atexit.register(end_soon)
     raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""Sources of the notice that this machine will go away: a file, or a URL such as a cloud's metadata server.
+"""Sources of the notice that a worker must leave: a file, a URL such as a cloud's metadata server, its agent's end.
 
 What cannot be asked gives no notice: a worker must not leave because a metadata server is slow.
 """
@@ -6,6 +6,7 @@ What cannot be asked gives no notice: a worker must not leave because a metadata
 from __future__ import annotations
 
 import logging
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+import psutil
 
 from ef_common.errors import UsageError
 
@@ -78,6 +81,51 @@ class UrlSource:
             return ""
         text = " ".join(body.decode(errors="replace").split())
         return "" if text.upper() in _NO_NOTICE else f"{self.url} says {text[:200]}"
+
+
+class AgentEnd:
+    """The end of the agent that has started this worker: without it, nobody would end the worker with its node.
+
+    Args:
+        agent: As the agent has written it with `this_agent`. Nothing is known of one in another PID namespace.
+
+    Raises:
+        ValueError: That is no agent.
+    """
+
+    def __init__(self, agent: str) -> None:
+        pid, _, namespace = agent.partition("@")
+        self._agent: psutil.Process | None = None
+        self._has_ended = False
+        if int(pid) > 0 and namespace == _namespace():
+            try:
+                self._agent = psutil.Process(int(pid))  # which is told from a later one of the same number
+            except psutil.NoSuchProcess:
+                self._has_ended = True
+
+    def ask(self) -> str:
+        """See the port."""
+        if self._agent is not None and not self._has_ended:
+            try:
+                self._has_ended = not self._agent.is_running() or self._agent.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                self._has_ended = True
+            except psutil.Error:
+                return ""
+        return "the agent of this worker has ended" if self._has_ended else ""
+
+
+def this_agent(pid: int | None = None) -> str:
+    """Names this process, or another one of this machine, so that `AgentEnd` finds it."""
+    return f"{pid or os.getpid()}@{_namespace()}"
+
+
+def _namespace() -> str:
+    """The PID namespace of this process: in another one, its id means another process, or none."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
 
 
 def source_for(url: str, *, what: str) -> NoticeSource:

@@ -1,4 +1,4 @@
-"""Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), and a source polled every second.
+"""Notices that this worker must leave: SIGTERM, SIGUSR1 (Slurm's `--signal`), and sources polled every second.
 
 A notice is a wish and interrupts nothing: the session leaves at the next boundary that all agree on, and the process
 ends with status 0. If it has not reached one within the grace time (a validation may be long), it ends itself, as if it
@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -46,7 +46,7 @@ class Notices:
         session: The worker's session.
         elastic: Whether it has a coordinator. Without one, notices are handled only if the state can be saved
             (`Session.on_last_leave`).
-        source: Asked every second, if there is one.
+        sources: Asked every second.
         grace_s: Time after a notice at which the process ends itself.
         log: Event log.
 
@@ -59,14 +59,14 @@ class Notices:
         session: Session,
         *,
         elastic: bool,
-        source: NoticeSource | None = None,
+        sources: Sequence[NoticeSource] = (),
         grace_s: float,
         log: EventLog,
     ) -> None:
         self.grace_s = grace_s
         self._session = session
         self._elastic = elastic
-        self._source = source
+        self._sources = sources
         self._log = log
         self._process = os.getpid()
         self._heeding = False
@@ -101,8 +101,8 @@ class Notices:
         if not self._watching:
             self._watching = True
             threads.start(self._watch, name="elasticflow-notices", job="heeds notices")
-            if self._source is not None:
-                ask = partial(self._ask, self._source)
+            for source in self._sources:
+                ask = partial(self._ask, source)
                 threads.start(ask, name="elasticflow-notice-source", job="looks for a notice")
 
     def stop(self) -> None:

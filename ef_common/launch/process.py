@@ -23,7 +23,7 @@ from ef_common.data.checkpointer import Checkpointer
 from ef_common.data.claiming import Claiming
 from ef_common.data.settings import ElasticSettings
 from ef_common.data.source import Source
-from ef_common.errors import UsageError
+from ef_common.errors import Left, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.certificates import Trust, trust_of
@@ -31,6 +31,7 @@ from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
 from ef_common.launch.hung import end_if_hung
+from ef_common.launch.notice_sources import AgentEnd, this_agent
 from ef_common.launch.notices import Notices
 from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
@@ -139,6 +140,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     plain, horovodrun = is_plain_torchrun(), is_horovodrun()
     alone = is_alone(environment)
     trust = Trust(environment.token, worker=environment.credentials)
+    if plain:
+        environment = replace(environment, agent=AgentEnd(this_agent(os.getppid())))
     if plain or horovodrun:  # no agent of ours has given this worker its certificate
         trust = trust_of(environment.token, environment.tls)
     tls = None if trust.worker is None else Tls(trust.worker)
@@ -204,7 +207,9 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
     failing.install()
     try:
         newcomer = session.start()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Left):
+            record.leave()
         notices.close()
         raise
     logger.info("%s: %s", member.id, "the job runs already, warming up" if newcomer else "started")
@@ -225,7 +230,8 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
 
 
 def _notices(session: Session, environment: WorkerEnvironment, log: EventLog, *, elastic: bool) -> Notices:
-    notices = Notices(session, elastic=elastic, source=environment.notice, grace_s=environment.grace_s, log=log)
+    sources = [source for source in (environment.notice, environment.agent) if source is not None]
+    notices = Notices(session, elastic=elastic, sources=sources, grace_s=environment.grace_s, log=log)
     notices.start()
     return notices
 

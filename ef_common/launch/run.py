@@ -40,13 +40,14 @@ from ef_common.launch import environment, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
+from ef_common.launch.departure import SIGNAL
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import handled, to_end
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
-from ef_common.session.crash_record import read_failure
+from ef_common.session.crash_record import has_left, read_failure
 from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
 
 DEFAULT_NNODES = "1:8"
@@ -57,7 +58,10 @@ KILLED = 128
 """And the number of the signal: exit status of an agent whose worker a signal has ended."""
 EXCUSED = os.EX_TEMPFAIL
 """Exit status of an agent whose worker has ended by the fault of something else: the others have lost it, say."""
+LEFT = os.EX_TEMPFAIL
+"""Exit status by default if the launcher was told to go before the training was over: it can be started again."""
 INTERRUPTED = KILLED + signal.SIGINT
+_GENTLE = (signal.SIGHUP, SIGNAL)
 _LOOK_S = 0.1
 
 
@@ -73,6 +77,7 @@ class Options:
         local: The whole job runs here.
         checkpoint: URL, or None.
         run_dir: Directory of the run, or None for a new one.
+        left_status: Exit status if the launcher is told to go before the training is over.
     """
 
     torchrun: argparse.Namespace
@@ -82,6 +87,7 @@ class Options:
     local: bool
     checkpoint: str | None
     run_dir: Path | None
+    left_status: int = LEFT
 
     @classmethod
     def parse(cls, argv: list[str]) -> Options:
@@ -106,7 +112,9 @@ class Options:
             raise UsageError(f"at least one worker is needed. Received: --nproc-per-node={args.nproc_per_node}")
         if local:
             min_nodes, max_nodes = min(min_nodes, num_workers), max(max_nodes, num_workers)
-        return cls(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir)
+        if not 0 <= args.left_status <= 255:
+            raise UsageError(f"an exit status is 0 to 255. Received: --left-status={args.left_status}")
+        return cls(args, num_workers, min_nodes, max_nodes, local, args.checkpoint, args.run_dir, args.left_status)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -131,6 +139,14 @@ def parser() -> argparse.ArgumentParser:
         "--tls",
         metavar="1|DIR",
         help="encrypt ElasticFlow's connections: 1 for certificates that follow from the token, or their directory",
+    )
+    ours.add_argument(
+        "--left-status",
+        metavar="STATUS",
+        type=int,
+        default=LEFT,
+        help="exit status if this node was told to go, by a signal or a notice, before the training was over "
+        f"(default: {LEFT}; 130 after Ctrl-C)",
     )
     ours.add_argument(
         "--log-format",
@@ -177,20 +193,19 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _listening() -> Iterator[list[int]]:
-    """Record SIGINT and SIGTERM instead of ending by them. A second one kills the workers.
+    """Record the signals that ask this process to end, instead of ending by them.
 
-    SIGHUP, the end of the terminal or of the process that has launched this one, is no second one: a job that is about
-    to stop then has the time for its checkpoint. Whoever ignores it (nohup) goes on ignoring it.
+    SIGHUP, the end of the terminal or of the process that has launched this one, and SIGUSR1, which schedulers send
+    ahead, count only as the first signal: a job that is about to stop then has the time for its checkpoint. Whoever
+    ignores SIGHUP (nohup) goes on ignoring it.
     """
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
+        if number not in _GENTLE or not signals:
             signals.append(number)
-        elif not signals:
-            signals.append(signal.SIGTERM)
 
-    with handled(to_end(), note):
+    with handled([*to_end(), SIGNAL], note):
         yield signals
 
 
@@ -377,7 +392,16 @@ class _Agents:
 
     @property
     def _statuses(self) -> list[int | None]:
-        return [agent.process.exitcode for agent in self._agents.values() if not agent.asked]
+        return [
+            agent.process.exitcode
+            for agent in self._agents.values()
+            if not agent.asked and not (agent.process.exitcode == 0 and has_left(agent.notes))
+        ]
+
+    @property
+    def left(self) -> bool:
+        """Whether the worker of an agent has left before the end, by a notice that it alone was given."""
+        return any(agent.process.exitcode == 0 and has_left(agent.notes) for agent in self._agents.values())
 
     @property
     def failure(self) -> str:
@@ -428,8 +452,10 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[environment.NOTES] = str(notes)
     os.setsid()  # Ctrl-C is for the launcher, which tells the workers
-    for number in to_end():
+    for number in [*to_end(), SIGNAL]:
         signal.signal(number, signal.SIG_DFL)
+    if args.rdzv_backend == BACKEND:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])  # until the rendezvous heeds it
     end_with_parent(signal.SIGTERM, launcher)
     if device is not None:
         names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
@@ -495,6 +521,11 @@ class _Supervisor:
             time.sleep(_LOOK_S)
 
     @property
+    def _is_killed(self) -> bool:
+        """Whether a second signal asks to end the workers at once."""
+        return len([number for number in self._signals if number not in _GENTLE]) > 1
+
+    @property
     def _replaces(self) -> bool:
         return self._options.local and not self._signals and not self._agents.finished
 
@@ -503,7 +534,7 @@ class _Supervisor:
             self._tell(state="stopping")
             what = "saving a checkpoint and stopping" if os.environ.get(environment.CHECKPOINT) else "stopping"
             say(f"{what}. Press Ctrl-C again to kill the workers.", color="yellow", event="stopping")
-        if len(self._signals) > 1:
+        if self._is_killed:
             say("killing the workers", event="killing")
             self._agents.kill()
         elif self._launcher.state == "stopping":
@@ -535,7 +566,7 @@ class _Supervisor:
         if self._agents.finished:
             return "finished, but some workers failed" if self._agents.failed else "finished"
         if self._signals:
-            return "killed" if len(self._signals) > 1 else "stopped"
+            return "killed" if self._is_killed else "stopped"
         if self._agents.alive:  # by an error of the launcher's own
             return "failed"
         why = self._agents.failure
@@ -544,12 +575,12 @@ class _Supervisor:
     def _status(self) -> int:
         if self._options.local and (why := self._agents.failure):
             say(f"the job has failed: {why}", color="red", event="failed", reason=why)
-        if len(self._signals) > 1 or signal.SIGINT in self._signals:
+        if self._is_killed or signal.SIGINT in self._signals:
             return INTERRUPTED
-        if self._signals:
-            return 0
         if self._agents.finished:
             if self._agents.failed:
                 say("some workers failed; the others finished", color="yellow")
             return 0
+        if self._signals or (self._agents.left and not self._agents.failed):
+            return self._options.left_status
         return 1 if self._agents.failed else 0

@@ -10,6 +10,9 @@ none when an exception of the user's code has ended the job, and ends the job it
 step repeatedly (:mod:`ef_common.launch.restarts`). The agent that can bind the endpoint hosts the coordinator; each
 other agent keeps a standby ready. The workers learn everything they need from the environment.
 
+An agent that is told to go passes that on to its workers (:mod:`ef_common.launch.departure`). When these have left, one
+that hosts the leading coordinator hands over to the coordinator of another node, and ends.
+
 Keys in ``--rdzv-conf``; others are ignored, as c10d does:
 
 =================  ======================================  ===========================================================
@@ -41,6 +44,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
@@ -57,7 +61,10 @@ from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.deaths import Deaths, directory_for_notes
+from ef_common.launch.departure import SIGNAL, Departure
+from ef_common.launch.ending import end_soon
 from ef_common.launch.frozen import Watch
+from ef_common.launch.notice_sources import this_agent
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.tls import Tls
@@ -67,8 +74,9 @@ logger = logging.getLogger(__name__)
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
 LINGER_S = 30 * 24 * 3600.0
-"""How long a hosting agent whose own workers have ended waits for those of other nodes: without it, no loss could be
-survived there. A worker that hangs is evicted, so it is no reason to wait."""
+"""How long a hosting agent whose own workers have ended waits for those of other nodes if there is no coordinator to
+which it could hand over: without it, no loss could be survived there. A worker that hangs is evicted, so it is no
+reason to wait."""
 STANDBY_LINGER_S = 1.0
 """The same time for an agent whose standby has taken over: usually all agents are about to end."""
 
@@ -198,6 +206,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._grace_s = environment.DEFAULT_GRACE_S
         self._deaths: Deaths | None = None
         self._watch: Watch | None = None
+        self._departure = Departure()
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
         self._given_token: str | None = None
@@ -218,6 +227,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._report)
         self._watch = Watch(self._deaths.directory, self._ask_about)
         self._watch.start()
+        self._departure.listen()
         self._given_token = os.environ.get(environment.TOKEN)
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
@@ -284,9 +294,10 @@ class ElasticFlowRendezvous(RendezvousHandler):
         atexit.register(self._serve_leavers)
 
     def _serve_leavers(self) -> None:
-        """Serve on after a signal, which prevents `shutdown`, because workers of other nodes may be leaving."""
+        """After a signal, which prevents `shutdown`: hand over, or serve on, as others may be leaving, too."""
         if self._coordinator is not None:
-            self._coordinator.wait_until_idle(self._grace_s)
+            if not self._coordinator.hand_over(self._node):
+                self._coordinator.wait_until_idle(self._grace_s)
             self._coordinator.stop()
 
     def _variables(self, coordinator: Address, *, is_here: bool) -> dict[str, str]:
@@ -297,6 +308,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             environment.COORDINATOR: format_address(coordinator),
             environment.NODE: self._node,
             environment.ADDRESS: reachable_as,
+            environment.AGENT: this_agent(),
         }
         if self._coordinator is not None:
             variables[environment.STANDBY] = str(self._coordinator.address[1])
@@ -338,7 +350,10 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
         Raises:
             ChildFailedError, JobFailed: The job has failed, so they are not started again.
+            SignalException: This agent was told to go.
         """
+        if self._departure.told:
+            raise SignalException("this agent was told to go, and starts no workers", sigval=SIGNAL)
         if self._has_begun and self._deaths is not None:
             self._deaths.before_restart()
         self._has_begun = True
@@ -362,25 +377,30 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """End; the agent that hosted the coordinator at the start first waits for the workers of other nodes."""
+        """End; an agent with the leading coordinator first hands over, or waits for the workers of other nodes."""
         if self._given_token is not None:  # the next job of this process is not to take that of the workers for it
             os.environ[environment.TOKEN] = self._given_token
         if self._watch is not None:
             self._watch.stop()
         if self._deaths is not None:
             self._deaths.at_the_end()
-        if self._coordinator is None:
-            return True
-        if not self._coordinator.wait_until_idle(0):
+        self._end_coordinator()
+        self._departure.stop()
+        atexit.register(end_soon)
+        return True
+
+    def _end_coordinator(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is None:
+            return
+        if not coordinator.wait_until_idle(0) and not coordinator.hand_over(self._node):
             if self._is_standby:  # which has taken over; so another one can, and our launcher may wait for our end
-                self._coordinator.wait_until_idle(STANDBY_LINGER_S)
+                coordinator.wait_until_idle(STANDBY_LINGER_S)
             else:
                 logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
-                self._coordinator.wait_until_idle(LINGER_S)
-        self._coordinator.stop()
-        self._coordinator = None
+                coordinator.wait_until_idle(LINGER_S)
+        coordinator.stop()
         atexit.unregister(self._serve_leavers)
-        return True
 
 
 def _is_this_machine(host: str) -> bool:

@@ -228,6 +228,26 @@ class CoordinatorServer:
         if now >= self.liveness.sweep_at:
             self._sweep()
 
+    def hand_over(self, node: str, now: float) -> bool:
+        """Let another coordinator lead, because this one is to end: that of the first member with one on another node.
+
+        Args:
+            node: Name of the node of this coordinator.
+            now: The time.
+
+        Returns:
+            Whether there is one. The members have been sent to it, where they gather.
+        """
+        self._now = now
+        state = self.state
+        others = (member for member in self._members() if member.standby and member.node != node)
+        successor = next(others, None)
+        if successor is None or state.idle or state.failed or state.closed:
+            return False
+        self._leader = format_address((successor.address, successor.standby))
+        self._step_down()
+        return True
+
     def make_room(self, number: int, why: str) -> None:
         """Close the oldest strangers."""
         for peer in list(self._strangers)[:number]:
@@ -674,9 +694,13 @@ class CoordinatorServer:
         In a job with standbys, the workers gather again at one of the coordinators, and tell where they stand.
         """
         logger.error("the coordinator cannot tell what it has decided, and steps down: %s", error, exc_info=error)
+        self._step_down()
+
+    def _step_down(self) -> None:
         self.state, actions, _ = membership.step_down(self.state)
         for action in actions:
             self._perform(action)
+        self._arm()
 
     def _perform(self, action: membership.Action) -> None:
         match action:

@@ -24,7 +24,7 @@ _MAGIC = b"EFNOTE01"
 _LIFE = struct.Struct("<QQH512s")  # heartbeats, process id, length of the id in bytes, id
 _LIFE_AT = _STATE.size + MAX_RANGES * _RANGE.size
 SIZE = _LIFE_AT + _LIFE.size
-_FAILED = "failed"
+_FAILED, _LEFT = "failed", "left"
 _MAX_FAILED_BYTES = 16_384
 
 
@@ -157,6 +157,12 @@ class CrashRecord:
         if self._directory is not None:
             write_failure(self._directory, why)
 
+    def leave(self) -> None:
+        """Note that this worker leaves the job, which goes on or has a checkpoint: its program is not at its end."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                write_whole(self._directory / _LEFT, b"")
+
 
 def path_of(directory: Path, local_rank: int) -> Path:
     """File of the record of a worker."""
@@ -209,3 +215,8 @@ def read_failure(directory: Path) -> str:
             return file.read(_MAX_FAILED_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def has_left(directory: Path) -> bool:
+    """Whether a worker with notes in a directory has left the job before its end."""
+    return (directory / _LEFT).exists()

@@ -386,3 +386,30 @@ def test_lines_leave_no_fork_handlers_behind():
         open_and_close()
     gc.collect()
     assert len(sockets._CALLED_IN_CHILDREN) <= before
+
+
+def test_coordinator_that_hands_over_sends_members_and_newcomers_to_another_one_and_no_view_changes(job, join):
+    coordinators, workers, order = job(3)
+    early = join(coordinators[0], "n", standby=coordinators[2]).started()
+    first = workers[order.index(0)]
+    assert coordinators[0].hand_over(first.client.member.node)
+    assert coordinators[0].wait_until_idle(0)
+    coordinators[0].stop()
+    poll_until(lambda: leader(coordinators[1:]))
+    new = leader(coordinators[1:])._server
+    poll_until(lambda: {"w0", "w1", "w2", "n"} <= set(new.state.workers))
+    assert new.state.view == workers[0].client.next_view(0)
+    assert [worker.views_noticed for worker in workers] == [[1]] * 3
+    early.client.send("ready")
+    poll_until(lambda: all(worker.client.change_pending for worker in workers))
+
+
+def test_coordinator_with_nobody_to_take_over_does_not_hand_over(job, serve, join):
+    coordinators, workers, _ = job(1)
+    assert not coordinators[0].hand_over(workers[0].client.member.node)
+    standby = serve(standby=True)
+    assert not standby.hand_over("elsewhere")
+    stopped = serve(1)
+    stopped.stop()
+    assert not stopped.hand_over("elsewhere")
+    assert not coordinators[0].wait_until_idle(0)

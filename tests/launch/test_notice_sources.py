@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 from ef_common.launch import notice_sources
-from ef_common.launch.notice_sources import FileSource, UrlSource, source_for
+from ef_common.launch.notice_sources import AgentEnd, FileSource, UrlSource, source_for, this_agent
+from tests.waiting import poll_until
 
 
 class Server(ThreadingHTTPServer):
@@ -88,3 +91,31 @@ def test_file_that_appears_is_a_notice(tmp_path: Path) -> None:
     assert source.ask() == ""
     (tmp_path / "go").touch()
     assert source.ask() == f"there is a file {tmp_path / 'go'}"
+
+
+@pytest.fixture
+def agent() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_end_of_the_agent_is_a_notice_also_before_anybody_has_heard_of_it(agent: subprocess.Popen[bytes]) -> None:
+    source = AgentEnd(this_agent(agent.pid))
+    assert source.ask() == ""
+    agent.kill()
+    poll_until(lambda: source.ask() == "the agent of this worker has ended")
+
+
+def test_agent_that_has_ended_before_the_worker_asks_first_is_noticed(agent: subprocess.Popen[bytes]) -> None:
+    agent.kill()
+    agent.wait()
+    source = AgentEnd(this_agent(agent.pid))
+    assert source.ask() == source.ask() == "the agent of this worker has ended"
+
+
+def test_agent_in_another_namespace_is_never_noticed(agent: subprocess.Popen[bytes]) -> None:
+    agent.kill()
+    agent.wait()
+    assert AgentEnd(f"{agent.pid}@1").ask() == ""

@@ -178,7 +178,7 @@ def test_source_is_asked_again_and_again_until_there_is_a_notice(
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.01)
     source = Source()
-    make(source=source).start()
+    make(sources=[source]).start()
     assert session.told.wait(30)
     assert source.asked == 2
 
@@ -218,5 +218,5 @@ def test_source_that_raises_is_asked_again(
                 raise failures.pop()
             return "it is time"
 
-    make(source=Source()).start()
+    make(sources=[Source()]).start()
     assert session.told.wait(30)

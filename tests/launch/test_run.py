@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -137,7 +138,8 @@ def script(**options: Any) -> list[str]:
 
 
 def elasticflow(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, list(arguments))
+    with patch.dict(os.environ):  # to which the launcher adds what its agents need
+        result = CliRunner().invoke(main, list(arguments))
     return result.exit_code, result.output
 
 
@@ -220,8 +222,10 @@ def test_interrupt_leaves_with_a_checkpoint_and_the_same_command_goes_on(
     ("sent", "noted"),
     [
         ([signal.SIGINT, signal.SIGHUP], [signal.SIGINT]),
-        ([signal.SIGHUP, signal.SIGHUP], [signal.SIGTERM]),
-        ([signal.SIGHUP, signal.SIGINT], [signal.SIGTERM, signal.SIGINT]),
+        ([signal.SIGHUP, signal.SIGHUP], [signal.SIGHUP]),
+        ([signal.SIGHUP, signal.SIGINT], [signal.SIGHUP, signal.SIGINT]),
+        ([signal.SIGUSR1, signal.SIGTERM], [signal.SIGUSR1, signal.SIGTERM]),
+        ([signal.SIGTERM, signal.SIGUSR1], [signal.SIGTERM]),
     ],
 )
 def test_end_of_the_terminal_lets_the_workers_leave_and_never_kills_them(
@@ -283,10 +287,48 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
         run.wait_until(lambda _, run=run: run.events("view", world_size=2), "the other node")  # type: ignore[misc]
     assert "one node of a larger job" in elasticflow("scale", str(first.directory), "2")[1]
     second.process.send_signal(signal.SIGTERM)
-    assert second.wait() == 0
+    assert second.wait() == os.EX_TEMPFAIL
     first.wait_until(lambda _: first.events("view", world_size=1), "the other node's leave")
     (first.directory / ENOUGH).touch()
     assert first.wait() == 0
+    reserved.close()
+
+
+@pytest.mark.parametrize("how", ["SIGUSR1", "notice"])
+def test_node_of_the_coordinator_that_is_told_to_go_ends_with_its_own_status(
+    job: Callable[..., Launched], tmp_path: Path, how: str
+) -> None:
+    reserved = reserve_port()
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{reserved.getsockname()[1]}"
+    conf = "last_call_timeout=60"
+    notice = {"ELASTICFLOW_NOTICE": f"file://{tmp_path}/go"}
+    first, second = (
+        job(
+            endpoint,
+            f"--rdzv-conf=is_host={is_host},{conf}",
+            "--nnodes=1:2",
+            *more,
+            *script(),
+            directory=place,
+            **environ,
+        )
+        for is_host, place, more, environ in (
+            (1, tmp_path / "a", ["--left-status=7"], notice),
+            (0, tmp_path / "b", [], {}),
+        )
+    )
+    second.wait_until(lambda _: second.events("view", world_size=2), "the other node")
+    (kept,) = second.workers()
+    if how == "notice":
+        (tmp_path / "go").touch()
+    else:
+        first.process.send_signal(signal.SIGUSR1)
+    assert first.wait() == 7
+    second.wait_for_step(max(event["step"] for event in second.events("step")) + 5)
+    assert second.workers() == [kept]
+    (second.directory / ENOUGH).touch()
+    assert second.wait() == 0
+    assert not second.events("fault")
     reserved.close()
 
 
@@ -375,6 +417,7 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
         (["--nnodes=3:1:4", "x.py"], "3:1:4"),
         (["--rdzv-conf=hang_timeout=soon", "x.py"], "hang_timeout=soon"),
         (["--rdzv-conf=hang_timeout", "x.py"], "must have a value"),
+        (["--left-status=256", "x.py"], "--left-status=256"),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def main() -> int:
     families = parser.add_mutually_exclusive_group()
     for name, what in (
         ("failover", "coordinators are lost"),
+        ("handovers", "coordinators are told to go"),
         ("hangs", "workers hang"),
         ("trainings", "programs train several times"),
     ):

@@ -203,6 +203,16 @@ class Coordinator:
                 stream.closed_far = True
                 stream.end_down()
 
+    def retire(self) -> bool:
+        """It is told to go: it hands over, and its process ends; returns whether there is somebody to take over."""
+        if not self.alive or self._is_busy():
+            return False
+        handed_over = []
+        self.do(lambda now: handed_over.append(self.server.hand_over(address_of(self.number)[0], now)))
+        if handed_over[0]:
+            self.die()
+        return bool(handed_over[0])
+
     # ------------------------------------------------------------ what happens
 
     def accept(self, stream: Stream, address: str) -> None:

@@ -109,10 +109,11 @@ class Fault:
             main thread, where it passes the place), "raise" (the user's code raises an exception, at the next of
             `USERS_PLACES`), "drain" (it is told to go, wherever it is), "straggler" (it is found to be slow), "arrive"
             (new workers), "coordinator" (the leading one dies, with `count` above 1 after so many messages less one),
-            "node" (and the worker of its node), "cut" (of the network, for `duration_s`: around some nodes, or with
-            the victim "coordinator" around the leading one), "halve" (a cut through the members of the view, often in
-            the middle, and maybe between some of them and the store), "suspend" (the node of the leading coordinator,
-            or of "any" one: all that is on it stands still for `duration_s`).
+            "node" (and the worker of its node), "retire" (the leading one hands over and ends), "cut" (of the network,
+            for `duration_s`: around some nodes, or with the victim "coordinator" around the leading one), "halve" (a
+            cut through the members of the view, often in the middle, and maybe between some of them and the store),
+            "suspend" (the node of the leading coordinator, or of "any" one: all that is on it stands still for
+            `duration_s`).
         victim: "self" (who passes the place), "another" or "any" member, "both" (self and another), "all"
             members, "others" (all but self), "waiting" (somebody who is not a member), "everybody" (members or
             not), or a worker's name.
@@ -190,6 +191,25 @@ def failover_of(seed: int) -> Schedule:
         job = replace(job, num_workers=draw.choice((2, 4, 4)), store="", length=200 * job.batch_size, step_s=0.05)
         faults = _halved_after_a_takeover(draw)
     return Schedule(seed, job, tuple(faults))
+
+
+def handovers_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed for a job whose nodes keep coordinators ready, and whose leading ones hand over."""
+    draw = random.Random(f"elasticflow/handovers/{seed}")
+    schedule = failover_of(seed)
+    faults = [
+        replace(fault, kind="retire", count=1)
+        if fault.kind in ("coordinator", "node") and draw.random() < 0.5
+        else fault
+        for fault in schedule.faults
+    ]
+    when = _sometime(draw)
+    faults += [Fault("retire", at=when + 0.3 * index * draw.random()) for index in range(draw.choice((1, 1, 2, 3)))]
+    if draw.random() < 0.5:  # with the worker of its node, or others that go at that moment
+        faults.append(Fault("leave", "any", at=when - 0.05 * draw.random()))
+    if draw.random() < 0.3:
+        faults.append(Fault("arrive", at=when + 0.1 * draw.uniform(-1, 1), count=draw.choice((1, 2))))
+    return replace(schedule, faults=tuple(faults))
 
 
 def trainings_of(seed: int) -> Schedule:
@@ -568,6 +588,7 @@ _FAILOVERS = (
 FAMILIES: Mapping[str, Callable[[int], Schedule]] = {
     "": schedule_of,
     "failover": failover_of,
+    "handovers": handovers_of,
     "hangs": hang_of,
     "trainings": trainings_of,
     **{f"workers={number}": partial(many_of, number) for number in (16, 64, 256)},

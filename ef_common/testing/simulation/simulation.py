@@ -99,7 +99,7 @@ class Worker:
         index = len(simulation.workers)
         standby = simulation.standby_of(index)
         host, _ = address_of(index + FIRST)
-        member = Member(id=name, node=f"node of {name}", address=host, standby=standby, door=standby)
+        member = Member(id=name, node=host, address=host, standby=standby, door=standby)
         self.factory = Factory(simulation.network, self.process, self.mark)
         self.tracker = ProgressTracker(lambda: scheduler.now)
         self.channel = Channel(
@@ -507,7 +507,7 @@ class Simulation:
             for _ in range(fault.count):
                 self.scheduler.after(self.scheduler.delay(0.005), self._arrive)
             return
-        if fault.kind in ("coordinator", "node", "cut", "halve", "suspend"):
+        if fault.kind in ("coordinator", "node", "retire", "cut", "halve", "suspend"):
             self._strike_control(fault)
             return
         victims = self._victims(fault.victim, marking)
@@ -574,6 +574,9 @@ class Simulation:
             self._cut(fault)
         elif fault.kind == "suspend":
             self._suspend(fault)
+        elif fault.kind == "retire":
+            if coordinator.retire():
+                self.count("handed over")
         elif fault.count > 1:
             coordinator.tells_left = fault.count - 1
         else:

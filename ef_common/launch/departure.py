@@ -1,0 +1,65 @@
+"""An agent that is told to go by SIGUSR1, as by Slurm's ``--signal``, lets its workers leave at a step boundary.
+
+SIGTERM, SIGINT and SIGHUP are torchrun's: it passes them on to the workers, too, and ends. SIGUSR1 would end the agent
+at once, and its worker would not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import Any
+
+import psutil
+
+from ef_common import threads
+
+SIGNAL = signal.SIGUSR1
+_LOOK_S = 0.1
+
+
+class Departure:
+    """The departure of an agent, between `listen` and `stop`.
+
+    Attributes:
+        told: Whether the agent was told to go.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self._stopped = threading.Event()
+        self._before: Any = None
+
+    def listen(self) -> None:
+        """Heed SIGUSR1, unless it is ignored. Main thread only, as Python sets no handlers elsewhere."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(SIGNAL) is not signal.SIG_IGN:
+            self._before = signal.signal(SIGNAL, self._hear)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])  # whoever has forked us may have blocked it until now
+
+    def stop(self) -> None:
+        """Heed it no more."""
+        self._stopped.set()
+        if self._before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(SIGNAL, self._before)
+            self._before = None
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if not self.told:
+            self.told = True
+            threads.start(self._pass_on, name="elasticflow-departure", job="tells the workers to leave")
+
+    def _pass_on(self) -> None:
+        """Tell each worker once; some may be starting."""
+        passed_on: set[psutil.Process] = set()
+        agent = psutil.Process()
+        while not self._stopped.is_set():
+            for child in agent.children():
+                with contextlib.suppress(psutil.Error):
+                    # A child that still has our program would lose the signal, and other children are no workers.
+                    if child not in passed_on and "LOCAL_RANK" in child.environ():
+                        passed_on.add(child)
+                        child.send_signal(SIGNAL)
+            self._stopped.wait(_LOOK_S)
