@@ -18,6 +18,7 @@ from ef_common import threads
 from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.serving import ServerLoop
 from ef_common.control.sockets import call_in_forked_children, listen, raise_file_limit
+from ef_common.core.founding import FINISHED, LEFT
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
@@ -115,6 +116,23 @@ class Coordinator:
         """Whether the job has ended or failed."""
         state = None if self._server is None else self._server.state
         return state is not None and (state.closed or bool(state.failed))
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads members, or waits for the first ones, or gathers those of another coordinator."""
+        state = None if self._server is None else self._server.state
+        return state is not None and not state.idle
+
+    @property
+    def outcome(self) -> str:
+        """How the job has ended under its lead, as :mod:`ef_common.core.founding` names it; "" if that is not sure."""
+        state = None if self._server is None else self._server.state
+        if state is None or state.failed or state.idle:
+            return ""
+        if state.closed:
+            return FINISHED
+        has_members = state.view is not None or state.gathering_since is not None or state.workers
+        return "" if has_members else LEFT
 
     def start(self) -> None:
         """Listen, and serve in a thread.

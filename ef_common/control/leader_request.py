@@ -10,7 +10,7 @@ from ef_common.control.line import Line
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
 from ef_common.protocol import wire
-from ef_common.protocol.addresses import Address, format_address, parse_address
+from ef_common.protocol.addresses import Address, format_address, is_loopback, parse_address
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer, Introduction
 from ef_common.protocol.lines import Lines
@@ -168,8 +168,44 @@ def ask_leader(
     Returns:
         The answer; None if nobody was reached, or nobody leads.
     """
+    found = _talk_to_leader(addresses, member, token, message, tls)
+    return None if found is None else found[1]
+
+
+def find_leader(
+    addresses: Sequence[Address], member: Member, token: Token | None, *, tls: Tls | None = None
+) -> Address | None:
+    """Find the leading coordinator; each step with each address takes at most `ANSWER_S`.
+
+    Args:
+        addresses: Where a coordinator may be. A standby may name another address.
+        member: Who looks for it; nobody else may have its id.
+        token: The job token, or None.
+        tls: The identity of the one that looks, if connections are encrypted.
+
+    Returns:
+        Where it is; None if nobody was reached, or nobody leads.
+
+    Raises:
+        AuthenticationError: Somebody was reached, but nobody whose token is this one.
+    """
+    found = _talk_to_leader(addresses, member, token, wire.Inquire(member.id), tls, raises=True)
+    return None if found is None else found[0]
+
+
+def _talk_to_leader(
+    addresses: Sequence[Address],
+    member: Member,
+    token: Token | None,
+    message: wire.Fail | wire.Inquire,
+    tls: Tls | None,
+    *,
+    raises: bool = False,
+) -> tuple[Address, wire.FromCoordinator] | None:
+    """Where the leading coordinator is, and its answer."""
     todo = list(addresses)
     asked: set[Address] = set()
+    refusal: AuthenticationError | None = None
     while todo:
         address = todo.pop(0)
         if address in asked:
@@ -179,12 +215,17 @@ def ask_leader(
             answer = _ask(address, member, token, message, tls)
         except (OSError, ProtocolError, AuthenticationError) as error:
             logger.debug("no coordinator at %s: %s", format_address(address), error)
+            refusal = error if isinstance(error, AuthenticationError) else refusal
             continue
         if not isinstance(answer, wire.Redirect):
             if answer is not None:
-                return answer
+                return address, answer
         elif answer.address:
-            todo.insert(0, parse_address(answer.address, what="the address that a standby named"))
+            host, port = parse_address(answer.address, what="the address that a standby named")
+            # What a standby reaches on its own machine, others reach under the address of that machine.
+            todo.insert(0, (address[0] if is_loopback(host) else host, port))
+    if refusal is not None and raises:
+        raise refusal
     return None
 
 

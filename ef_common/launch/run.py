@@ -35,7 +35,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ef_common.errors import CoordinatorLost, UsageError
+from ef_common.errors import AuthenticationError, CoordinatorLost, UsageError
 from ef_common.launch import environment, run_directory
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
@@ -473,7 +473,7 @@ def _run_agent(args: argparse.Namespace, device: int | None, notes: Path, local:
         sys.exit(1)
     except SignalException as error:
         sys.exit(KILLED + int(error.sigval))
-    except UsageError as error:
+    except (AuthenticationError, CoordinatorLost, UsageError) as error:
         say(str(error), color="red")
         sys.exit(2)
 

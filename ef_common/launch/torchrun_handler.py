@@ -10,6 +10,9 @@ none when an exception of the user's code has ended the job, and ends the job it
 step repeatedly (:mod:`ef_common.launch.restarts`). The agent that can bind the endpoint hosts the coordinator; each
 other agent keeps a standby ready. The workers learn everything they need from the environment.
 
+The endpoint may also be a registry: a URL of a shared folder, an object store or etcd, at which agents find the job
+wherever it is by then (:mod:`ef_common.launch.finding`). ``--rdzv-id`` tells jobs at one URL apart.
+
 An agent that is told to go passes that on to its workers (:mod:`ef_common.launch.departure`). When these have left, one
 that hosts the leading coordinator hands over to the coordinator of another node, and ends.
 
@@ -54,19 +57,23 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.leader_request import inquire, report_failure
+from ef_common.control.leader_request import find_leader, inquire, report_failure
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
-from ef_common.errors import UsageError
+from ef_common.errors import JobFinished, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.deaths import Deaths, directory_for_notes
 from ef_common.launch.departure import SIGNAL, Departure
 from ef_common.launch.ending import end_soon
+from ef_common.launch.finding import find_job, own_host
 from ef_common.launch.frozen import Watch
 from ef_common.launch.notice_sources import this_agent
+from ef_common.launch.registry import Registration, Registry, is_registry
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
+from ef_common.storage.claims import place_for
+from ef_common.storage.failures import redact
 from ef_common.tls import Tls
 
 logger = logging.getLogger(__name__)
@@ -93,6 +100,7 @@ class Options:
         hang_timeout_s: So is one that keeps the others waiting for longer; None to learn it, 0 for no limit.
         settings: Settings of the membership.
         tls: Whether connections are encrypted, and where the certificates are; see `certificates.trust_of`.
+        registry: URL at which the agents find each other, in place of the endpoint; "" for none.
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
     """
@@ -105,6 +113,7 @@ class Options:
     settings: Settings
     tls: str = ""
     stands_in: bool = False
+    registry: str = ""
 
     @classmethod
     def parse(cls, params: RendezvousParameters) -> Options:
@@ -113,8 +122,11 @@ class Options:
         Raises:
             UsageError: An option is malformed; the message names it.
         """
+        registry = params.endpoint if is_registry(params.endpoint) else ""
+        if registry and params.get("is_host") is not None:
+            raise UsageError(f"is_host is for an endpoint HOST:PORT. Received: --rdzv-endpoint={redact(registry)}")
         try:
-            endpoint = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+            endpoint = (LOOPBACK, 0) if registry else parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
         except ValueError as error:
             raise UsageError(str(error)) from None
         token_file = params.get("token_file")
@@ -135,6 +147,7 @@ class Options:
             ),
             tls=str(params.get("tls", variables.tls)),
             stands_in=bool(_flag(params, "stands_in")),
+            registry=registry,
         )
 
 
@@ -207,6 +220,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._deaths: Deaths | None = None
         self._watch: Watch | None = None
         self._departure = Departure()
+        self._registration: Registration | None = None
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
         self._given_token: str | None = None
@@ -215,21 +229,62 @@ class ElasticFlowRendezvous(RendezvousHandler):
         """Host the coordinator if this agent must, and prepare the environment that workers inherit.
 
         Raises:
-            UsageError: This agent must host (`is_host`), but cannot bind the endpoint.
+            CoordinatorLost: The registry does not answer, or the job cannot be reached from here.
+            JobFinished: The registry says that the training is over.
+            UsageError: This agent must host (`is_host`), but cannot bind the endpoint; or the registry is of no use.
         """
         host, _ = self._options.endpoint
-        is_here = _is_this_machine(host) if self._options.is_host is None else self._options.is_host
-        if is_here:
-            self._host()
-        self._coordinator_at = self._coordinator_address(is_here)
-        if self._coordinator is None:
-            self._stand_by()
+        is_here = False
+        if self._options.registry:
+            self._find_job(Registry(place_for(self._options.registry), self._run_id, self._node))
+        else:
+            is_here = _is_this_machine(host) if self._options.is_host is None else self._options.is_host
+            if is_here:
+                self._host()
+            self._coordinator_at = self._coordinator_address(is_here)
+            if self._coordinator is None:
+                self._stand_by()
         self._deaths = Deaths(directory_for_notes(), node=self._node, report=self._report)
         self._watch = Watch(self._deaths.directory, self._ask_about)
         self._watch.start()
         self._departure.listen()
         self._given_token = os.environ.get(environment.TOKEN)
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
+
+    def _find_job(self, registry: Registry) -> None:
+        """Lead the job, or follow the one that leads it and keep a standby; either way be a door for others."""
+        reached_at = LOOPBACK if self._trust.token is None else self._local_addr or own_host()
+
+        def lead() -> Address:
+            self._host()
+            return (reached_at, self._own_port)
+
+        def resign() -> None:
+            if self._coordinator is not None:
+                self._coordinator.stop()
+                self._coordinator = None
+
+        def ask(doors: list[Address]) -> Address | None:
+            return find_leader(doors, self._agent(), self._trust.token, tls=self._tls)
+
+        job = find_job(registry, find_leader=ask, lead=lead, resign=resign)
+        self._coordinator_at = job.leader or (reached_at, self._own_port)
+        if job.leader is not None:
+            self._stand_by()
+            registry.open_door(job.number, (reached_at, self._own_port))
+
+        def fail(number: int) -> None:
+            self._report(f"the job was started anew (start {number}), as this one had left no sign of life", True)
+
+        self._registration = Registration(registry, job.number, leads=self._leads, on_newer=fail)
+        self._registration.start()
+
+    def _leads(self) -> bool:
+        return self._coordinator is not None and self._coordinator.leads
+
+    @property
+    def _own_port(self) -> int:
+        return 0 if self._coordinator is None else self._coordinator.address[1]
 
     def _coordinator_address(self, is_here: bool) -> Address:
         """Where the workers of this agent find the coordinator."""
@@ -245,7 +300,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         host, port = self._options.endpoint
         coordinator = Coordinator(
             # A name of this machine may resolve to something that others don't reach: listen everywhere.
-            (host if is_loopback(host) else "", port),
+            (host if is_loopback(host) and not self._options.registry else "", port),
             token=self._trust.token,
             credentials=self._trust.coordinator,
             settings=self._options.settings,
@@ -298,7 +353,15 @@ class ElasticFlowRendezvous(RendezvousHandler):
         if self._coordinator is not None:
             if not self._coordinator.hand_over(self._node):
                 self._coordinator.wait_until_idle(self._grace_s)
+            self._record_end(self._coordinator)
             self._coordinator.stop()
+
+    def _record_end(self, coordinator: Coordinator) -> None:
+        """Tell those who come to the registry how the job has ended, if it has."""
+        if self._registration is not None:
+            self._registration.stop()
+            if coordinator.outcome:
+                self._registration.end(coordinator.outcome)
 
     def _variables(self, coordinator: Address, *, is_here: bool) -> dict[str, str]:
         host, _ = self._options.endpoint
@@ -399,6 +462,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
             else:
                 logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
                 coordinator.wait_until_idle(LINGER_S)
+        self._record_end(coordinator)
         coordinator.stop()
         atexit.unregister(self._serve_leavers)
 
@@ -424,9 +488,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
     Raises:
         UsageError: An option is malformed, or this agent must host and cannot.
+        SystemExit: The training is over.
     """
     handler = ElasticFlowRendezvous(Options.parse(params), run_id=params.run_id, local_addr=params.local_addr)
-    handler.start()
+    try:
+        handler.start()
+    except JobFinished as finished:
+        logger.warning("%s", finished)
+        raise SystemExit(0) from None
     return handler
 
 

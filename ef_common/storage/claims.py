@@ -56,6 +56,9 @@ class Place(Protocol):
         """The entries of a folder; empty if there is no such folder."""
         ...
 
+    def delete(self, name: str) -> None:
+        """Remove a file; it is no error if it is gone already."""
+
 
 def place_for(url: Any) -> Place:
     """The place for claims at this URL.

@@ -63,7 +63,7 @@ class Etcd:
         return self._shown
 
     def create(self, name: str, data: bytes, *, keep: bool = False) -> None:
-        """See `Place`. Nothing is ever removed."""
+        """See `Place`. Whatever fails, nothing is removed."""
         key, value = self._key(name), _encoded(data)
         transaction = {
             "compare": [{"key": key, "target": "CREATE", "result": "EQUAL", "create_revision": 0}],
@@ -91,6 +91,16 @@ class Etcd:
         behind = chr(ord("/") + 1)
         found = self._range(f"list {folder}", {"key": self._key(f"{folder}/"), "range_end": self._key(folder + behind)})
         return [Entry(key.decode().rpartition("/")[2], len(value)) for key, value in found]
+
+    def delete(self, name: str) -> None:
+        """See `Place`."""
+        self._ask(
+            f"delete {name}",
+            "kv/deleterange",
+            {"key": self._key(name)},
+            lambda answer: answer["header"],
+            self._endpoints,
+        )
 
     # ------------------------------------------------------------ requests
 

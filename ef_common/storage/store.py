@@ -253,7 +253,10 @@ class Store:
 
         def listing(fs: Any) -> Any:
             fs.invalidate_cache()
-            return fs.ls(self._path(folder), detail=True)
+            try:
+                return fs.ls(self._path(folder), detail=True)
+            finally:
+                fs.invalidate_cache()  # or what others create from now on could not be read
 
         try:
             found = self._run(f"list {folder or 'the store'}", listing)

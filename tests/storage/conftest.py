@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from ef_common.storage import claims
 from ef_common.storage.store import Store
 from tests.storage import etcd as etcds
 from tests.storage.ceph import KEYS, Ceph, missing_programs
-from tests.storage.etcd import EtcdServers
+from tests.storage.etcd import PATIENCE_S, EtcdServers
 
 BUCKET = "elasticflow"
 _numbers = itertools.count()
@@ -97,6 +98,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def make(place: Place) -> Callable[[], Store]:
     """Makes stores at the same place, as other processes have them: nothing is shared but the place."""
     return lambda: Store(*place)
+
+
+@pytest.fixture(params=["local", "memory", "etcd"])
+def at(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], claims.Place]:
+    """Makes places where the same small files are, as other processes have them."""
+    if request.param == "etcd":
+        monkeypatch.setattr("ef_common.storage.etcd.TIMEOUT_S", PATIENCE_S)
+        url = request.getfixturevalue("etcd").url(f"/claims-{next(_numbers)}/bücher")
+    else:
+        url = f"{request.param.replace('local', 'file')}://{tmp_path}/claims"
+    return lambda: claims.place_for(url)
 
 
 @pytest.fixture

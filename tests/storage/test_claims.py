@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -17,28 +16,15 @@ from ef_common.storage.checkpoints import Checkpoints, Content
 from ef_common.storage.claims import Claims, Place, place_for
 from ef_common.storage.etcd import Etcd
 from ef_common.storage.store import Store, Writer
-from tests.storage.etcd import PATIENCE_S
 
 CLAIM = "000000003-" + "0f" * 16
 RUN = "3c"
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def store(make: Callable[[], Store]) -> Store:
     """Of each kind that there is."""
     return make()
-
-
-@pytest.fixture(params=["local", "memory", "etcd"])
-def at(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """Makes places where the same claims are, as other processes have them."""
-    if request.param == "etcd":
-        monkeypatch.setattr("ef_common.storage.etcd.TIMEOUT_S", PATIENCE_S)
-        url = request.getfixturevalue("etcd").url(f"/claims-{next(_numbers)}/bücher")
-    else:
-        url = f"{request.param.replace('local', 'file')}://{tmp_path}/claims"
-    return lambda: place_for(url)
 
 
 def checkpoints_of(worker: str, store: Store) -> Checkpoints:
@@ -59,6 +45,9 @@ def test_place_creates_once_and_tells_what_there_is(at: Callable[[], Place]) -> 
     assert other.read("folder/b") == b"12"
     with pytest.raises(NotFound):
         other.read("folder/c")
+    for _ in range(2):
+        place.delete("folder/a")
+    assert [entry.name for entry in other.entries("folder")] == ["b"]
 
 
 def test_marker_is_read_wherever_its_place_is_the_same(at: Callable[[], Place]) -> None:

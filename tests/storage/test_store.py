@@ -37,6 +37,16 @@ def test_create_then_read_gives_the_bytes(make: Callable[[], Store]) -> None:
     assert make().read("runs/000001.json") == b"hello"
 
 
+def test_file_that_another_process_has_made_since_a_listing_is_read(make: Callable[[], Store]) -> None:
+    store, other = make(), make()
+    store.create("claims/a", b"1")
+    assert [entry.name for entry in store.entries("claims")] == ["a"]
+    other.create("claims/b", b"22")
+    with pytest.raises(AlreadyExists):
+        store.create("claims/b", b"3")
+    assert store.read("claims/b") == b"22"
+
+
 def test_create_of_what_exists_raises_and_changes_nothing(make: Callable[[], Store]) -> None:
     make().create("a/b", b"first")
     with pytest.raises(AlreadyExists, match="create a/b"):

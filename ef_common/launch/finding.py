@@ -1,0 +1,128 @@
+"""How an agent finds its job through a registry: it follows the leader, or founds the job, or hears that it is over."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ef_common.core.founding import FINISHED, Follow, Found, Founding, Over, Wait
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageFailed
+from ef_common.launch.registry import Registry
+from ef_common.protocol.addresses import Address, format_address
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+"""How long an agent waits for a registry that does not answer, or for a leader that lives and cannot be reached."""
+_LOOK_S = 0.5
+_NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent there
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that was found.
+
+    Args:
+        number: Of its start.
+        leader: Where its coordinator listens; None if this agent has founded it, and leads.
+    """
+
+    number: int
+    leader: Address | None
+
+
+def find_job(
+    registry: Registry,
+    *,
+    find_leader: Callable[[list[Address]], Address | None],
+    lead: Callable[[], Address],
+    resign: Callable[[], None],
+) -> Job:
+    """Look until the job is found. The coordinator of a founder listens before anybody can hear of it.
+
+    Args:
+        registry: Where to look.
+        find_leader: Asks coordinators where the leading one is.
+        lead: Starts a coordinator that leads; returns where others reach it.
+        resign: Ends that one, because somebody else has founded the job.
+
+    Raises:
+        AuthenticationError: The job runs, and has another token, or none.
+        CoordinatorLost: The registry does not answer, or the job runs where nobody can be reached from here.
+        JobFinished: The training is over.
+    """
+    founding = Founding()
+    patience = _Patience()
+    while True:
+        now = time.monotonic()
+        try:
+            start = registry.newest()
+            doors = [] if start is None or start.end == FINISHED else registry.doors(start.number)
+        except StorageFailed as error:
+            patience.wait(f"the registry {registry.place} does not answer: {error}")
+            continue
+        leader, refusal = None, None
+        try:
+            leader = find_leader(doors) if doors else None
+        except AuthenticationError as error:  # the address may be another job's by now
+            refusal = error
+        match founding.decide(start, answered=leader is not None, now=now):
+            case Over():
+                raise JobFinished("the training is over: there is nothing to join")
+            case Follow(number):
+                return Job(number, leader)
+            case Found(number):
+                address = lead()
+                if _make(registry, number, address, patience):
+                    return Job(number, None)
+                resign()
+            case Wait(signs=True):
+                if refusal is not None:
+                    raise refusal
+                where = ", ".join(map(format_address, doors)) or "none on record"
+                patience.wait(f"the job runs, but no agent of it can be reached from here (addresses: {where})")
+            case Wait():
+                logger.info("waiting for the agent that has started this job, or for the proof that it has ended")
+                time.sleep(_LOOK_S)
+
+
+def _make(registry: Registry, number: int, address: Address, patience: _Patience) -> bool:
+    """Make a start, and record where its leader is; False if somebody else has made it."""
+    while True:
+        try:
+            if not registry.found(number):
+                return False
+            registry.open_door(number, address)
+        except StorageFailed as error:  # it may be done, or not: the same again finds out
+            patience.wait(f"the registry {registry.place} does not answer: {error}")
+        else:
+            return True
+
+
+class _Patience:
+    """Waits, and says once for what."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + PATIENCE_S
+        self._said = ""
+
+    def wait(self, why: str) -> None:
+        if why != self._said:
+            logger.warning("%s; waiting", why)
+            self._said = why
+        if time.monotonic() > self._until:
+            raise CoordinatorLost(f"{why}. That has not changed within {PATIENCE_S:g} s")
+        time.sleep(_LOOK_S)
+
+
+def own_host() -> str:
+    """An address under which other machines are likely to reach this one: that of its default route, else its name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_NOWHERE)
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()

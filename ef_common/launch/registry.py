@@ -1,0 +1,189 @@
+"""Where the agents of a job find each other: a shared folder, an object store or etcd, as ``--rdzv-endpoint`` names it.
+
+::
+
+    agents/founder-000001         which agent has made the first start of the job
+    agents/door-000001-NODE       where the coordinator of a node listens: the leading one, or one that knows it
+    agents/beat-000001-00000042   the newest sign of life of the leader
+    agents/end-000001             how this start has ended
+
+All files are created only once; :mod:`ef_common.core.founding` has the rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ef_common import threads
+from ef_common.core.founding import BEAT_S, Start
+from ef_common.errors import AlreadyExists, NotFound, StorageError, StorageFailed, UsageError
+from ef_common.protocol.addresses import Address, format_address, parse_address
+from ef_common.storage import manifest as manifests
+from ef_common.storage.claims import Place
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "agents"
+_KIND = "registration"
+_NAME = re.compile(r"(founder|door|beat|end)-(\d{6})(?:-(.+))?")
+_MAX_DOORS = 64
+"""So many are tried; any agent that lives is a good one."""
+
+
+def is_registry(endpoint: str) -> bool:
+    """Whether an endpoint is a registry, and not a host."""
+    return "://" in endpoint
+
+
+class Registry:
+    """The records of a job.
+
+    Args:
+        place: Where they are.
+        job: torchrun's ``--rdzv-id``: a place can have several jobs. "" or "none" for the only one.
+        node: Name of this node, which no other agent has.
+
+    Raises:
+        StorageFailed: By all operations. The place has not said.
+    """
+
+    def __init__(self, place: Place, job: str, node: str) -> None:
+        self.place = place
+        self._folder = _FOLDER if job in ("", "none") else f"{_FOLDER}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
+        self._node = node
+
+    def newest(self) -> Start | None:
+        """The newest start on record."""
+        records = self._records()
+        number = max((start for kind, start, _ in records if kind == "founder"), default=0)
+        if not number:
+            return None
+        beats = max((int(rest) for kind, start, rest in records if (kind, start) == ("beat", number)), default=0)
+        has_ended = any((kind, start) == ("end", number) for kind, start, _ in records)
+        return Start(number, beats, str(self._read(f"end-{number:06}")["how"]) if has_ended else "")
+
+    def doors(self, number: int) -> list[Address]:
+        """Where the coordinators of a start listen, as far as they are on record."""
+        nodes = [rest for kind, start, rest in self._records() if (kind, start) == ("door", number)]
+        found = []
+        for node in nodes[-_MAX_DOORS:]:
+            with contextlib.suppress(NotFound):
+                address = str(self._read(f"door-{number:06}-{node}")["address"])
+                found.append(parse_address(address, what=f"the address of node {node} in {self.place}"))
+        return found
+
+    def found(self, number: int) -> bool:
+        """Make a start; False if somebody else has made it.
+
+        Raises:
+            UsageError: The place does not create exclusively.
+        """
+        name = f"founder-{number:06}"
+        try:
+            self._create(name, {"node": self._node})
+        except AlreadyExists:
+            return False
+        try:
+            self._create(name, {"node": self._node, "again": True})
+        except AlreadyExists:
+            return True
+        raise UsageError(
+            f"agents cannot find each other at {self.place}: it does not create files exclusively. Use a shared "
+            "folder, an object store with conditional writes, or etcd"
+        )
+
+    def open_door(self, number: int, address: Address) -> None:
+        """Record where the coordinator of this node listens."""
+        self._create(f"door-{number:06}-{self._node}", {"address": format_address(address)})
+
+    def beat(self, number: int, beats: int) -> None:
+        """Leave a sign of life of the leader, after so many."""
+        with contextlib.suppress(AlreadyExists):  # for a moment, two of them may lead
+            self.place.create(self._path(f"beat-{number:06}-{beats + 1:08}"), self._node.encode())
+        if beats:
+            self.place.delete(self._path(f"beat-{number:06}-{beats:08}"))
+
+    def end(self, number: int, how: str) -> None:
+        """Record how a start has ended; the first record counts."""
+        with contextlib.suppress(AlreadyExists):
+            self._create(f"end-{number:06}", {"how": how})
+
+    def _records(self) -> list[tuple[str, int, str]]:
+        """What there is: (kind, number of the start, what else is in its name)."""
+        names = [entry.name for entry in self.place.entries(self._folder)]
+        matches = filter(None, map(_NAME.fullmatch, names))
+        return [(found[1], int(found[2]), found[3] or "") for found in matches]
+
+    @property
+    def founder(self) -> str:
+        """The node that has made the newest start; "" if there is none."""
+        start = self.newest()
+        return "" if start is None else str(self._read(f"founder-{start.number:06}")["node"])
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    def _create(self, name: str, content: dict[str, Any]) -> None:
+        self.place.create(self._path(name), manifests.sealed(content, _KIND), keep=True)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return manifests.opened(self.place.read(self._path(name)), name, _KIND)
+
+
+class Registration:
+    """A thread that leaves signs of life while the coordinator of this agent leads, and notices a newer start.
+
+    Args:
+        registry: Where.
+        number: Of the start.
+        leads: Whether the coordinator of this agent leads now.
+        on_newer: Called once if somebody has made a newer start.
+    """
+
+    def __init__(
+        self, registry: Registry, number: int, *, leads: Callable[[], bool], on_newer: Callable[[int], None]
+    ) -> None:
+        self.registry = registry
+        self.number = number
+        self._leads = leads
+        self._on_newer = on_newer
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        threads.start(self._run, name="elasticflow-registration", job="leaves signs of life for other agents")
+
+    def stop(self) -> None:
+        """End the thread. May be repeated."""
+        self._stopped.set()
+
+    def end(self, how: str) -> None:
+        """Record how the start has ended. What cannot be recorded is noticed when the signs of life stop."""
+        self.stop()
+        try:
+            self.registry.end(self.number, how)
+        except StorageError as error:
+            logger.warning("nobody can be told how the job has ended: %s", error)
+
+    def _run(self) -> None:
+        failed = False
+        while not self._stopped.is_set():
+            try:
+                newest = self.registry.newest()
+                if newest is not None and newest.number > self.number:
+                    self._on_newer(newest.number)
+                    return
+                if newest is not None and self._leads():
+                    self.registry.beat(self.number, newest.beats)
+                failed = False
+            except StorageFailed as error:  # others that come meanwhile find the doors on record
+                if not failed:
+                    logger.warning("no sign of life can be left for other agents: %s", error)
+                failed = True
+            self._stopped.wait(BEAT_S)

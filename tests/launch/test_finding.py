@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.core import founding
+from ef_common.core.founding import FINISHED, LEFT, Start
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageFailed
+from ef_common.launch import finding
+from ef_common.launch.finding import Job, find_job
+from ef_common.launch.registry import Registry
+from ef_common.protocol.addresses import Address
+from ef_common.storage.store import Store
+
+HERE: Address = ("192.0.2.1", 1000)
+THERE: Address = ("192.0.2.2", 2000)
+
+
+class Clock:
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.at: dict[float, Any] = {}
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for time in [time for time in self.at if time <= self.now]:
+            self.at.pop(time)()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(finding, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(Store(f"file://{tmp_path}"), "none", "here")
+
+
+class Agent:
+    """What the agent that looks can do, and has done."""
+
+    def __init__(self, registry: Registry, leader: Address | None = None) -> None:
+        self.registry = registry
+        self.leader = leader
+        self.asked: list[list[Address]] = []
+        self.leads = 0
+        self.refuses = False
+
+    def find_leader(self, doors: list[Address]) -> Address | None:
+        self.asked.append(doors)
+        if self.refuses:
+            raise AuthenticationError("another token")
+        return self.leader
+
+    def lead(self) -> Address:
+        self.leads += 1
+        return HERE
+
+    def resign(self) -> None:
+        self.leads -= 1
+
+    def find(self) -> Job:
+        return find_job(self.registry, find_leader=self.find_leader, lead=self.lead, resign=self.resign)
+
+
+def other(registry: Registry) -> Registry:
+    return Registry(registry.place, "none", "there")
+
+
+def test_first_agent_founds_the_job(registry: Registry, clock: Clock) -> None:
+    agent = Agent(registry)
+    assert agent.find() == Job(1, None)
+    assert agent.leads == 1
+    assert registry.doors(1) == [HERE]
+
+
+def test_second_agent_follows(registry: Registry, clock: Clock) -> None:
+    other(registry).found(1)
+    other(registry).open_door(1, THERE)
+    agent = Agent(registry, leader=THERE)
+    assert agent.find() == Job(1, THERE)
+    assert agent.asked == [[THERE]]
+    assert agent.leads == 0
+
+
+def test_agent_that_loses_the_race_follows(registry: Registry, clock: Clock) -> None:
+    agent = Agent(registry, leader=THERE)
+
+    def lead() -> Address:
+        other(registry).found(1)
+        other(registry).open_door(1, THERE)
+        agent.leads += 1
+        return HERE
+
+    job = find_job(registry, find_leader=agent.find_leader, lead=lead, resign=agent.resign)
+    assert job == Job(1, THERE)
+    assert agent.leads == 0
+
+
+def test_training_that_is_over_is_not_started_again(registry: Registry, clock: Clock) -> None:
+    registry.found(1)
+    registry.end(1, FINISHED)
+    agent = Agent(registry)
+    with pytest.raises(JobFinished, match="the training is over"):
+        agent.find()
+    assert agent.asked == []
+
+
+def test_job_that_all_have_left_is_started_again_at_once(registry: Registry, clock: Clock) -> None:
+    registry.found(1)
+    registry.end(1, LEFT)
+    assert Agent(registry).find() == Job(2, None)
+    assert clock.now == 1000.0
+
+
+def test_job_that_gives_no_sign_of_life_is_started_again_after_the_lease(registry: Registry, clock: Clock) -> None:
+    other(registry).found(1)
+    other(registry).open_door(1, THERE)  # a machine that is gone
+    agent = Agent(registry)
+    assert agent.find() == Job(2, None)
+    assert founding.LEASE_S <= clock.now - 1000.0 <= founding.LEASE_S + 1.0
+
+
+def test_another_job_that_has_the_address_of_a_dead_one_by_now_keeps_nobody_out(
+    registry: Registry, clock: Clock
+) -> None:
+    other(registry).found(1)
+    other(registry).open_door(1, THERE)
+    agent = Agent(registry)
+    agent.refuses = True
+    assert agent.find() == Job(2, None)
+
+
+def beats(registry: Registry, clock: Clock) -> None:
+    """The leader lives for hours."""
+    for beat in range(200):
+        clock.at[clock.now + 3.0 * (beat + 1)] = lambda beat=beat: registry.beat(1, beat)
+
+
+def test_job_that_lives_and_cannot_be_reached_is_not_started_again(registry: Registry, clock: Clock) -> None:
+    other(registry).found(1)
+    other(registry).open_door(1, THERE)
+    beats(other(registry), clock)
+    with pytest.raises(CoordinatorLost, match=r"no agent of it can be reached from here \(addresses: 192.0.2.2:2000\)"):
+        Agent(registry).find()
+    assert registry.newest() is not None
+    assert registry.newest().number == 1  # type: ignore[union-attr]
+
+
+def test_job_that_lives_and_has_another_token_refuses_at_once(registry: Registry, clock: Clock) -> None:
+    other(registry).found(1)
+    other(registry).open_door(1, THERE)
+    beats(other(registry), clock)
+    agent = Agent(registry)
+    agent.refuses = True
+    with pytest.raises(AuthenticationError, match="another token"):
+        agent.find()
+    assert clock.now < 1010.0
+
+
+@pytest.mark.parametrize("operation", ["newest", "found", "open_door"])
+def test_registry_that_is_away_for_a_while_is_waited_for(
+    registry: Registry, clock: Clock, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = getattr(registry, operation)
+
+    def away(*args: Any) -> Any:
+        if clock.now < 1010.0:
+            raise StorageFailed("away")
+        return works(*args)
+
+    monkeypatch.setattr(registry, operation, away)
+    agent = Agent(registry)
+    assert agent.find() == Job(1, None)
+    assert agent.leads == 1
+    assert registry.newest() == Start(1)
+
+
+def test_registry_that_stays_away_is_given_up(
+    registry: Registry, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise StorageFailed("connection refused")
+
+    monkeypatch.setattr(registry, "newest", away)
+    with pytest.raises(CoordinatorLost, match=r"does not answer: connection refused. That has not changed within 60 s"):
+        Agent(registry).find()

@@ -1,0 +1,91 @@
+"""A registry tells the same to all agents, at each kind of place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ef_common.core.founding import FINISHED, LEFT, Start
+from ef_common.errors import UsageError
+from ef_common.launch.registry import Registration, Registry
+from ef_common.storage.claims import Place
+from ef_common.storage.store import Store
+from tests.waiting import poll_until
+
+
+def check(at: Callable[[], Place]) -> None:
+    first, second = Registry(at(), "none", "a-1"), Registry(at(), "", "b-2")
+    assert first.newest() is None
+    assert first.founder == ""
+    assert first.found(1)
+    assert not second.found(1)
+    first.open_door(1, ("192.0.2.1", 29400))
+    second.open_door(1, ("::1", 1))
+    second.open_door(1, ("::1", 1))
+    assert second.newest() == Start(1)
+    assert sorted(first.doors(1)) == [("192.0.2.1", 29400), ("::1", 1)]
+    for beats in range(12):
+        first.beat(1, beats)
+    second.beat(1, 11)  # it has seen less
+    assert second.newest() == Start(1, 12)
+    assert len(second.place.entries("agents")) == 4
+    first.end(1, LEFT)
+    second.end(1, FINISHED)
+    assert first.newest() == second.newest() == Start(1, 12, LEFT)
+    assert second.found(2)
+    assert first.newest() == Start(2)
+    assert first.doors(2) == []
+    assert first.founder == "b-2"
+    assert Registry(at(), "another job", "a-1").newest() is None
+
+
+def test_records_of_one_agent_are_seen_by_the_others(at: Callable[[], Place]) -> None:
+    check(at)
+
+
+def test_records_of_one_agent_are_seen_by_the_others_in_each_store(make: Callable[[], Store]) -> None:
+    check(make)
+
+
+def test_one_of_many_agents_makes_the_start(at: Callable[[], Place]) -> None:
+    made: list[int] = []
+
+    def found(index: int) -> None:
+        if Registry(at(), "none", f"node-{index}").found(1):
+            made.append(index)
+
+    threads = [threading.Thread(target=found, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_place_that_does_not_create_exclusively_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Store(f"file://{tmp_path}")
+    monkeypatch.setattr(place, "create", lambda name, data, **_: (tmp_path / "any").write_bytes(data))
+    with pytest.raises(UsageError, match="does not create files exclusively"):
+        Registry(place, "none", "a").found(1)
+
+
+def test_leader_leaves_signs_of_life_and_hears_of_a_newer_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ef_common.launch.registry.BEAT_S", 0.01)
+    registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
+    assert registry.found(1)
+    leads, newer = threading.Event(), []
+    registration = Registration(registry, 1, leads=leads.is_set, on_newer=newer.append)
+    registration.start()
+    try:
+        leads.set()
+        poll_until(lambda: registry.newest().beats > 2)  # type: ignore[union-attr]
+        assert Registry(registry.place, "none", "b").found(2)
+        poll_until(lambda: newer == [2])
+    finally:
+        registration.end(FINISHED)
+    assert registry.newest() == Start(2)
