@@ -33,7 +33,7 @@ help:
 	@echo "make test-all    every case of every test (half an hour); PART= as above"
 	@echo "make test-peers  Lightning's and Keras's own tests with ElasticFlow; LIGHTNING_SRC names a checkout of Lightning (hours)"
 	@echo "make test-matrix  what we expect of other packages, with their oldest and newest releases (downloads gigabytes)"
-	@echo "make chaos   each fault in each worker at each moment, after 315,310 simulated schedules (takes hours)"
+	@echo "make chaos   each fault in each worker at each moment, after 335,310 simulated schedules (takes hours)"
 	@echo "make soak    15 minutes of training under constant faults"
 	@echo "make mutants  break the product in 51 ways, one at a time; the tests must find each (takes hours)"
 	@echo "make fuzz    a minute of fuzzing for each reader of what others have written; findings in build/fuzz"
@@ -93,7 +93,7 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed
 chaos: $(HOROVOD)
 	@status=0; \
 	export OMP_NUM_THREADS=1; \
-	for what in "--schedules 100000" "--failover --schedules 200000" "--hangs --schedules 10000" \
+	for what in "--schedules 100000" "--failover --schedules 200000" "--handovers --schedules 20000" "--hangs --schedules 10000" \
 		"--workers 16 --schedules 5000" "--workers 64 --schedules 300" "--workers 256 --schedules 10"; do \
 		$(BIN)/python -m ef_common.testing.simulation $$what --jobs $$(nproc) || status=$$?; \
 	done; \

@@ -132,7 +132,7 @@ class Coordinator:
         if state.closed:
             return FINISHED
         has_members = state.view is not None or state.gathering_since is not None or state.workers
-        return "" if has_members else LEFT
+        return "" if has_members or self._settings.on_minority == "continue" else LEFT
 
     def start(self) -> None:
         """Listen, and serve in a thread.

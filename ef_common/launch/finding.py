@@ -84,8 +84,7 @@ def find_job(
                     raise refusal
                 where = ", ".join(map(format_address, doors)) or "none on record"
                 patience.wait(f"the job runs, but no agent of it can be reached from here (addresses: {where})")
-            case Wait():
-                logger.info("waiting for the agent that has started this job, or for the proof that it has ended")
+            case Wait():  # for the lease at most
                 time.sleep(_LOOK_S)
 
 

@@ -17,11 +17,12 @@ import hashlib
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ef_common import threads
-from ef_common.core.founding import BEAT_S, Start
+from ef_common.core.founding import BEAT_S, LEASE_S, Start
 from ef_common.errors import AlreadyExists, NotFound, StorageError, StorageFailed, UsageError
 from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.storage import manifest as manifests
@@ -172,18 +173,27 @@ class Registration:
             logger.warning("nobody can be told how the job has ended: %s", error)
 
     def _run(self) -> None:
-        failed = False
+        failed, looked = False, 0.0
         while not self._stopped.is_set():
-            try:
-                newest = self.registry.newest()
-                if newest is not None and newest.number > self.number:
-                    self._on_newer(newest.number)
-                    return
-                if newest is not None and self._leads():
-                    self.registry.beat(self.number, newest.beats)
-                failed = False
-            except StorageFailed as error:  # others that come meanwhile find the doors on record
-                if not failed:
-                    logger.warning("no sign of life can be left for other agents: %s", error)
-                failed = True
+            leads, now = self._leads(), time.monotonic()
+            if leads or now >= looked + LEASE_S:
+                looked = now
+                try:
+                    if self._look(leads=leads):
+                        return
+                    failed = False
+                except StorageFailed as error:  # others that come meanwhile find the doors on record
+                    if not failed:
+                        logger.warning("no sign of life can be left for other agents: %s", error)
+                    failed = True
             self._stopped.wait(BEAT_S)
+
+    def _look(self, *, leads: bool) -> bool:
+        """Look once; returns whether somebody has made a newer start."""
+        newest = self.registry.newest()
+        if newest is not None and newest.number > self.number:
+            self._on_newer(newest.number)
+            return True
+        if newest is not None and leads:
+            self.registry.beat(self.number, newest.beats)
+        return False

@@ -67,6 +67,7 @@ def test_node_that_is_told_to_go_hands_over_and_ends(job: TorchrunJob, whom: str
     job.audit()
 
 
+@pytest.mark.thorough
 def test_all_agents_that_are_told_to_go_at_once_end_with_their_workers(job: TorchrunJob) -> None:
     nodes = start(job, 3)
     workers = [psutil.Process(pid) for node in nodes for pid in node.worker_pids()]

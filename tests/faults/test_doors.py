@@ -82,6 +82,7 @@ def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_o
     assert len(job.events("start")) == 4
 
 
+@pytest.mark.thorough
 def test_newcomer_finds_the_job_after_the_node_of_its_founder_was_killed(run: Run, tmp_path: Path) -> None:
     job = run()
     nodes = start_together(job, 3)
@@ -102,6 +103,7 @@ def test_newcomer_finds_the_job_after_the_node_of_its_founder_was_killed(run: Ru
     assert newest(tmp_path).number == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 def test_job_that_was_killed_whole_is_started_again_once_and_goes_on_from_its_checkpoint(
     run: Run, tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ def test_job_that_was_killed_whole_is_started_again_once_and_goes_on_from_its_ch
     assert (found.number, found.end) == (2, FINISHED)
 
 
+@pytest.mark.thorough
 def test_job_that_all_were_told_to_leave_is_started_again_at_once(run: Run, tmp_path: Path) -> None:
     place = {"checkpoint": f"file://{tmp_path}/store"}
     first = run()

@@ -294,6 +294,7 @@ def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched],
     reserved.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["SIGUSR1", "notice"])
 def test_node_of_the_coordinator_that_is_told_to_go_ends_with_its_own_status(
     job: Callable[..., Launched], tmp_path: Path, how: str

@@ -97,6 +97,17 @@ FAILOVER_RARE = {
 }
 
 
+HANDOVER_RARE = {
+    "handed over": 500,
+    "takeover": 250,
+    "coordinator": 120,
+    "cut": 150,
+    "held back": 200,
+    "planned change": 250,
+    "loss": 250,
+}
+
+
 HANG_RARE = {
     "hang": 500,  # for long, or for less than the limit
     "evicted as hung": 250,
@@ -134,11 +145,12 @@ MANY_RARE = {
     ("family", "most", "rare"),
     [
         ("failover", NUM_SCHEDULES // 4, FAILOVER_RARE),
+        ("handovers", NUM_SCHEDULES // 16, HANDOVER_RARE),
         ("hangs", NUM_SCHEDULES // 16, HANG_RARE),
         ("trainings", NUM_SCHEDULES // 16, TRAININGS_RARE),
         ("workers=16", 600, MANY_RARE),
     ],
-    ids=["failover", "hangs", "trainings", "many"],
+    ids=["failover", "handovers", "hangs", "trainings", "many"],
 )
 def test_simulation_of_a_family_keeps_every_invariant(
     family: str, most: int, rare: dict[str, int], part: float
