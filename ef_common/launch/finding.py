@@ -37,7 +37,7 @@ class Job:
 def find_job(
     registry: Registry,
     *,
-    find_leader: Callable[[list[Address]], Address | None],
+    find_leader: Callable[[str, list[Address]], Address | None],
     lead: Callable[[], Address],
     resign: Callable[[], None],
 ) -> Job:
@@ -45,7 +45,7 @@ def find_job(
 
     Args:
         registry: Where to look.
-        find_leader: Asks coordinators where the leading one is.
+        find_leader: Asks the coordinators of the start with this nonce where the leading one is.
         lead: Starts a coordinator that leads; returns where others reach it.
         resign: Ends that one, because somebody else has founded the job.
 
@@ -60,13 +60,15 @@ def find_job(
         now = time.monotonic()
         try:
             start = registry.newest()
-            doors = [] if start is None or start.end == FINISHED else registry.doors(start.number)
+            doors, nonce = [], ""
+            if start is not None and start.end != FINISHED:
+                doors, nonce = registry.doors(start.number), registry.nonce(start.number)
         except StorageFailed as error:
             patience.wait(f"the registry {registry.place} does not answer: {error}")
             continue
         leader, refusal = None, None
         try:
-            leader = find_leader(doors) if doors else None
+            leader = find_leader(nonce, doors) if doors else None
         except AuthenticationError as error:  # the address may be another job's by now
             refusal = error
         match founding.decide(start, answered=leader is not None, now=now):

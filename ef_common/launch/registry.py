@@ -2,7 +2,7 @@
 
 ::
 
-    agents/founder-000001         which agent has made the first start of the job
+    agents/founder-000001         which agent has made the first start of the job, and a nonce of that start
     agents/door-000001-NODE       where the coordinator of a node listens: the leading one, or one that knows it
     agents/beat-000001-00000042   the newest sign of life of the leader
     agents/end-000001             how this start has ended
@@ -25,6 +25,7 @@ from ef_common import threads
 from ef_common.core.founding import BEAT_S, LEASE_S, Start
 from ef_common.errors import AlreadyExists, NotFound, StorageError, StorageFailed, UsageError
 from ef_common.protocol.addresses import Address, format_address, parse_address
+from ef_common.protocol.auth import new_nonce
 from ef_common.storage import manifest as manifests
 from ef_common.storage.claims import Place
 
@@ -52,12 +53,16 @@ class Registry:
 
     Raises:
         StorageFailed: By all operations. The place has not said.
+
+    Attributes:
+        own_nonce: That of a start which this agent makes.
     """
 
     def __init__(self, place: Place, job: str, node: str) -> None:
         self.place = place
         self._folder = _FOLDER if job in ("", "none") else f"{_FOLDER}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
         self._node = node
+        self.own_nonce = new_nonce()
 
     def newest(self) -> Start | None:
         """The newest start on record."""
@@ -87,7 +92,7 @@ class Registry:
         """
         name = f"founder-{number:06}"
         try:
-            self._create(name, {"node": self._node})
+            self._create(name, {"node": self._node, "nonce": self.own_nonce})
         except AlreadyExists:
             return False
         try:
@@ -98,6 +103,10 @@ class Registry:
             f"agents cannot find each other at {self.place}: it does not create files exclusively. Use a shared "
             "folder, an object store with conditional writes, or etcd"
         )
+
+    def nonce(self, number: int) -> str:
+        """The nonce of a start."""
+        return str(self._read(f"founder-{number:06}")["nonce"])
 
     def open_door(self, number: int, address: Address) -> None:
         """Record where the coordinator of this node listens."""

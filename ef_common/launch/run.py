@@ -44,6 +44,7 @@ from ef_common.launch.departure import SIGNAL
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import handled, to_end
+from ef_common.launch.surroundings import meeting_in
 from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
@@ -98,6 +99,11 @@ class Options:
             UsageError: Values that do not go together.
         """
         args = parser().parse_args(argv)
+        meeting = None if args.rdzv_endpoint else meeting_in(os.environ)
+        if meeting is not None:
+            args.rdzv_endpoint = meeting.endpoint
+            is_host = "" if meeting.is_host is None else f"is_host={int(meeting.is_host)}"
+            args.rdzv_conf = ",".join(filter(None, (args.rdzv_conf, is_host)))
         local = not args.rdzv_endpoint
         if local and args.rdzv_backend != BACKEND:
             raise UsageError(

@@ -208,8 +208,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
 
     def __init__(self, options: Options, *, run_id: str, local_addr: str | None = None) -> None:
         self._options = options
-        self._trust = trust_of(options.token, options.tls)
-        self._tls = None if self._trust.coordinator is None else Tls(self._trust.coordinator)
+        self._set_trust(options.token)
         self._run_id = run_id
         self._local_addr = local_addr
         self._coordinator: Coordinator | None = None
@@ -224,6 +223,10 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._node = f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
         self._has_begun = False
         self._given_token: str | None = None
+
+    def _set_trust(self, token: Token | None) -> None:
+        self._trust = trust_of(token, self._options.tls)
+        self._tls = None if self._trust.coordinator is None else Tls(self._trust.coordinator)
 
     def start(self) -> None:
         """Host the coordinator if this agent must, and prepare the environment that workers inherit.
@@ -255,7 +258,13 @@ class ElasticFlowRendezvous(RendezvousHandler):
         """Lead the job, or follow the one that leads it and keep a standby; either way be a door for others."""
         reached_at = LOOPBACK if self._trust.token is None else self._local_addr or own_host()
 
+        def trust_start(nonce: str) -> None:
+            """Addresses on record may be another job's by now, which may have the same token."""
+            token = self._options.token
+            self._set_trust(None if token is None else token.for_start(nonce))
+
         def lead() -> Address:
+            trust_start(registry.own_nonce)
             self._host()
             return (reached_at, self._own_port)
 
@@ -264,7 +273,8 @@ class ElasticFlowRendezvous(RendezvousHandler):
                 self._coordinator.stop()
                 self._coordinator = None
 
-        def ask(doors: list[Address]) -> Address | None:
+        def ask(nonce: str, doors: list[Address]) -> Address | None:
+            trust_start(nonce)
             return find_leader(doors, self._agent(), self._trust.token, tls=self._tls)
 
         job = find_job(registry, find_leader=ask, lead=lead, resign=resign)

@@ -67,7 +67,14 @@ class Token:
 
     def for_workers(self) -> Token:
         """The token that coordinators accept from workers which must not know this one."""
-        return Token("\n".join(one.derive("worker").hex() for one in self.accepted), self.source)
+        return self._derived("worker")
+
+    def for_start(self, nonce: str) -> Token:
+        """The token of one start of a job: another job, or another start, does not know it although it has this one."""
+        return self._derived(f"start {nonce}")
+
+    def _derived(self, purpose: str) -> Token:
+        return Token("\n".join(one.derive(purpose).hex() for one in self.accepted), self.source)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Token:

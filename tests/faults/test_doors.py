@@ -45,13 +45,14 @@ def newest(tmp_path: Path) -> Start | None:
     return registry(tmp_path).newest()
 
 
-def start(job: TorchrunJob, *, last_call_s: float = 2.0, **options: object) -> Node:
+def start(job: TorchrunJob, *, last_call_s: float = 2.0, token: str = "", **options: object) -> Node:
     conf = f"--rdzv-conf=last_call_timeout={last_call_s},heartbeat_timeout=10"
-    return job.start("--nnodes=1:8", conf, script_args=(json.dumps({**OPTIONS, **options}),))
+    environ = {"ELASTICFLOW_TOKEN": token} if token else {}
+    return job.start("--nnodes=1:8", conf, script_args=(json.dumps({**OPTIONS, **options}),), environ=environ)
 
 
-def start_together(job: TorchrunJob, number: int) -> list[Node]:
-    nodes = [start(job, last_call_s=10.0) for _ in range(number)]
+def start_together(job: TorchrunJob, number: int, token: str = "") -> list[Node]:
+    nodes = [start(job, last_call_s=10.0, token=token) for _ in range(number)]
     job.wait_for("view", number, world_size=number)
     job.wait_for_step(3)
     return nodes
@@ -71,7 +72,7 @@ def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_o
     run: Run, tmp_path: Path
 ) -> None:
     job = run()
-    nodes = start_together(job, 4)
+    nodes = start_together(job, 4, token="the secret of the cluster, which other jobs have, too")
     finish(job, nodes)
     found = newest(tmp_path)
     assert found is not None

@@ -53,11 +53,13 @@ class Agent:
         self.registry = registry
         self.leader = leader
         self.asked: list[list[Address]] = []
+        self.nonces: list[str] = []
         self.leads = 0
         self.refuses = False
 
-    def find_leader(self, doors: list[Address]) -> Address | None:
+    def find_leader(self, nonce: str, doors: list[Address]) -> Address | None:
         self.asked.append(doors)
+        self.nonces.append(nonce)
         if self.refuses:
             raise AuthenticationError("another token")
         return self.leader
@@ -90,6 +92,7 @@ def test_second_agent_follows(registry: Registry, clock: Clock) -> None:
     agent = Agent(registry, leader=THERE)
     assert agent.find() == Job(1, THERE)
     assert agent.asked == [[THERE]]
+    assert agent.nonces == [registry.nonce(1)] != [registry.own_nonce]
     assert agent.leads == 0
 
 

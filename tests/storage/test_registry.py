@@ -22,6 +22,7 @@ def check(at: Callable[[], Place]) -> None:
     assert first.founder == ""
     assert first.found(1)
     assert not second.found(1)
+    assert second.nonce(1) == first.own_nonce != second.own_nonce
     first.open_door(1, ("192.0.2.1", 29400))
     second.open_door(1, ("::1", 1))
     second.open_door(1, ("::1", 1))
