@@ -7,6 +7,7 @@ Glossary
     generation   number of a view; generations only grow
     coordinator  the part of a launcher that decides on views; it holds soft state only, and no ordinary step asks it
     standby      a coordinator that an agent keeps ready, in case the active one is lost
+    registry     a folder, an object store or etcd through which the agents of a job find each other
     agent        the launcher's process on a node, which starts and supervises workers
     boundary     the point between two steps where the view may change as planned
     newcomer     a worker that prepares while the others train, and is admitted at a boundary

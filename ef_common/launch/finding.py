@@ -60,15 +60,15 @@ def find_job(
         now = time.monotonic()
         try:
             start = registry.newest()
-            doors, nonce = [], ""
+            addresses, nonce = [], ""
             if start is not None and start.end != FINISHED:
-                doors, nonce = registry.doors(start.number), registry.nonce(start.number)
+                addresses, nonce = registry.addresses(start.number), registry.nonce(start.number)
         except StorageFailed as error:
             patience.wait(f"the registry {registry.place} does not answer: {error}")
             continue
         leader, refusal = None, None
         try:
-            leader = find_leader(nonce, doors) if doors else None
+            leader = find_leader(nonce, addresses) if addresses else None
         except AuthenticationError as error:  # the address may be another job's by now
             refusal = error
         match founding.decide(start, answered=leader is not None, now=now):
@@ -84,7 +84,7 @@ def find_job(
             case Wait(signs=True):
                 if refusal is not None:
                     raise refusal
-                where = ", ".join(map(format_address, doors)) or "none on record"
+                where = ", ".join(map(format_address, addresses)) or "none on record"
                 patience.wait(f"the job runs, but no agent of it can be reached from here (addresses: {where})")
             case Wait():  # for the lease at most
                 time.sleep(_LOOK_S)
@@ -96,7 +96,7 @@ def _make(registry: Registry, number: int, address: Address, patience: _Patience
         try:
             if not registry.found(number):
                 return False
-            registry.open_door(number, address)
+            registry.add(number, address)
         except StorageFailed as error:  # it may be done, or not: the same again finds out
             patience.wait(f"the registry {registry.place} does not answer: {error}")
         else:

@@ -2,10 +2,10 @@
 
 ::
 
-    agents/founder-000001         which agent has made the first start of the job, and a nonce of that start
-    agents/door-000001-NODE       where the coordinator of a node listens: the leading one, or one that knows it
-    agents/beat-000001-00000042   the newest sign of life of the leader
-    agents/end-000001             how this start has ended
+    agents/founder-000001           which agent has made the first start of the job, and a nonce of that start
+    agents/coordinator-000001-NODE  where the one of a node listens, which leads or knows who does
+    agents/beat-000001-00000042     the newest sign of life of the leader, with its address
+    agents/end-000001               how this start has ended
 
 All files are created only once; :mod:`ef_common.core.founding` has the rule.
 """
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "agents"
 _KIND = "registration"
-_NAME = re.compile(r"(founder|door|beat|end)-(\d{6})(?:-(.+))?")
-_MAX_DOORS = 64
+_NAME = re.compile(r"(founder|coordinator|beat|end)-(\d{6})(?:-(.+))?")
+_MAX_ADDRESSES = 64
 """So many are tried; any agent that lives is a good one."""
 
 
@@ -74,15 +74,21 @@ class Registry:
         has_ended = any((kind, start) == ("end", number) for kind, start, _ in records)
         return Start(number, beats, str(self._read(f"end-{number:06}")["how"]) if has_ended else "")
 
-    def doors(self, number: int) -> list[Address]:
-        """Where the coordinators of a start listen, as far as they are on record."""
-        nodes = [rest for kind, start, rest in self._records() if (kind, start) == ("door", number)]
-        found = []
-        for node in nodes[-_MAX_DOORS:]:
-            with contextlib.suppress(NotFound):
-                address = str(self._read(f"door-{number:06}-{node}")["address"])
-                found.append(parse_address(address, what=f"the address of node {node} in {self.place}"))
-        return found
+    def addresses(self, number: int) -> list[Address]:
+        """Where coordinators of a start listen, as far as they are on record; that of the leader comes first."""
+        own = [(kind, rest) for kind, start, rest in self._records() if start == number]
+        beats = sorted((rest for kind, rest in own if kind == "beat"), reverse=True)
+        nodes = [rest for kind, rest in own if kind == "coordinator"]
+        names = [
+            *(f"beat-{number:06}-{beat}" for beat in beats),
+            *(f"coordinator-{number:06}-{node}" for node in nodes),
+        ]
+        found: dict[Address, None] = {}
+        for name in names[:_MAX_ADDRESSES]:
+            with contextlib.suppress(NotFound):  # it is gone since
+                address = str(self._read(name)["address"])
+                found[parse_address(address, what=f"the address in {name} of {self.place}")] = None
+        return list(found)
 
     def found(self, number: int) -> bool:
         """Make a start; False if somebody else has made it.
@@ -108,14 +114,18 @@ class Registry:
         """The nonce of a start."""
         return str(self._read(f"founder-{number:06}")["nonce"])
 
-    def open_door(self, number: int, address: Address) -> None:
+    def add(self, number: int, address: Address) -> None:
         """Record where the coordinator of this node listens."""
-        self._create(f"door-{number:06}-{self._node}", {"address": format_address(address)})
+        self._create(f"coordinator-{number:06}-{self._node}", {"address": format_address(address)})
 
-    def beat(self, number: int, beats: int) -> None:
-        """Leave a sign of life of the leader, after so many."""
+    def remove(self, number: int) -> None:
+        """The coordinator of this node listens no more."""
+        self.place.delete(self._path(f"coordinator-{number:06}-{self._node}"))
+
+    def beat(self, number: int, beats: int, address: Address) -> None:
+        """Leave a sign of life of the leader, which listens at an address, after so many."""
         with contextlib.suppress(AlreadyExists):  # for a moment, two of them may lead
-            self.place.create(self._path(f"beat-{number:06}-{beats + 1:08}"), self._node.encode())
+            self._create(f"beat-{number:06}-{beats + 1:08}", {"address": format_address(address)})
         if beats:
             self.place.delete(self._path(f"beat-{number:06}-{beats:08}"))
 
@@ -152,15 +162,23 @@ class Registration:
     Args:
         registry: Where.
         number: Of the start.
-        leads: Whether the coordinator of this agent leads now.
+        address: Where the coordinator of this agent listens.
+        leads: Whether it leads now.
         on_newer: Called once if somebody has made a newer start.
     """
 
     def __init__(
-        self, registry: Registry, number: int, *, leads: Callable[[], bool], on_newer: Callable[[int], None]
+        self,
+        registry: Registry,
+        number: int,
+        *,
+        address: Address,
+        leads: Callable[[], bool],
+        on_newer: Callable[[int], None],
     ) -> None:
         self.registry = registry
         self.number = number
+        self._address = address
         self._leads = leads
         self._on_newer = on_newer
         self._stopped = threading.Event()
@@ -169,17 +187,19 @@ class Registration:
         """Start the thread."""
         threads.start(self._run, name="elasticflow-registration", job="leaves signs of life for other agents")
 
-    def stop(self) -> None:
-        """End the thread. May be repeated."""
-        self._stopped.set()
+    def end(self, how: str = "") -> None:
+        """The coordinator of this agent is to end. May be repeated.
 
-    def end(self, how: str) -> None:
-        """Record how the start has ended. What cannot be recorded is noticed when the signs of life stop."""
-        self.stop()
+        Args:
+            how: How the start has ended, if it has. What cannot be recorded is noticed when the signs of life stop.
+        """
+        self._stopped.set()
         try:
-            self.registry.end(self.number, how)
+            if how:
+                self.registry.end(self.number, how)
+            self.registry.remove(self.number)
         except StorageError as error:
-            logger.warning("nobody can be told how the job has ended: %s", error)
+            logger.warning("other agents cannot be told that this one ends: %s", error)
 
     def _run(self) -> None:
         failed, looked = False, 0.0
@@ -191,7 +211,7 @@ class Registration:
                     if self._look(leads=leads):
                         return
                     failed = False
-                except StorageFailed as error:  # others that come meanwhile find the doors on record
+                except StorageFailed as error:  # others that come meanwhile find the addresses on record
                     if not failed:
                         logger.warning("no sign of life can be left for other agents: %s", error)
                     failed = True
@@ -204,5 +224,5 @@ class Registration:
             self._on_newer(newest.number)
             return True
         if newest is not None and leads:
-            self.registry.beat(self.number, newest.beats)
+            self.registry.beat(self.number, newest.beats, self._address)
         return False

@@ -255,7 +255,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
         os.environ.update(self._variables(self._coordinator_at, is_here=is_here))
 
     def _find_job(self, registry: Registry) -> None:
-        """Lead the job, or follow the one that leads it and keep a standby; either way be a door for others."""
+        """Lead the job, or follow the one that leads it and keep a standby; others find it through either."""
         reached_at = LOOPBACK if self._trust.token is None else self._local_addr or own_host()
 
         def trust_start(nonce: str) -> None:
@@ -273,20 +273,22 @@ class ElasticFlowRendezvous(RendezvousHandler):
                 self._coordinator.stop()
                 self._coordinator = None
 
-        def ask(nonce: str, doors: list[Address]) -> Address | None:
+        def ask(nonce: str, addresses: list[Address]) -> Address | None:
             trust_start(nonce)
-            return find_leader(doors, self._agent(), self._trust.token, tls=self._tls)
+            return find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
 
         job = find_job(registry, find_leader=ask, lead=lead, resign=resign)
         self._coordinator_at = job.leader or (reached_at, self._own_port)
         if job.leader is not None:
             self._stand_by()
-            registry.open_door(job.number, (reached_at, self._own_port))
+            registry.add(job.number, (reached_at, self._own_port))
 
         def fail(number: int) -> None:
             self._report(f"the job was started anew (start {number}), as this one had left no sign of life", True)
 
-        self._registration = Registration(registry, job.number, leads=self._leads, on_newer=fail)
+        self._registration = Registration(
+            registry, job.number, address=(reached_at, self._own_port), leads=self._leads, on_newer=fail
+        )
         self._registration.start()
 
     def _leads(self) -> bool:
@@ -369,9 +371,7 @@ class ElasticFlowRendezvous(RendezvousHandler):
     def _record_end(self, coordinator: Coordinator) -> None:
         """Tell those who come to the registry how the job has ended, if it has."""
         if self._registration is not None:
-            self._registration.stop()
-            if coordinator.outcome:
-                self._registration.end(coordinator.outcome)
+            self._registration.end(coordinator.outcome)
 
     def _variables(self, coordinator: Address, *, is_here: bool) -> dict[str, str]:
         host, _ = self._options.endpoint

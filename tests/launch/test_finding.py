@@ -57,8 +57,8 @@ class Agent:
         self.leads = 0
         self.refuses = False
 
-    def find_leader(self, nonce: str, doors: list[Address]) -> Address | None:
-        self.asked.append(doors)
+    def find_leader(self, nonce: str, addresses: list[Address]) -> Address | None:
+        self.asked.append(addresses)
         self.nonces.append(nonce)
         if self.refuses:
             raise AuthenticationError("another token")
@@ -83,12 +83,12 @@ def test_first_agent_founds_the_job(registry: Registry, clock: Clock) -> None:
     agent = Agent(registry)
     assert agent.find() == Job(1, None)
     assert agent.leads == 1
-    assert registry.doors(1) == [HERE]
+    assert registry.addresses(1) == [HERE]
 
 
 def test_second_agent_follows(registry: Registry, clock: Clock) -> None:
     other(registry).found(1)
-    other(registry).open_door(1, THERE)
+    other(registry).add(1, THERE)
     agent = Agent(registry, leader=THERE)
     assert agent.find() == Job(1, THERE)
     assert agent.asked == [[THERE]]
@@ -101,7 +101,7 @@ def test_agent_that_loses_the_race_follows(registry: Registry, clock: Clock) -> 
 
     def lead() -> Address:
         other(registry).found(1)
-        other(registry).open_door(1, THERE)
+        other(registry).add(1, THERE)
         agent.leads += 1
         return HERE
 
@@ -128,7 +128,7 @@ def test_job_that_all_have_left_is_started_again_at_once(registry: Registry, clo
 
 def test_job_that_gives_no_sign_of_life_is_started_again_after_the_lease(registry: Registry, clock: Clock) -> None:
     other(registry).found(1)
-    other(registry).open_door(1, THERE)  # a machine that is gone
+    other(registry).add(1, THERE)  # a machine that is gone
     agent = Agent(registry)
     assert agent.find() == Job(2, None)
     assert founding.LEASE_S <= clock.now - 1000.0 <= founding.LEASE_S + 1.0
@@ -138,7 +138,7 @@ def test_another_job_that_has_the_address_of_a_dead_one_by_now_keeps_nobody_out(
     registry: Registry, clock: Clock
 ) -> None:
     other(registry).found(1)
-    other(registry).open_door(1, THERE)
+    other(registry).add(1, THERE)
     agent = Agent(registry)
     agent.refuses = True
     assert agent.find() == Job(2, None)
@@ -147,12 +147,12 @@ def test_another_job_that_has_the_address_of_a_dead_one_by_now_keeps_nobody_out(
 def beats(registry: Registry, clock: Clock) -> None:
     """The leader lives for hours."""
     for beat in range(200):
-        clock.at[clock.now + 3.0 * (beat + 1)] = lambda beat=beat: registry.beat(1, beat)
+        clock.at[clock.now + 3.0 * (beat + 1)] = lambda beat=beat: registry.beat(1, beat, THERE)
 
 
 def test_job_that_lives_and_cannot_be_reached_is_not_started_again(registry: Registry, clock: Clock) -> None:
     other(registry).found(1)
-    other(registry).open_door(1, THERE)
+    other(registry).add(1, THERE)
     beats(other(registry), clock)
     with pytest.raises(CoordinatorLost, match=r"no agent of it can be reached from here \(addresses: 192.0.2.2:2000\)"):
         Agent(registry).find()
@@ -162,7 +162,7 @@ def test_job_that_lives_and_cannot_be_reached_is_not_started_again(registry: Reg
 
 def test_job_that_lives_and_has_another_token_refuses_at_once(registry: Registry, clock: Clock) -> None:
     other(registry).found(1)
-    other(registry).open_door(1, THERE)
+    other(registry).add(1, THERE)
     beats(other(registry), clock)
     agent = Agent(registry)
     agent.refuses = True
@@ -171,7 +171,7 @@ def test_job_that_lives_and_has_another_token_refuses_at_once(registry: Registry
     assert clock.now < 1010.0
 
 
-@pytest.mark.parametrize("operation", ["newest", "found", "open_door"])
+@pytest.mark.parametrize("operation", ["newest", "found", "add"])
 def test_registry_that_is_away_for_a_while_is_waited_for(
     registry: Registry, clock: Clock, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

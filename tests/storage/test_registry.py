@@ -15,6 +15,8 @@ from ef_common.storage.claims import Place
 from ef_common.storage.store import Store
 from tests.waiting import poll_until
 
+LEADER = ("192.0.2.7", 7)
+
 
 def check(at: Callable[[], Place]) -> None:
     first, second = Registry(at(), "none", "a-1"), Registry(at(), "", "b-2")
@@ -23,22 +25,26 @@ def check(at: Callable[[], Place]) -> None:
     assert first.found(1)
     assert not second.found(1)
     assert second.nonce(1) == first.own_nonce != second.own_nonce
-    first.open_door(1, ("192.0.2.1", 29400))
-    second.open_door(1, ("::1", 1))
-    second.open_door(1, ("::1", 1))
+    first.add(1, ("192.0.2.1", 29400))
+    second.add(1, ("::1", 1))
+    second.add(1, ("::1", 1))
     assert second.newest() == Start(1)
-    assert sorted(first.doors(1)) == [("192.0.2.1", 29400), ("::1", 1)]
+    assert sorted(first.addresses(1)) == [("192.0.2.1", 29400), ("::1", 1)]
     for beats in range(12):
-        first.beat(1, beats)
-    second.beat(1, 11)  # it has seen less
+        first.beat(1, beats, LEADER)
+    second.beat(1, 11, ("::1", 1))  # it has seen less
+    assert first.addresses(1)[0] == LEADER
+    for _ in range(2):
+        second.remove(1)
+    assert first.addresses(1) == [LEADER, ("192.0.2.1", 29400)]
     assert second.newest() == Start(1, 12)
-    assert len(second.place.entries("agents")) == 4
+    assert len(second.place.entries("agents")) == 3
     first.end(1, LEFT)
     second.end(1, FINISHED)
     assert first.newest() == second.newest() == Start(1, 12, LEFT)
     assert second.found(2)
     assert first.newest() == Start(2)
-    assert first.doors(2) == []
+    assert first.addresses(2) == []
     assert first.founder == "b-2"
     assert Registry(at(), "another job", "a-1").newest() is None
 
@@ -80,7 +86,7 @@ def test_leader_leaves_signs_of_life_and_hears_of_a_newer_start(
     registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
     assert registry.found(1)
     leads, newer = threading.Event(), []
-    registration = Registration(registry, 1, leads=leads.is_set, on_newer=newer.append)
+    registration = Registration(registry, 1, address=LEADER, leads=leads.is_set, on_newer=newer.append)
     registration.start()
     try:
         leads.set()
@@ -90,3 +96,5 @@ def test_leader_leaves_signs_of_life_and_hears_of_a_newer_start(
     finally:
         registration.end(FINISHED)
     assert registry.newest() == Start(2)
+    registry.end(2, LEFT)
+    assert registry.newest() == Start(2, 0, LEFT)
