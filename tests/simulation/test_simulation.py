@@ -98,7 +98,7 @@ FAILOVER_RARE = {
 
 
 HANDOVER_RARE = {
-    "handed over": 500,
+    "another leads": 500,
     "takeover": 250,
     "coordinator": 120,
     "cut": 150,

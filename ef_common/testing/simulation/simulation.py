@@ -355,8 +355,17 @@ class Simulation:
         last = max(received, key=lambda view: view.generation).ids if received else newest  # maybe it never came about
         going_on = {name for name, worker in lively.items() if not worker.session.leaving}
         most = all(2 * len(going_on.intersection(ids)) > len(ids) for ids in (newest, last))
-        if most and self._somebody_can_lead(going_on.intersection(newest)):
+        if most and self._has_claim_of_others(going_on, max(self.invariants.formed)):
+            self.count("claimed by others")  # who may have ended, which nobody can prove
+        elif most and self._somebody_can_lead(going_on.intersection(newest)):
             raise Violation(f"{', '.join(sorted(going_on))} are most of {', '.join(newest)}, and do not go on")
+
+    def _has_claim_of_others(self, names: set[str], generation: int) -> bool:
+        """Others, who took these for dead by their ports, have claimed the view or a later one."""
+        return any(
+            int(claim.partition("-")[0]) >= generation and not names.intersection(winners)
+            for claim, winners in self.store.winners.items()
+        )
 
     def _somebody_can_lead(self, names: set[str]) -> bool:
         """Some coordinator is left of which all of these workers know."""
@@ -576,7 +585,7 @@ class Simulation:
             self._suspend(fault)
         elif fault.kind == "retire":
             if coordinator.retire():
-                self.count("handed over")
+                self.count("another leads")
         elif fault.count > 1:
             coordinator.tells_left = fault.count - 1
         else:
