@@ -163,6 +163,12 @@ class CrashRecord:
             with contextlib.suppress(OSError):
                 write_whole(self._directory / _LEFT, b"")
 
+    def finish(self) -> None:
+        """Note that this worker's program is at its end, whichever others of its node have left before."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                (self._directory / _LEFT).unlink(missing_ok=True)
+
 
 def path_of(directory: Path, local_rank: int) -> Path:
     """File of the record of a worker."""
@@ -218,5 +224,5 @@ def read_failure(directory: Path) -> str:
 
 
 def has_left(directory: Path) -> bool:
-    """Whether a worker with notes in a directory has left the job before its end."""
+    """Whether all workers with notes in a directory have left the job before its end."""
     return (directory / _LEFT).exists()

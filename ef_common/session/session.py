@@ -339,6 +339,7 @@ class Session:
         """The program ends normally. If its trainings have ended, too, say so: nobody can join any more."""
         if self._channel is not None and not self.newcomer and self._has_trained:
             self._channel.send("close")
+            self.crash_record.finish()
 
     def fail(self, why: str) -> bool:
         """Report an exception of the user's code here, which ends the job. It takes two seconds at most.

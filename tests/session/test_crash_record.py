@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.session.crash_record import MAX_RANGES, SIZE, Crash, CrashRecord, Life, lives, path_of, read
+from ef_common.session.crash_record import MAX_RANGES, SIZE, Crash, CrashRecord, Life, has_left, lives, path_of, read
 
 
 def test_note_of_a_process_that_is_killed_is_what_it_wrote_last(tmp_path: Path) -> None:
@@ -101,3 +101,19 @@ def test_note_tells_of_heartbeats_until_none_are_to_be_expected(tmp_path: Path) 
     record.beat()
     path_of(tmp_path, 1).write_bytes(b"x" * SIZE)
     assert lives(tmp_path) == {}
+
+
+def test_node_has_left_unless_one_of_its_workers_has_come_to_the_end(tmp_path: Path) -> None:
+    first, second = CrashRecord(tmp_path, 0), CrashRecord(tmp_path, 1)
+    second.finish()
+    assert not has_left(tmp_path)
+    first.leave()
+    assert has_left(tmp_path)
+    second.finish()
+    assert not has_left(tmp_path)
+
+
+def test_nobody_reads_that_a_worker_has_left_whose_record_is_in_memory() -> None:
+    record = CrashRecord()
+    record.leave()
+    record.finish()
