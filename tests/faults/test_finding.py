@@ -72,7 +72,7 @@ def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_o
     run: Run, tmp_path: Path
 ) -> None:
     job = run()
-    nodes = start_together(job, 4, token="the secret of the cluster, which other jobs have, too")
+    nodes = start_together(job, 3, token="the secret of the cluster, which other jobs have, too")
     finish(job, nodes)
     found = newest(tmp_path)
     assert found is not None
@@ -80,7 +80,7 @@ def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_o
     late = start(job)
     assert late.wait() == 0
     assert "the training is over" in (job.outputs / f"{late.name}.txt").read_text()
-    assert len(job.events("start")) == 4
+    assert len(job.events("start")) == 3
 
 
 @pytest.mark.thorough

@@ -307,10 +307,31 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="drained-worker-counts-as-finished",
         file="ef_common/launch/run.py",
-        old="return [agent.process.exitcode for agent in self._agents.values() if not agent.asked]",
-        new="return [agent.process.exitcode for agent in self._agents.values()]",
+        old="if not agent.asked and not (agent.process.exitcode == 0 and has_left(agent.notes))",
+        new="if True",
         harm="Once a job has been scaled down, killed workers are not replaced, and its exit status is 0 even if all "
         "others fail.",
+    ),
+    Mutant(
+        name="newer-start-without-waiting",
+        file="ef_common/core/founding.py",
+        old="if now - self._since >= LEASE_S:",
+        new="if now - self._since >= 0.0:",
+        harm="An agent that cannot reach the others at once starts the job a second time.",
+    ),
+    Mutant(
+        name="coordinator-hands-over-and-leads-on",
+        file="ef_common/protocol/server.py",
+        old="self._leader = format_address((successor.address, successor.standby))\n        self._step_down()",
+        new="self._leader = format_address((successor.address, successor.standby))",
+        harm="Workers hear nothing of it, and lose their coordinator.",
+    ),
+    Mutant(
+        name="worker-outlives-its-agent",
+        file="ef_common/launch/notice_sources.py",
+        old="self._has_ended = not self._agent.is_running() or self._agent.status() == psutil.STATUS_ZOMBIE",
+        new="self._has_ended = False",
+        harm="A worker whose agent was killed trains on, on a machine that may be somebody else's by then.",
     ),
     Mutant(
         name="second-signal-of-one-notice-kills",
