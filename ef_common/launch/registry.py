@@ -19,6 +19,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ef_common import threads
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _FOLDER = "agents"
 _KIND = "registration"
 _NAME = re.compile(r"(founder|coordinator|beat|end)-(\d{6})(?:-(.+))?")
+_LAST_S = 5.0  # for what is recorded at the end
 _MAX_ADDRESSES = 64
 """So many are tried; any agent that lives is a good one."""
 
@@ -194,6 +196,10 @@ class Registration:
             how: How the start has ended, if it has. What cannot be recorded is noticed when the signs of life stop.
         """
         self._stopped.set()
+        last = threads.start(partial(self._record, how), name="elasticflow-registration", job="records the end")
+        last.join(_LAST_S)  # a place that does not answer is no reason to stay
+
+    def _record(self, how: str) -> None:
         try:
             if how:
                 self.registry.end(self.number, how)

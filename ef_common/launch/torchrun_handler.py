@@ -60,7 +60,7 @@ from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import find_leader, inquire, report_failure
 from ef_common.core.membership import Settings
 from ef_common.core.view import Member
-from ef_common.errors import JobFinished, UsageError
+from ef_common.errors import JobFinished, StorageError, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.deaths import Deaths, directory_for_notes
@@ -281,7 +281,10 @@ class ElasticFlowRendezvous(RendezvousHandler):
         self._coordinator_at = job.leader or (reached_at, self._own_port)
         if job.leader is not None:
             self._stand_by()
-            registry.add(job.number, (reached_at, self._own_port))
+            try:
+                registry.add(job.number, (reached_at, self._own_port))
+            except StorageError as error:
+                logger.warning("newcomers cannot find the job through this agent: %s", error)
 
         def fail(number: int) -> None:
             self._report(f"the job was started anew (start {number}), as this one had left no sign of life", True)

@@ -98,3 +98,15 @@ def test_leader_leaves_signs_of_life_and_hears_of_a_newer_start(
     assert registry.newest() == Start(2)
     registry.end(2, LEFT)
     assert registry.newest() == Start(2, 0, LEFT)
+
+
+def test_place_that_does_not_answer_keeps_no_agent_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ef_common.launch.registry._LAST_S", 0.01)
+    registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
+    assert registry.found(1)
+    answers = threading.Event()
+    monkeypatch.setattr(registry.place, "delete", lambda name: answers.wait(60))
+    Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: None).end(LEFT)
+    assert not answers.is_set()
+    answers.set()
+    poll_until(lambda: registry.newest() == Start(1, 0, LEFT))
