@@ -25,6 +25,7 @@ NAMES = (
     "loss_recovery",
     "coordinator_loss",
     "hang_pause",
+    "departures",
     "join_pause",
     "newcomers",
     "horovod_step",
