@@ -43,6 +43,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,6 +87,7 @@ which it could hand over: without it, no loss could be survived there. A worker 
 reason to wait."""
 STANDBY_LINGER_S = 1.0
 """The same time for an agent whose standby has taken over: usually all agents are about to end."""
+_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,10 +368,18 @@ class ElasticFlowRendezvous(RendezvousHandler):
     def _serve_leavers(self) -> None:
         """After a signal, which prevents `shutdown`: hand over, or serve on, as others may be leaving, too."""
         if self._coordinator is not None:
-            if not self._coordinator.hand_over(self._node):
-                self._coordinator.wait_until_idle(self._grace_s)
+            self._release(self._coordinator, self._grace_s)
             self._record_end(self._coordinator)
             self._coordinator.stop()
+
+    def _release(self, coordinator: Coordinator, timeout_s: float) -> None:
+        """Hand over as soon as another node has a coordinator; without one serve until all have gone, or so long."""
+        deadline = time.monotonic() + timeout_s
+        while not (coordinator.wait_until_idle(0) or coordinator.hand_over(self._node)):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            coordinator.wait_until_idle(min(left_s, _AGAIN_S))
 
     def _record_end(self, coordinator: Coordinator) -> None:
         """Tell those who come to the registry how the job has ended, if it has."""
@@ -466,15 +476,14 @@ class ElasticFlowRendezvous(RendezvousHandler):
         return True
 
     def _end_coordinator(self) -> None:
-        coordinator, self._coordinator = self._coordinator, None
+        coordinator = self._coordinator
         if coordinator is None:
             return
-        if not coordinator.wait_until_idle(0) and not coordinator.hand_over(self._node):
-            if self._is_standby:  # which has taken over; so another one can, and our launcher may wait for our end
-                coordinator.wait_until_idle(STANDBY_LINGER_S)
-            else:
-                logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
-                coordinator.wait_until_idle(LINGER_S)
+        if not self._is_standby and not (coordinator.wait_until_idle(0) or coordinator.hand_over(self._node)):
+            logger.warning("this agent hosts the coordinator: waiting for the workers of other nodes to end")
+        # A standby has taken over; so another one can, and our launcher may wait for our end.
+        self._release(coordinator, STANDBY_LINGER_S if self._is_standby else LINGER_S)
+        self._coordinator = None  # until here, a signal has it released at the exit
         self._record_end(coordinator)
         coordinator.stop()
         atexit.unregister(self._serve_leavers)
