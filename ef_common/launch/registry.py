@@ -29,6 +29,7 @@ from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import new_nonce
 from ef_common.storage import manifest as manifests
 from ef_common.storage.claims import Place
+from ef_common.storage.failures import redact
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,20 @@ _MAX_ADDRESSES = 64
 def is_registry(endpoint: str) -> bool:
     """Whether an endpoint is a registry, and not a host."""
     return "://" in endpoint
+
+
+def check_registry(url: str) -> None:
+    """Refuse a registry that other machines, or other processes, cannot share.
+
+    Raises:
+        UsageError: It is one of this process, or a folder whose path depends on the working directory.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme == "memory" or (scheme in ("file", "local") and not rest.startswith("/")):
+        raise UsageError(
+            "agents meet at file:///FOLDER with a path from the root that all of them share, at the URL of an object "
+            f"store, or at etcd://HOST:PORT/PREFIX. Received: --rdzv-endpoint={redact(url)}"
+        )
 
 
 class Registry:

@@ -70,7 +70,7 @@ from ef_common.launch.ending import end_soon
 from ef_common.launch.finding import find_job, own_host
 from ef_common.launch.frozen import Watch
 from ef_common.launch.notice_sources import this_agent
-from ef_common.launch.registry import Registration, Registry, is_registry
+from ef_common.launch.registry import Registration, Registry, check_registry, is_registry
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.storage.claims import place_for
@@ -125,6 +125,8 @@ class Options:
             UsageError: An option is malformed; the message names it.
         """
         registry = params.endpoint if is_registry(params.endpoint) else ""
+        if registry:
+            check_registry(registry)
         if registry and params.get("is_host") is not None:
             raise UsageError(f"is_host is for an endpoint HOST:PORT. Received: --rdzv-endpoint={redact(registry)}")
         try:

@@ -99,6 +99,20 @@ def test_options_malformed_endpoint_is_named():
         Options.parse(parameters("host:port"))
 
 
+@pytest.mark.parametrize("url", ["file://shared/run", "memory://run", "local://run"])
+def test_options_place_that_others_do_not_share_is_refused(url):
+    with pytest.raises(UsageError, match="file:///FOLDER"):
+        Options.parse(parameters(url))
+
+
+def test_options_registry_is_no_host():
+    options = Options.parse(parameters("s3://bucket/run"))
+    assert options.registry == "s3://bucket/run"
+    assert Options.parse(parameters()).registry == ""
+    with pytest.raises(UsageError, match="is_host is for an endpoint HOST:PORT"):
+        Options.parse(parameters("etcd://a,b/run", is_host="1"))
+
+
 # ---------------------------------------------------------------- one agent, in this process
 
 
