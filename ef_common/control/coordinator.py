@@ -19,7 +19,7 @@ from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.serving import ServerLoop
 from ef_common.control.sockets import call_in_forked_children, listen, raise_file_limit
 from ef_common.core.founding import FINISHED, LEFT
-from ef_common.core.membership import Settings
+from ef_common.core.membership import Membership, Settings
 from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
@@ -107,6 +107,10 @@ class Coordinator:
         return self._bound
 
     @property
+    def _state(self) -> Membership | None:
+        return None if self._server is None else self._server.state
+
+    @property
     def has_begun(self) -> bool:
         """Whether a worker has connected, even if it has gone already."""
         return self._has_begun
@@ -114,19 +118,18 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended or failed."""
-        state = None if self._server is None else self._server.state
+        state = self._state
         return state is not None and (state.closed or bool(state.failed))
 
     @property
     def leads(self) -> bool:
         """Whether it leads members, or waits for the first ones, or gathers those of another coordinator."""
-        state = None if self._server is None else self._server.state
-        return state is not None and not state.idle
+        return self._state is not None and not self._state.idle
 
     @property
     def outcome(self) -> str:
         """How the job has ended under its lead, as :mod:`ef_common.core.founding` names it; "" if that is not sure."""
-        state = None if self._server is None else self._server.state
+        state = self._state
         if state is None or state.failed or state.idle:
             return ""
         if state.closed:

@@ -10,7 +10,7 @@ from ef_common.control.line import Line
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
 from ef_common.protocol import wire
-from ef_common.protocol.addresses import Address, format_address, is_loopback, parse_address
+from ef_common.protocol.addresses import Address, format_address, named_by
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.introduction import Answer, Introduction
 from ef_common.protocol.lines import Lines
@@ -221,9 +221,7 @@ def _talk_to_leader(
             if answer is not None:
                 return address, answer
         elif answer.address:
-            host, port = parse_address(answer.address, what="the address that a standby named")
-            # What a standby reaches on its own machine, others reach under the address of that machine.
-            todo.insert(0, (address[0] if is_loopback(host) else host, port))
+            todo.insert(0, named_by(address, answer.address))
     if refusal is not None and raises:
         raise refusal
     return None

@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import TypeVar
 
 from ef_common.control.sockets import peer_address, tune
 from ef_common.core.view import Member
@@ -18,6 +19,8 @@ from ef_common.protocol.server_outputs import Close, Output, Probe, Write, Write
 from ef_common.tls import COORDINATOR, Channel, Tls, explain
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 """A peer that leaves so much unread is dropped."""
@@ -143,10 +146,7 @@ class ServerLoop:
 
     def hand_over(self, node: str) -> bool:
         """Let the coordinator of another node lead; see `CoordinatorServer.hand_over`."""
-        try:
-            return self._server.hand_over(node, self._loop.time())
-        finally:
-            self._carry_out()
+        return self._report(self._server.hand_over, node)
 
     def distrusted(self, peer: Peer, error: ssl.SSLError) -> None:
         """A peer does not keep to TLS."""
@@ -170,9 +170,9 @@ class ServerLoop:
         self._alarm = None
         self._report(self._server.tick)
 
-    def _report(self, act: Callable[..., None], *what: object) -> None:
+    def _report(self, act: Callable[..., _T], *what: object) -> _T:
         try:
-            act(*what, self._loop.time())
+            return act(*what, self._loop.time())
         finally:
             self._carry_out()
 

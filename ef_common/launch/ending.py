@@ -1,10 +1,12 @@
-"""The end of the interpreter in a process that others wait for."""
+"""The end of a process that others wait for."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import io
+
+import psutil
 
 
 def end_soon() -> None:
@@ -19,3 +21,11 @@ def end_soon() -> None:
             with contextlib.suppress(OSError, ValueError):
                 thing.flush()
     gc.freeze()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, be it that its parent has not taken note yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

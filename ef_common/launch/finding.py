@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ef_common.core.founding import FINISHED, Follow, Found, Founding, Over, Wait
-from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageFailed
+from ef_common.core.founding import Follow, Found, Founding, Over, Wait
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, StorageError
 from ef_common.launch.registry import Registry
 from ef_common.protocol.addresses import Address, format_address
 
@@ -59,18 +59,16 @@ def find_job(
     while True:
         now = time.monotonic()
         try:
-            start = registry.newest()
-            addresses, nonce = [], ""
-            if start is not None and start.end != FINISHED:
-                addresses, nonce = registry.addresses(start.number), registry.nonce(start.number)
-        except StorageFailed as error:
+            seen = registry.look()
+        except StorageError as error:
             patience.wait(f"the registry {registry.place} does not answer: {error}")
             continue
         leader, refusal = None, None
         try:
-            leader = find_leader(nonce, addresses) if addresses else None
+            leader = find_leader(seen.nonce, seen.addresses) if seen is not None and seen.addresses else None
         except AuthenticationError as error:  # the address may be another job's by now
             refusal = error
+        start = None if seen is None else seen.start
         match founding.decide(start, answered=leader is not None, now=now):
             case Over():
                 raise JobFinished("the training is over: there is nothing to join")
@@ -81,11 +79,14 @@ def find_job(
                 if _make(registry, number, address, patience):
                     return Job(number, None)
                 resign()
-            case Wait(signs=True):
-                if refusal is not None:
-                    raise refusal
-                where = ", ".join(map(format_address, addresses)) or "none on record"
-                patience.wait(f"the job runs, but no agent of it can be reached from here (addresses: {where})")
+            case Wait(signs=True) if refusal is not None:
+                raise refusal
+            case Wait(signs=True) if seen is not None:
+                where = ", ".join(map(format_address, seen.addresses)) or "none on record"
+                patience.wait(
+                    f"the job runs, which node {seen.founder} has started, but no agent of it can be reached from here "
+                    f"(addresses: {where})"
+                )
             case Wait():  # for the lease at most
                 time.sleep(_LOOK_S)
 
@@ -97,7 +98,7 @@ def _make(registry: Registry, number: int, address: Address, patience: _Patience
             if not registry.found(number):
                 return False
             registry.add(number, address)
-        except StorageFailed as error:  # it may be done, or not: the same again finds out
+        except StorageError as error:  # it may be done, or not: the same again finds out
             patience.wait(f"the registry {registry.place} does not answer: {error}")
         else:
             return True
@@ -107,13 +108,14 @@ class _Patience:
     """Waits, and says once for what."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + PATIENCE_S
+        self._until: float | None = None
         self._said = ""
 
     def wait(self, why: str) -> None:
         if why != self._said:
             logger.warning("%s; waiting", why)
             self._said = why
+        self._until = self._until or time.monotonic() + PATIENCE_S
         if time.monotonic() > self._until:
             raise CoordinatorLost(f"{why}. That has not changed within {PATIENCE_S:g} s")
         time.sleep(_LOOK_S)

@@ -5,6 +5,7 @@ What cannot be asked gives no notice: a worker must not leave because a metadata
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import urllib.error
@@ -20,6 +21,7 @@ from urllib.request import url2pathname
 import psutil
 
 from ef_common.errors import UsageError
+from ef_common.launch.ending import has_ended
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +108,8 @@ class AgentEnd:
     def ask(self) -> str:
         """See the port."""
         if self._agent is not None and not self._has_ended:
-            try:
-                self._has_ended = not self._agent.is_running() or self._agent.status() == psutil.STATUS_ZOMBIE
-            except psutil.NoSuchProcess:
-                self._has_ended = True
-            except psutil.Error:
-                return ""
+            with contextlib.suppress(psutil.Error):  # it cannot be seen now
+                self._has_ended = has_ended(self._agent)
         return "the agent of this worker has ended" if self._has_ended else ""
 
 

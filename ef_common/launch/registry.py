@@ -18,13 +18,14 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ef_common import threads
-from ef_common.core.founding import BEAT_S, LEASE_S, Start
-from ef_common.errors import AlreadyExists, NotFound, StorageError, StorageFailed, UsageError
+from ef_common.core.founding import BEAT_S, FINISHED, LEASE_S, Start
+from ef_common.errors import AlreadyExists, NotFound, StorageError, ThreadFailed, UsageError
 from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import new_nonce
 from ef_common.storage import manifest as manifests
@@ -36,28 +37,43 @@ logger = logging.getLogger(__name__)
 _FOLDER = "agents"
 _KIND = "registration"
 _NAME = re.compile(r"(founder|coordinator|beat|end)-(\d{6})(?:-(.+))?")
+_Record = tuple[str, int, str]
+"""Kind, number of the start, and what else is in the name."""
 _LAST_S = 5.0  # for what is recorded at the end
 _MAX_ADDRESSES = 64
 """So many are tried; any agent that lives is a good one."""
 
 
-def is_registry(endpoint: str) -> bool:
-    """Whether an endpoint is a registry, and not a host."""
-    return "://" in endpoint
-
-
-def check_registry(url: str) -> None:
-    """Refuse a registry that other machines, or other processes, cannot share.
+def registry_of(endpoint: str) -> str:
+    """The URL of the registry that an endpoint is; "" if it is a host.
 
     Raises:
-        UsageError: It is one of this process, or a folder whose path depends on the working directory.
+        UsageError: Other machines, or other processes, cannot share it.
     """
-    scheme, _, rest = url.partition("://")
-    if scheme == "memory" or (scheme in ("file", "local") and not rest.startswith("/")):
+    scheme, separator, rest = endpoint.partition("://")
+    if separator and (scheme == "memory" or (scheme in ("file", "local") and not rest.startswith("/"))):
         raise UsageError(
             "agents meet at file:///FOLDER with a path from the root that all of them share, at the URL of an object "
-            f"store, or at etcd://HOST:PORT/PREFIX. Received: --rdzv-endpoint={redact(url)}"
+            f"store, or at etcd://HOST:PORT/PREFIX. Received: --rdzv-endpoint={redact(endpoint)}"
         )
+    return endpoint if separator else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is on record of the newest start.
+
+    Args:
+        start: It.
+        founder: The node that has made it.
+        nonce: Of this start alone.
+        addresses: Where coordinators of it listen, that of the leader first; none if the training is over.
+    """
+
+    start: Start
+    founder: str
+    nonce: str
+    addresses: list[Address]
 
 
 class Registry:
@@ -83,7 +99,19 @@ class Registry:
 
     def newest(self) -> Start | None:
         """The newest start on record."""
+        return self._newest(self._records())
+
+    def look(self) -> Seen | None:
+        """The newest start on record, and how it is joined."""
         records = self._records()
+        start = self._newest(records)
+        if start is None:
+            return None
+        founder = self._read(f"founder-{start.number:06}")
+        addresses = [] if start.end == FINISHED else self._addresses(records, start.number)
+        return Seen(start, str(founder["node"]), str(founder["nonce"]), addresses)
+
+    def _newest(self, records: Sequence[_Record]) -> Start | None:
         number = max((start for kind, start, _ in records if kind == "founder"), default=0)
         if not number:
             return None
@@ -91,9 +119,8 @@ class Registry:
         has_ended = any((kind, start) == ("end", number) for kind, start, _ in records)
         return Start(number, beats, str(self._read(f"end-{number:06}")["how"]) if has_ended else "")
 
-    def addresses(self, number: int) -> list[Address]:
-        """Where coordinators of a start listen, as far as they are on record; that of the leader comes first."""
-        own = [(kind, rest) for kind, start, rest in self._records() if start == number]
+    def _addresses(self, records: Sequence[_Record], number: int) -> list[Address]:
+        own = [(kind, rest) for kind, start, rest in records if start == number]
         beats = sorted((rest for kind, rest in own if kind == "beat"), reverse=True)
         nodes = [rest for kind, rest in own if kind == "coordinator"]
         names = [
@@ -127,10 +154,6 @@ class Registry:
             "folder, an object store with conditional writes, or etcd"
         )
 
-    def nonce(self, number: int) -> str:
-        """The nonce of a start."""
-        return str(self._read(f"founder-{number:06}")["nonce"])
-
     def add(self, number: int, address: Address) -> None:
         """Record where the coordinator of this node listens."""
         self._create(f"coordinator-{number:06}-{self._node}", {"address": format_address(address)})
@@ -151,17 +174,10 @@ class Registry:
         with contextlib.suppress(AlreadyExists):
             self._create(f"end-{number:06}", {"how": how})
 
-    def _records(self) -> list[tuple[str, int, str]]:
-        """What there is: (kind, number of the start, what else is in its name)."""
+    def _records(self) -> list[_Record]:
         names = [entry.name for entry in self.place.entries(self._folder)]
         matches = filter(None, map(_NAME.fullmatch, names))
         return [(found[1], int(found[2]), found[3] or "") for found in matches]
-
-    @property
-    def founder(self) -> str:
-        """The node that has made the newest start; "" if there is none."""
-        start = self.newest()
-        return "" if start is None else str(self._read(f"founder-{start.number:06}")["node"])
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
@@ -181,7 +197,7 @@ class Registration:
         number: Of the start.
         address: Where the coordinator of this agent listens.
         leads: Whether it leads now.
-        on_newer: Called once if somebody has made a newer start.
+        on_newer: Called if somebody has made a newer start, again until it returns that the workers have been told.
     """
 
     def __init__(
@@ -191,7 +207,7 @@ class Registration:
         *,
         address: Address,
         leads: Callable[[], bool],
-        on_newer: Callable[[int], None],
+        on_newer: Callable[[int], bool],
     ) -> None:
         self.registry = registry
         self.number = number
@@ -211,8 +227,13 @@ class Registration:
             how: How the start has ended, if it has. What cannot be recorded is noticed when the signs of life stop.
         """
         self._stopped.set()
-        last = threads.start(partial(self._record, how), name="elasticflow-registration", job="records the end")
-        last.join(_LAST_S)  # a place that does not answer is no reason to stay
+        record = partial(self._record, how)
+        try:
+            thread = threads.start(record, name="elasticflow-registration", job="records the end")
+        except ThreadFailed:  # the interpreter ends already, and starts none
+            record()
+        else:
+            thread.join(_LAST_S)  # a place that does not answer is no reason to stay
 
     def _record(self, how: str) -> None:
         try:
@@ -232,18 +253,18 @@ class Registration:
                     if self._look(leads=leads):
                         return
                     failed = False
-                except StorageFailed as error:  # others that come meanwhile find the addresses on record
+                except Exception as error:  # the signs of life must go on, or the job is started a second time
                     if not failed:
-                        logger.warning("no sign of life can be left for other agents: %s", error)
+                        trace = None if isinstance(error, StorageError) else error
+                        logger.warning("no sign of life can be left for other agents: %s", error, exc_info=trace)
                     failed = True
             self._stopped.wait(BEAT_S)
 
     def _look(self, *, leads: bool) -> bool:
-        """Look once; returns whether somebody has made a newer start."""
+        """Look once; returns whether there is nothing more to do, as a newer start has been made and told."""
         newest = self.registry.newest()
         if newest is not None and newest.number > self.number:
-            self._on_newer(newest.number)
-            return True
+            return self._on_newer(newest.number)
         if newest is not None and leads:
             self.registry.beat(self.number, newest.beats, self._address)
         return False

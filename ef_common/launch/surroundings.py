@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
+from ef_common.launch.torchrun_handler import DEFAULT_PORT
 from ef_common.protocol.addresses import format_address, is_loopback, parse_address
 
 _MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"
-_DEFAULT_PORT = "29400"
 _TASKS = {
     "a Slurm step": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     "an MPI job": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -42,7 +42,7 @@ def meeting_in(environ: Mapping[str, str]) -> Meeting | None:
     """
     host = environ.get(_MASTER_ADDR, "").strip()
     if host and not is_loopback(host) and environ.get(_NNODES, "1").strip() not in ("", "1", "1:1"):
-        port = environ.get(_MASTER_PORT, "").strip() or _DEFAULT_PORT
+        port = environ.get(_MASTER_PORT, "").strip() or DEFAULT_PORT
         address = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", what=_MASTER_ADDR)
         rank = environ.get(_NODE_RANK, "").strip()
         return Meeting(format_address(address), is_host=rank == "0" if rank else None)

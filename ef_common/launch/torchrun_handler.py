@@ -70,7 +70,7 @@ from ef_common.launch.ending import end_soon
 from ef_common.launch.finding import find_job, own_host
 from ef_common.launch.frozen import Watch
 from ef_common.launch.notice_sources import this_agent
-from ef_common.launch.registry import Registration, Registry, check_registry, is_registry
+from ef_common.launch.registry import Registration, Registry, registry_of
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
 from ef_common.protocol.auth import Token
 from ef_common.storage.claims import place_for
@@ -124,9 +124,7 @@ class Options:
         Raises:
             UsageError: An option is malformed; the message names it.
         """
-        registry = params.endpoint if is_registry(params.endpoint) else ""
-        if registry:
-            check_registry(registry)
+        registry = registry_of(params.endpoint)
         if registry and params.get("is_host") is not None:
             raise UsageError(f"is_host is for an endpoint HOST:PORT. Received: --rdzv-endpoint={redact(registry)}")
         try:
@@ -290,8 +288,9 @@ class ElasticFlowRendezvous(RendezvousHandler):
             except StorageError as error:
                 logger.warning("newcomers cannot find the job through this agent: %s", error)
 
-        def fail(number: int) -> None:
-            self._report(f"the job was started anew (start {number}), as this one had left no sign of life", True)
+        def fail(number: int) -> bool:
+            why = f"the job was started anew (start {number}), as this one had left no sign of life"
+            return bool(self._report(why, True))
 
         self._registration = Registration(
             registry, job.number, address=(reached_at, self._own_port), leads=self._leads, on_newer=fail

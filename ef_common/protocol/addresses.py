@@ -47,6 +47,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def named_by(address: Address, text: str) -> Address:
+    """The address that a standby has named, for whoever has asked it.
+
+    Args:
+        address: Where the standby was reached.
+        text: What it has named. What it reaches on its own machine, others reach under the address of that machine.
+
+    Raises:
+        UsageError: That is malformed.
+    """
+    host, port = parse_address(text, what="the address that a standby named")
+    return (address[0] if is_loopback(host) else host, port)
+
+
 def is_address(host: str) -> bool:
     """Whether this is an address or could be a name; for anything else, resolvers raise other errors than OSError."""
     if len(host) > _MAX_HOST_CHARS:

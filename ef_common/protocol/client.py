@@ -36,7 +36,7 @@ from ef_common.errors import (
     TrainingOver,
 )
 from ef_common.protocol import fields, wire
-from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback, parse_address
+from ef_common.protocol.addresses import LOOPBACK, Address, format_address, named_by
 from ef_common.protocol.auth import Token, new_nonce
 from ef_common.protocol.client_outputs import (
     AskForClaim,
@@ -567,9 +567,7 @@ class Client:
 
     def _redirect(self, by: Address, redirect: wire.Redirect) -> None:
         if redirect.address:
-            host, port = parse_address(redirect.address, what="the address that a standby named")
-            # What a standby reaches on its own machine, others reach under the address of that machine.
-            self._hint = (by[0] if is_loopback(host) else host, port)
+            self._hint = named_by(by, redirect.address)
 
     # ------------------------------------------------------------ messages
 

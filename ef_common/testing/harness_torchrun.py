@@ -13,6 +13,7 @@ from types import TracebackType
 import psutil
 
 from ef_common.launch import environment
+from ef_common.launch.ending import has_ended
 from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessError, Run
 from ef_common.testing.ports import reserve_port
 
@@ -65,7 +66,7 @@ class Node:
                 continue
         self._process.wait(GUARD_S)
         deadline = time.monotonic() + GUARD_S
-        while any(map(_runs, tree)) and time.monotonic() < deadline:
+        while not all(map(has_ended, tree)) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def signal(self, number: int) -> None:
@@ -82,13 +83,6 @@ class Node:
             return self._process.wait(self._job.guard_s)
         except subprocess.TimeoutExpired:
             raise HarnessError(f"{self.name} does not end\n{self._job.tails()}") from None
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class TorchrunJob(Run):

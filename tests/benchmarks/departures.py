@@ -16,6 +16,7 @@ from itertools import pairwise
 import psutil
 
 from ef_common.audit import audit
+from ef_common.launch.ending import has_ended
 from tests.benchmarks.elastic_job import OURS, SLEEP_S, ElasticJob, Node
 from tests.benchmarks.figure import Figure, emit, is_quick, of_samples
 from tests.benchmarks.processes import Processes
@@ -76,7 +77,7 @@ def measure(whom: str, number: signal.Signals) -> Departure:
 
 def _wait_for_end(process: psutil.Process) -> float:
     deadline = time.monotonic() + _GUARD_S
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(process):
         if time.monotonic() > deadline:
             raise TimeoutError("the worker does not end")
         time.sleep(_LOOK_S)

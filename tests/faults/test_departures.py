@@ -13,12 +13,9 @@ import pytest
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.conftest import check_gentle
-from tests.faults.hosts import ENOUGH
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-
-SCRIPT = Path(__file__).with_name("torchrun_worker.py")
-OPTIONS = json.dumps({"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH})
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def job(tmp_path: Path) -> Iterator[TorchrunJob]:
 def start(job: TorchrunJob, number: int) -> list[Node]:
     for index in range(number):
         conf = f"--rdzv-conf=is_host={int(not index)},last_call_timeout=2,heartbeat_timeout=10"
-        job.start("--nnodes=1:8", conf, "--local-addr=127.0.0.1", script_args=(OPTIONS,))
+        job.start("--nnodes=1:8", conf, "--local-addr=127.0.0.1", script_args=(json.dumps(OPTIONS),))
     job.wait_for("view", number, world_size=number)
     job.wait_for_step(3)
     return job.nodes
@@ -51,20 +48,16 @@ def test_node_that_is_told_to_go_hands_over_and_ends(job: TorchrunJob, whom: str
     status = going.wait()
     assert not worker.is_running()
     assert (status == 0) == (number == signal.SIGUSR1 or "worker" in whom)  # torchrun's own status after a SIGTERM
-    step = max(event["step"] for event in job.events("step"))
-    job.wait_for_step(step + 20)
+    wait_for_steps(job, 20)
     check_gentle(job)
     assert [event["what"] for event in job.events("notice")] == [number.name]
     assert [node.worker_pids() for node in others] == kept
     others[0].signal(signal.SIGUSR1)  # which leads now, where the first one did
     assert others[0].wait() == 0
-    step = max(event["step"] for event in job.events("step"))
-    job.wait_for_step(step + 20)
+    wait_for_steps(job, 20)
     assert others[1].worker_pids() == kept[1]
-    (job.directory / ENOUGH).touch()
-    assert others[1].wait() == 0
+    finish(job, others[1:])
     check_gentle(job)
-    job.audit()
 
 
 @pytest.mark.thorough

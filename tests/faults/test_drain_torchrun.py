@@ -14,11 +14,10 @@ import pytest
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults.conftest import check_gentle, check_saved
 from tests.faults.hosts import ENOUGH
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-SCRIPT = Path(__file__).with_name("torchrun_worker.py")
-OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH, "saves": True}
 # Where agents share the store of their rendezvous with the workers, all may exit when a node joins (torch 2.13).
 ENVIRON = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -31,7 +30,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TorchrunJob]
 
 def start(job: TorchrunJob, *options: str, **more: Any) -> Node:
     is_host = f"--rdzv-conf=is_host={int(not job.nodes)},last_call_timeout=1"
-    script_args = (json.dumps({**OPTIONS, **more}),)
+    script_args = (json.dumps({**OPTIONS, "saves": True, **more}),)
     return job.start(*options, is_host, "--local-addr=127.0.0.1", script_args=script_args, environ=ENVIRON)
 
 

@@ -13,12 +13,9 @@ import psutil
 import pytest
 
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
-from tests.faults.hosts import ENOUGH
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-
-SCRIPT = Path(__file__).with_name("torchrun_worker.py")
-OPTIONS = json.dumps({"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH})
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def job(tmp_path: Path) -> Iterator[TorchrunJob]:
 def start(job: TorchrunJob, *, hosts: bool = False, heartbeat_timeout_s: float = 10.0) -> Node:
     """Start a node; the timeout is long, so that what is fast is not due to it."""
     conf = f"--rdzv-conf=is_host={int(hosts)},last_call_timeout=2,heartbeat_timeout={heartbeat_timeout_s}"
-    return job.start("--nnodes=1:8", conf, "--local-addr=127.0.0.1", script_args=(OPTIONS,))
+    return job.start("--nnodes=1:8", conf, "--local-addr=127.0.0.1", script_args=(json.dumps(OPTIONS),))
 
 
 def start_all(job: TorchrunJob, number: int) -> list[Node]:
@@ -58,16 +55,6 @@ def wait_for_world(job: TorchrunJob, pids: list[int], *, after: int) -> int:
 
 def connected(pid: int) -> bool:
     return any(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections())
-
-
-def wait_for_steps(job: TorchrunJob) -> None:
-    job.wait_for_step(max(event["step"] for event in job.events("step")) + 3)
-
-
-def finish(job: TorchrunJob, nodes: list[Node]) -> None:
-    (job.directory / ENOUGH).touch()
-    assert [node.wait() for node in nodes] == [0] * len(nodes)
-    job.audit()
 
 
 @pytest.mark.parametrize("when", ["steady", "join", "loss"])

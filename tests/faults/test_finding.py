@@ -12,12 +12,9 @@ from ef_common.core.founding import FINISHED, LEFT, Start
 from ef_common.launch.registry import Registry
 from ef_common.storage.claims import place_for
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
-from tests.faults.hosts import ENOUGH
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-
-SCRIPT = Path(__file__).with_name("torchrun_worker.py")
-OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH}
 
 Run = Callable[..., TorchrunJob]
 
@@ -58,16 +55,6 @@ def start_together(job: TorchrunJob, number: int, token: str = "") -> list[Node]
     return nodes
 
 
-def steps_on(job: TorchrunJob) -> None:
-    job.wait_for_step(max(event["step"] for event in job.events("step")) + 3)
-
-
-def finish(job: TorchrunJob, nodes: list[Node]) -> None:
-    (job.directory / ENOUGH).touch()
-    assert [node.wait() for node in nodes] == [0] * len(nodes)
-    job.audit()
-
-
 def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_of_its_end(
     run: Run, tmp_path: Path
 ) -> None:
@@ -87,17 +74,17 @@ def test_agents_that_start_at_the_same_time_make_one_job_and_a_latecomer_hears_o
 def test_newcomer_finds_the_job_after_the_node_of_its_founder_was_killed(run: Run, tmp_path: Path) -> None:
     job = run()
     nodes = start_together(job, 3)
-    name = registry(tmp_path).founder
+    name = registry(tmp_path).look().founder  # type: ignore[union-attr]
     (pid,) = (event["pid"] for event in job.events("start") if event["worker"].startswith(name))
     (founder,) = (node for node in nodes if node.worker_pids() == [pid])
     others = [node for node in nodes if node is not founder]
     kept = [node.worker_pids() for node in others]
     founder.kill()
     job.wait_for("view", 2, world_size=2)
-    steps_on(job)
+    wait_for_steps(job)
     newcomer = start(job)
     job.wait_for("view", 6, world_size=3)
-    steps_on(job)
+    wait_for_steps(job)
     assert [node.worker_pids() for node in others] == kept
     finish(job, [*others, newcomer])
     assert newest(tmp_path) is not None

@@ -15,6 +15,7 @@ from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from tests.faults import networks
 from tests.faults.hosts import ENOUGH
 from tests.faults.networks import Switch, Way
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.storage.conftest import require_etcd
 from tests.storage.etcd import EtcdServers
 
@@ -24,8 +25,6 @@ pytestmark = [
     pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not())),
 ]
 
-SCRIPT = Path(__file__).with_name("torchrun_worker.py")
-OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH}
 TIMEOUT_S = 2.0
 LAST_S = 1.0
 """By then, whoever is cut off has logged its last update."""

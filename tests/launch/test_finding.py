@@ -83,7 +83,7 @@ def test_first_agent_founds_the_job(registry: Registry, clock: Clock) -> None:
     agent = Agent(registry)
     assert agent.find() == Job(1, None)
     assert agent.leads == 1
-    assert registry.addresses(1) == [HERE]
+    assert registry.look().addresses == [HERE]  # type: ignore[union-attr]
 
 
 def test_second_agent_follows(registry: Registry, clock: Clock) -> None:
@@ -92,7 +92,7 @@ def test_second_agent_follows(registry: Registry, clock: Clock) -> None:
     agent = Agent(registry, leader=THERE)
     assert agent.find() == Job(1, THERE)
     assert agent.asked == [[THERE]]
-    assert agent.nonces == [registry.nonce(1)] != [registry.own_nonce]
+    assert agent.nonces == [registry.look().nonce] != [registry.own_nonce]  # type: ignore[union-attr]
     assert agent.leads == 0
 
 
@@ -171,7 +171,7 @@ def test_job_that_lives_and_has_another_token_refuses_at_once(registry: Registry
     assert clock.now < 1010.0
 
 
-@pytest.mark.parametrize("operation", ["newest", "found", "add"])
+@pytest.mark.parametrize("operation", ["look", "found", "add"])
 def test_registry_that_is_away_for_a_while_is_waited_for(
     registry: Registry, clock: Clock, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +195,6 @@ def test_registry_that_stays_away_is_given_up(
     def away() -> None:
         raise StorageFailed("connection refused")
 
-    monkeypatch.setattr(registry, "newest", away)
+    monkeypatch.setattr(registry, "look", away)
     with pytest.raises(CoordinatorLost, match=r"does not answer: connection refused. That has not changed within 60 s"):
         Agent(registry).find()

@@ -32,12 +32,10 @@ from ef_common.testing.harness_run import GUARD_S, HEARTBEAT_TIMEOUT_S, HarnessE
 from ef_common.testing.ports import reserve_port
 from tests.faults.faults import HANG
 from tests.faults.hosts import ENOUGH
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT
 from tests.gpu import GPU_MARKS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
-
-SCRIPT = Path(__file__).parents[1] / "faults" / "torchrun_worker.py"
-OPTIONS = {"epochs": 1000, "length": 403, "step_sleep_s": 0.03, "stop": ENOUGH}
 
 
 class Launched(Run):

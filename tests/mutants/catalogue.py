@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="worker-outlives-its-agent",
         file="ef_common/launch/notice_sources.py",
-        old="self._has_ended = not self._agent.is_running() or self._agent.status() == psutil.STATUS_ZOMBIE",
+        old="self._has_ended = has_ended(self._agent)",
         new="self._has_ended = False",
         harm="A worker whose agent was killed trains on, on a machine that may be somebody else's by then.",
     ),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ef_common.core.founding import FINISHED, LEFT, Start
-from ef_common.errors import UsageError
-from ef_common.launch.registry import Registration, Registry
+from ef_common.errors import InvalidCheckpoint, StorageFailed, ThreadFailed, UsageError
+from ef_common.launch.registry import Registration, Registry, Seen
 from ef_common.storage.claims import Place
 from ef_common.storage.store import Store
 from tests.waiting import poll_until
@@ -18,25 +18,32 @@ from tests.waiting import poll_until
 LEADER = ("192.0.2.7", 7)
 
 
+def seen(registry: Registry) -> Seen:
+    found = registry.look()
+    assert found is not None
+    return found
+
+
 def check(at: Callable[[], Place]) -> None:
     first, second = Registry(at(), "none", "a-1"), Registry(at(), "", "b-2")
     assert first.newest() is None
-    assert first.founder == ""
+    assert first.look() is None
     assert first.found(1)
     assert not second.found(1)
-    assert second.nonce(1) == first.own_nonce != second.own_nonce
+    assert seen(second).nonce == first.own_nonce != second.own_nonce
+    assert seen(second).founder == "a-1"
     first.add(1, ("192.0.2.1", 29400))
     second.add(1, ("::1", 1))
     second.add(1, ("::1", 1))
     assert second.newest() == Start(1)
-    assert sorted(first.addresses(1)) == [("192.0.2.1", 29400), ("::1", 1)]
+    assert sorted(seen(first).addresses) == [("192.0.2.1", 29400), ("::1", 1)]
     for beats in range(12):
         first.beat(1, beats, LEADER)
     second.beat(1, 11, ("::1", 1))  # it has seen less
-    assert first.addresses(1)[0] == LEADER
+    assert seen(first).addresses[0] == LEADER
     for _ in range(2):
         second.remove(1)
-    assert first.addresses(1) == [LEADER, ("192.0.2.1", 29400)]
+    assert seen(first).addresses == [LEADER, ("192.0.2.1", 29400)]
     assert second.newest() == Start(1, 12)
     assert len(second.place.entries("agents")) == 3
     first.end(1, LEFT)
@@ -44,8 +51,8 @@ def check(at: Callable[[], Place]) -> None:
     assert first.newest() == second.newest() == Start(1, 12, LEFT)
     assert second.found(2)
     assert first.newest() == Start(2)
-    assert first.addresses(2) == []
-    assert first.founder == "b-2"
+    assert seen(first).addresses == []
+    assert seen(first).founder == "b-2"
     assert Registry(at(), "another job", "a-1").newest() is None
 
 
@@ -86,7 +93,9 @@ def test_leader_leaves_signs_of_life_and_hears_of_a_newer_start(
     registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
     assert registry.found(1)
     leads, newer = threading.Event(), []
-    registration = Registration(registry, 1, address=LEADER, leads=leads.is_set, on_newer=newer.append)
+    registration = Registration(
+        registry, 1, address=LEADER, leads=leads.is_set, on_newer=lambda number: newer.append(number) is None
+    )
     registration.start()
     try:
         leads.set()
@@ -106,7 +115,44 @@ def test_place_that_does_not_answer_keeps_no_agent_from_ending(tmp_path: Path, m
     assert registry.found(1)
     answers = threading.Event()
     monkeypatch.setattr(registry.place, "delete", lambda name: answers.wait(60))
-    Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: None).end(LEFT)
+    Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: True).end(LEFT)
     assert not answers.is_set()
     answers.set()
     poll_until(lambda: registry.newest() == Start(1, 0, LEFT))
+
+
+def test_signs_of_life_go_on_after_any_error_and_a_newer_start_is_told_until_it_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ef_common.launch.registry.BEAT_S", 0.01)
+    registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
+    assert registry.found(1)
+    newest, errors = registry.newest, [InvalidCheckpoint("torn"), StorageFailed("away"), ValueError("nonsense")]
+
+    def failing() -> Start | None:
+        if errors:
+            raise errors.pop()
+        return newest()
+
+    monkeypatch.setattr(registry, "newest", failing)
+    answers = [True, False, False]
+    registration = Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: answers.pop())
+    registration.start()
+    try:
+        poll_until(lambda: newest().beats > 2)  # type: ignore[union-attr]
+        assert Registry(registry.place, "none", "b").found(2)
+        poll_until(lambda: not answers)
+    finally:
+        registration.end()
+
+
+def test_end_is_recorded_also_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(Store(f"file://{tmp_path}"), "none", "a")
+    assert registry.found(1)
+
+    def start(*_: object, **__: object) -> None:
+        raise ThreadFailed("the interpreter is about to end")
+
+    monkeypatch.setattr("ef_common.threads.start", start)
+    Registration(registry, 1, address=LEADER, leads=lambda: True, on_newer=lambda _: True).end(LEFT)
+    assert registry.newest() == Start(1, 0, LEFT)
