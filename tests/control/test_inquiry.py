@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.control.leader_request import inquire
+from ef_common.control.leader_request import find_leader, inquire
 from ef_common.core.view import Member
-from ef_common.errors import Evicted
+from ef_common.errors import AuthenticationError, Evicted
 from ef_common.protocol import wire
+from ef_common.protocol.addresses import named_by
+from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import CrashRecord, lives
 from tests.control.conftest import fall_silent, line_of
 from tests.control.test_failover import job, leader  # noqa: F401  (a fixture)
@@ -115,3 +117,31 @@ def test_heartbeats_end_in_the_note_with_the_line(serve, join, tmp_path: Path):
     worker.client.stop()
     assert not any(thread.name == "elasticflow-heartbeat" and thread.is_alive() for thread in threading.enumerate())
     assert not lives(tmp_path)
+
+
+def test_leader_is_found_also_through_a_standby_that_knows_it(serve, join):
+    coordinators = [serve(2), serve(standby=True)]
+    workers = [join(coordinators[0], f"w{index}", standby=one) for index, one in enumerate(coordinators)]
+    for worker in workers:
+        worker.started().client.send("settled", worker.client.next_view(0).generation)
+    here, there = (coordinator.address for coordinator in coordinators)
+    assert find_leader([here], AGENT, None) == here
+    assert find_leader([there], AGENT, None) is None  # it has heard of nobody so far
+    assert coordinators[0].hand_over(workers[0].client.member.node)
+    poll_until(lambda: find_leader([there], AGENT, None) == there)
+    assert find_leader([here], AGENT, None) == there  # the one that has handed over sends on
+    assert find_leader([("127.0.0.1", 1)], AGENT, None) is None
+
+
+def test_leader_of_another_start_with_the_same_token_is_none(serve):
+    token = Token("of the whole cluster")
+    leader = serve(token=token.for_start("this")).address
+    assert find_leader([leader], AGENT, token.for_start("this")) == leader
+    for other in (token, token.for_start("that"), None):
+        with pytest.raises(AuthenticationError):
+            find_leader([leader], AGENT, other)
+
+
+def test_what_a_standby_reaches_on_its_own_machine_others_reach_under_its_address():
+    assert named_by(("192.0.2.1", 1), "127.0.0.1:7") == ("192.0.2.1", 7)
+    assert named_by(("192.0.2.1", 1), "192.0.2.2:7") == ("192.0.2.2", 7)
