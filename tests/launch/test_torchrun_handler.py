@@ -132,6 +132,29 @@ def test_handler_keeps_torchrun_out_of_membership():
         assert handler.shutdown()
 
 
+def test_handlers_that_meet_at_a_registry_make_one_job_whose_token_no_other_start_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELASTICFLOW_TOKEN", "hunter2")
+
+    def told(place):
+        handler = create_handler(parameters(f"file://{tmp_path}/{place}"))
+        handlers.append(handler)
+        return os.environ["ELASTICFLOW_COORDINATOR"], os.environ["ELASTICFLOW_TOKEN"]
+
+    handlers = []
+    try:
+        founder = told("a")
+        monkeypatch.setenv("ELASTICFLOW_TOKEN", "hunter2")
+        assert told("a") == founder
+        monkeypatch.setenv("ELASTICFLOW_TOKEN", "hunter2")
+        other = told("b")
+        assert len({founder[1], other[1], "hunter2"}) == 3
+        assert founder[0] != other[0]
+    finally:
+        for handler in reversed(handlers):
+            assert handler.shutdown()
+    assert os.environ["ELASTICFLOW_TOKEN"] == "hunter2"
+
+
 def test_handler_tells_the_workers_where_the_coordinator_is(tmp_path):
     (tmp_path / "token").write_text("hunter2\n")
     handler = create_handler(parameters("localhost:0", token_file=str(tmp_path / "token")))
