@@ -107,7 +107,7 @@ class Elastic(keras.callbacks.Callback):
     A `fit` on global batches is taken hold of without a job, too: it is what others can be compared with.
 
     Args:
-        engine: Engine of the data plane; see `ef_common.collectives.engines`.
+        engine: Engine of the data plane; see `ef_common.launch.engines`.
         settings: See :func:`callbacks`.
     """
 

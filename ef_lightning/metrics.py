@@ -13,8 +13,8 @@ from torch.nn import Module
 from torchmetrics import Metric
 
 from ef_common.collectives import torch_operations as operations
-from ef_common.collectives.engines import NoGroups
 from ef_common.core.view import SOLO
+from ef_common.launch.engines import NoGroups
 from ef_common.session import Session
 from ef_lightning import hooks
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.collectives.horovod_library import built_for
+from ef_common.horovod.library import built_for
 
 
 def is_built(framework: str) -> bool:

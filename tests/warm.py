@@ -8,7 +8,7 @@ from __future__ import annotations
 _COMMON = (
     "ef_common.launch.process",
     "ef_common.control.client",
-    "ef_common.collectives.horovod_group",
+    "ef_common.horovod.group",
     "tests.collectives.seats",
     "tests.faults.hosts",
 )

@@ -1,1 +1,6 @@
-"""Horovod as an engine: a wheel that builds with today's torch and TensorFlow and survives lost peers."""
+"""All that is Horovod's.
+
+A wheel that builds with today's frameworks and survives lost peers: `build`, `source`, `proof`. The data plane on it:
+`group`, `library`, `rendezvous`, `torch_binding`. What its elastic driver is told: `driver`, `rounds`, `store`,
+`notices`.
+"""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of
 from ef_common.horovod.build import BuildError
+from ef_common.horovod.rendezvous import Rendezvous, environment_of
 
 _NUM_PROCESSES = 2
 _TIMEOUT_S = 180.0

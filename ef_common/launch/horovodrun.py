@@ -7,7 +7,7 @@
 
 horovodrun manages hosts and processes: it starts workers, notices their end, gives up hosts, and observes --max-np,
 --elastic-timeout, --reset-limit and --blacklist-cooldown-range. As everywhere, the coordinator issues the views, so
-survivors keep their processes. :mod:`ef_common.launch.horovod_rounds` decides what the workers tell horovodrun's
+survivors keep their processes. :mod:`ef_common.horovod.rounds` decides what the workers tell horovodrun's
 elastic driver, and when. It does not tell the workers the number of --min-np: with fewer, it waits for more, and ends
 the job if none come; meanwhile the remaining workers continue to train.
 
@@ -35,10 +35,10 @@ from typing import TypeVar
 
 from ef_common.core.membership import Settings
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError, UsageError
+from ef_common.horovod.driver import FINISHED_KEY, Driver, WatchedChannel
+from ef_common.horovod.store import Store, StoreLost
 from ef_common.launch.coordinator_process import START_S, start_coordinator
 from ef_common.launch.environment import COORDINATOR, WorkerEnvironment
-from ef_common.launch.horovod_driver import FINISHED_KEY, Driver, WatchedChannel
-from ef_common.launch.horovod_store import Store, StoreLost
 from ef_common.protocol.addresses import Address, format_address, parse_address
 from ef_common.protocol.auth import Token
 from ef_common.protocol.introduction import HELP

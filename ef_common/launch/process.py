@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ef_common.collectives.engines import NoGroups, check_engine, groups_of
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import SOLO
 from ef_common.data.checkpointer import Checkpointer
@@ -27,6 +26,7 @@ from ef_common.errors import Left, UsageError
 from ef_common.events import EventLog
 from ef_common.launch.c10d import C10dJob, host_or_find_coordinator, is_plain_torchrun
 from ef_common.launch.certificates import Trust, trust_of
+from ef_common.launch.engines import NoGroups, check_engine, groups_of
 from ef_common.launch.environment import WorkerEnvironment, read_environment
 from ef_common.launch.failing import Failing
 from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodrun
@@ -104,7 +104,7 @@ def this_worker(engine: str | None = None) -> Worker:
     """The worker in this process; the first call connects it to the job.
 
     Args:
-        engine: Its data plane, one of :data:`~ef_common.collectives.engines.ENGINES`. A process has one; None for that
+        engine: Its data plane, one of :data:`~ef_common.launch.engines.ENGINES`. A process has one; None for that
             one, at first Gloo.
 
     Raises:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of
 from ef_common.control.coordinator import Coordinator
 from ef_common.core.membership import Settings
+from ef_common.horovod.rendezvous import Rendezvous, environment_of
 from tests.benchmarks.processes import Processes, free_port
 
 WORLD_SIZE = 2

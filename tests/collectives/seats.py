@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from ef_common.collectives.engines import groups_of
 from ef_common.control.client import CoordinatorClient
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
+from ef_common.launch.engines import groups_of
 from ef_common.launch.environment import read_environment
 from ef_common.session.ports import Group
 from ef_common.testing.harness import Job

@@ -10,9 +10,9 @@ import pytest
 
 from ef_common.collectives.bootstrap import SharedValues
 from ef_common.collectives.bootstrap_store import abandonable
-from ef_common.collectives.horovod_group import HorovodGroups
 from ef_common.core.view import Member, View
 from ef_common.errors import GroupBroken
+from ef_common.horovod.group import HorovodGroups
 
 GUARD_S = 60.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.collectives.horovod_library import built_for
+from ef_common.horovod.library import built_for
 from tests.faults.conftest import TrainingJob, check_run, struck
 from tests.faults.hosts import ENOUGH, hosted
 from tests.faults.test_kill import start_with_fault, view_sizes

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ef_common.errors import AuthenticationError, JobFinished, ProtocolError, UsageError
-from ef_common.launch import horovod_rounds as rounds
+from ef_common.horovod import rounds
+from ef_common.horovod.driver import Driver
+from ef_common.horovod.store import Store, StoreLost
 from ef_common.launch import horovodrun
 from ef_common.launch.environment import read_environment
-from ef_common.launch.horovod_driver import Driver
-from ef_common.launch.horovod_store import Store, StoreLost
 from ef_common.launch.horovodrun import Found, is_horovodrun, join_horovodrun, read_horovodrun_environment
 from ef_common.protocol.addresses import Address
 from ef_common.protocol.auth import Token

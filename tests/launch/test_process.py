@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.collectives import horovod_library
 from ef_common.errors import UsageError
+from ef_common.horovod import library
 from ef_common.launch import process
 from ef_common.launch.process import this_worker
 
@@ -39,13 +39,13 @@ def test_unknown_engine_is_refused_also_where_none_is_needed() -> None:
 
 
 def test_worker_that_is_alone_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod_library, "find_spec", lambda name: None)
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
     assert this_worker("horovod").session.world_size == 1
 
 
 def test_engine_that_is_not_installed_is_refused_before_anybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICFLOW_COORDINATOR", "127.0.0.1:1")
-    monkeypatch.setattr(horovod_library, "find_spec", lambda name: None)
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
     monkeypatch.setattr(process, "CoordinatorClient", lambda *args: pytest.fail("a worker was announced"))
     with pytest.raises(UsageError, match="elasticflow horovod build"):
         this_worker("horovod")

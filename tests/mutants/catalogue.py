@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="horovod-is-shut-down-before-its-sockets",
-        file="ef_common/collectives/horovod_group.py",
+        file="ef_common/horovod/group.py",
         old="                self._cut()\n                self._horovod.shutdown()\n",
         new="                self._horovod.shutdown()\n                self._cut()\n",
         harm="On Horovod, workers whose peer has been stopped or cut off wait for it instead of going on without it.",

@@ -23,7 +23,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/data/torch_loader.py": ("tests/lightning/test_data_workers.py", "tests/keras/test_loader.py"),
     "ef_common/data/torch_order.py": ("tests/lightning/test_order.py", "tests/keras/test_loader.py"),
     "ef_common/demo": ("tests/demo",),
-    "ef_common/horovod": ("tests/horovod", "tests/collectives"),
+    "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
     "ef_common/launch": (
         "tests/launch",
         "tests/faults/test_departures.py",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ef_common.collectives import horovod_library
-from ef_common.collectives.engines import ENGINES, NoGroups, groups_of
 from ef_common.collectives.torch_group import TorchGroups
 from ef_common.errors import UsageError
+from ef_common.horovod import library
+from ef_common.launch.engines import ENGINES, NoGroups, groups_of
 from tests.collectives.seats import view_of
 
 
@@ -22,7 +22,7 @@ def test_gloo_is_the_first_engine() -> None:
 
 
 def test_horovod_that_is_not_installed_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod_library, "find_spec", lambda name: None)
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"not installed, or not for torch. Build it: elasticflow horovod build"):
         groups_of("horovod")
 
@@ -31,7 +31,7 @@ def test_horovod_of_somebody_else_is_refused_with_the_remedy(monkeypatch: pytest
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "mpi_lib_v2.so").touch()
     spec = ModuleSpec("horovod", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(horovod_library, "find_spec", lambda name: spec)
+    monkeypatch.setattr(library, "find_spec", lambda name: spec)
     with pytest.raises(UsageError, match=r"not the one that elasticflow builds .* elasticflow horovod build"):
         groups_of("horovod")
 

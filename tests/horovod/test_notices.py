@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ef_common.launch.horovod_store import Store
+from ef_common.horovod.store import Store
 from tests.horovod_built import needs_horovod
 from tests.waiting import poll_until
 
@@ -17,7 +17,7 @@ pytest.importorskip("horovod")
 from horovod.runner.common.util import codec
 from horovod.runner.elastic.worker import HostUpdateResult, WorkerNotificationClient
 
-from ef_common.launch.horovod_notices import Notices
+from ef_common.horovod.notices import Notices
 
 pytestmark = needs_horovod("torch")
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ef_common.collectives.horovod_group import Flight
-from ef_common.collectives.horovod_library import Library
 from ef_common.collectives.torch_tensors import TorchMemory, tensor_of
+from ef_common.horovod.group import Flight
+from ef_common.horovod.library import Library
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.00005, 0.001
 _WIDER = {torch.bfloat16: torch.float32}
@@ -20,7 +20,7 @@ _WIDER_ON_DEVICE = {**_WIDER, **dict.fromkeys((torch.bool, torch.uint8, torch.in
 
 
 class TorchBinding:
-    """The port :class:`~ef_common.collectives.horovod_group.Binding` for tensors and arrays."""
+    """The port :class:`~ef_common.horovod.group.Binding` for tensors and arrays."""
 
     def __init__(self) -> None:
         self.memory = TorchMemory()

@@ -10,8 +10,8 @@ from http import HTTPStatus
 import pytest
 
 from ef_common.collectives.bootstrap import SharedValues
-from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of, listeners_in
 from ef_common.errors import GroupBroken
+from ef_common.horovod.rendezvous import Rendezvous, environment_of, listeners_in
 
 
 def ask(rendezvous: Rendezvous, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import psutil
 
 from ef_common.collectives.arrays import ByteArrays, Memory
-from ef_common.collectives.horovod_rendezvous import Rendezvous, environment_of
 from ef_common.collectives.linked_group import LinkedGroup, Nothing
 from ef_common.collectives.links import Links
 from ef_common.collectives.sockets import NewSockets, own_address, shut_down
 from ef_common.core.calls import HEADER_BYTES, call_in, header, length_in
 from ef_common.core.view import View
 from ef_common.errors import GroupBroken
+from ef_common.horovod.rendezvous import Rendezvous, environment_of
 from ef_common.session.ports import Bootstrap, Group, Meeting, Pending
 from ef_common.tls import Tls
 

@@ -38,17 +38,17 @@ def groups_of(engine: str, *, tls: Tls | None = None) -> GroupFactory:
         from ef_common.collectives.torch_group import TorchGroups
 
         return TorchGroups(nccl=engine == "nccl", tls=tls)
-    from ef_common.collectives.horovod_group import Binding, HorovodGroups
+    from ef_common.horovod.group import Binding, HorovodGroups
 
     binding: Binding
     if engine == "horovod":
-        from ef_common.collectives.horovod_torch import TorchBinding
+        from ef_common.horovod.torch_binding import TorchBinding
 
         binding = TorchBinding()
     else:
         import tensorflow  # noqa: F401  # Horovod's library is made of its symbols
 
-        from ef_common.collectives.horovod_library import Library
+        from ef_common.horovod.library import Library
 
         binding = Library("tensorflow")
     return HorovodGroups(binding, tls=tls)

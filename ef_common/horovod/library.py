@@ -78,7 +78,7 @@ class Operation:
 
 
 class Library:
-    """The port :class:`~ef_common.collectives.horovod_group.Binding` for NumPy arrays.
+    """The port :class:`~ef_common.horovod.group.Binding` for NumPy arrays.
 
     Args:
         framework: Whose library: "torch" or "tensorflow". The framework must have been imported.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ef_common.launch.horovod_rounds import (
+from ef_common.horovod.rounds import (
     Action,
     Answered,
     Called,

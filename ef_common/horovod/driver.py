@@ -1,4 +1,4 @@
-"""A worker's connection to Horovod's elastic driver; it does what :mod:`ef_common.launch.horovod_rounds` decides."""
+"""A worker's connection to Horovod's elastic driver; it does what :mod:`ef_common.horovod.rounds` decides."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from ef_common import threads
 from ef_common.core.view import View
 from ef_common.core.watermark import Watermark
-from ef_common.launch import horovod_rounds as rounds
-from ef_common.launch.horovod_rounds import Action
-from ef_common.launch.horovod_store import Store, StoreLost
+from ef_common.horovod import rounds
+from ef_common.horovod.rounds import Action
+from ef_common.horovod.store import Store, StoreLost
 from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Driver:
         Raises:
             StoreLost: horovodrun does not answer.
         """
-        from ef_common.launch.horovod_notices import Notices  # needs Horovod
+        from ef_common.horovod.notices import Notices  # needs Horovod
 
         self._notices = Notices(self._store.own_host(), lambda: self._events.put(rounds.HostsChanged()))
         self._notices.start()

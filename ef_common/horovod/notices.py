@@ -24,7 +24,7 @@ from horovod.runner.elastic.worker import WorkerNotificationService
 
 from ef_common import threads
 from ef_common.errors import ThreadFailed
-from ef_common.launch.horovod_store import Store
+from ef_common.horovod.store import Store
 
 logger = logging.getLogger(__name__)
 
