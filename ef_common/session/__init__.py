@@ -1,5 +1,6 @@
 """One worker's side of the protocol, the ports that it needs, and what others may read of its progress."""
 
-from ef_common.session.session import Barrier, LoneGroup, Session
+from ef_common.session.lone_group import LoneGroup
+from ef_common.session.session import Barrier, Session
 
 __all__ = ["Barrier", "LoneGroup", "Session"]

@@ -23,9 +23,7 @@ The rules that keep the promises:
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -46,7 +44,10 @@ from ef_common.errors import (
     UnsupportedError,
 )
 from ef_common.session.crash_record import CrashRecord
-from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Meeting, Operation, State
+from ef_common.session.current_group import CurrentGroup
+from ef_common.session.delivery import Delivery
+from ef_common.session.lone_group import LoneGroup
+from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Operation, State
 from ef_common.session.progress_tracker import ProgressTracker
 
 logger = logging.getLogger(__name__)
@@ -78,31 +79,6 @@ class Barrier:
     def result(self, header: bytes | None) -> Sequence[Any]:
         """There are no tensors."""
         return ()
-
-
-class LoneGroup:
-    """The group of a world of one, in which everything is complete at once."""
-
-    def meet(self, call: str, tensors: Sequence[Any] | None = None) -> LoneGroup:
-        return self
-
-    def all_reduce(self, tensor: Any, call: str = "", meeting: Meeting | None = None) -> LoneGroup:
-        return self
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""
-
-    def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
-        return [payload]
-
-    def send(self, tensors: Sequence[Any], target: int) -> None:
-        raise ProtocolError("a world of one has nobody to send to")
-
-    def receive(self, tensors: Sequence[Any], source: int, target: int | None = None) -> None:
-        raise ProtocolError("a world of one has nobody to receive from")
-
-    def abort(self) -> None:
-        """There is nothing to end."""
 
 
 class Session:
@@ -165,15 +141,13 @@ class Session:
         self._wished_in: int | None = None
         self._channel = channel
         self._groups = groups
-        self._group: Group = LoneGroup()
-        self._group_lock = threading.Lock()
+        self._current = CurrentGroup()
         self._last: Operation | None = None
         self._change_agreed_in: int | None = None
         self._on_event = on_event
         self._clock = clock
         self._tracker = tracker or ProgressTracker(clock)
         self._troubled_since: float | None = None
-        self._newest_known = 0
         self._unconfirmed: list[Callable[[], None]] = []
         self._alone_for: str | None = None
         self._has_trained = False
@@ -197,7 +171,7 @@ class Session:
     @property
     def group(self) -> Group:
         """The current group, for operations that start before :meth:`run` is called."""
-        return self._group
+        return self._current.group
 
     @property
     def is_alone(self) -> bool:
@@ -234,7 +208,7 @@ class Session:
         if self._channel is None:
             return False
         self._leave_if_nobody_waits()
-        self.newcomer = self._channel.start(self._view_replaced)
+        self.newcomer = self._channel.start(self._current.replace)
         if not self.newcomer:
             self._recover()
             self.run(Barrier(_ENTERED))
@@ -357,9 +331,9 @@ class Session:
         if self._channel is not None:
             self._channel.send("bye")
             self._channel.stop()
-        self._group.abort()
+        self.group.abort()
         # Let go of the group here: at the very end of the interpreter, its threads would find nothing to stand on.
-        self._group, self._last = LoneGroup(), None
+        self._current.group, self._last = LoneGroup(), None
 
     # ------------------------------------------------------------ collectives
 
@@ -385,11 +359,11 @@ class Session:
         while True:
             number = self.completed
             try:
-                operation.run(self._group, self.view)
+                operation.run(self.group, self.view)
                 if self._ousted:
                     raise GroupBroken("this worker alone has lost its place in the view")
             except CallMismatch:
-                self._group.abort()
+                self.group.abort()
                 raise
             except GroupBroken:
                 self._recover(operation)
@@ -416,7 +390,7 @@ class Session:
     @property
     def _ousted(self) -> bool:
         """Whether this worker is out of its world of one, which has no group that could break."""
-        return self.world_size == 1 and self._newest_known > self.view.generation
+        return self.world_size == 1 and self._current.is_replaced
 
     def when_confirmed(self, act: Callable[[], None]) -> None:
         """Call `act` once the result of the newest collective is sure to survive any loss."""
@@ -535,9 +509,9 @@ class Session:
         """
         self._tracker.wait(self.view.generation, self.completed)
         try:
-            self._group.meet(_AT_BOUNDARY).wait()
+            self.group.meet(_AT_BOUNDARY).wait()
         except CallMismatch:
-            self._group.abort()
+            self.group.abort()
             raise
         except GroupBroken as broken:
             logger.debug("a worker was lost before all were at the boundary: %s", broken)
@@ -545,13 +519,6 @@ class Session:
         return True
 
     # ------------------------------------------------------------ recovery
-
-    def _view_replaced(self, generation: int) -> None:
-        """Handle a newer view (called from the channel's thread): calls that wait in the old group must wake up."""
-        with self._group_lock:
-            self._newest_known = max(self._newest_known, generation)
-            if generation > self.view.generation:
-                self._group.abort()
 
     def _begin_trouble(self) -> None:
         if self._troubled_since is None:
@@ -564,19 +531,19 @@ class Session:
             raise ProtocolError("a group broke, but there is no coordinator")
         self._begin_trouble()
         if suspect:
-            self._group.abort()  # at a boundary the others may still need it
+            self.group.abort()  # at a boundary the others may still need it
         while True:
             if suspect and self.view.generation > 0:
                 channel.send("suspect", self.view.generation)
             view = channel.next_view(self.view.generation)
             self._tracker.wait(view.generation, SETTLING)
-            self._group.abort()
+            self.group.abort()
             suspect = True
             try:
                 self._enter(view, channel.bootstrap(view.generation), operation)
             except GroupBroken as broken:
                 logger.debug("view %d did not hold: %s", view.generation, broken)
-                self._group.abort()
+                self.group.abort()
                 continue
             return
 
@@ -587,11 +554,7 @@ class Session:
         self.view = view
         alone = view.world_size == 1
         group: Group = LoneGroup() if alone else self._groups.build(view, rank=rank, bootstrap=bootstrap)
-        with self._group_lock:
-            self._group = group
-            replaced = self._newest_known > view.generation
-        if replaced:  # the notice of the newer view came while the group was being built, and missed it
-            raise GroupBroken("replaced while it was built")
+        self._current.set(group, view.generation)
         told = [payload.split() for payload in group.all_gather(b"%d %d" % (self.completed, self.training), _SETTLING)]
         numbers = [int(number) for number, _ in told]
         if self.completed == FRESH and (others := {int(training) for _, training in told} - {self.training}):
@@ -620,16 +583,19 @@ class Session:
 
     def _settle(self, replay: Replay, group: Group, rank: int, operation: Operation | None) -> None:
         """Hand on results and states; nobody leaves before every member has what it lacks."""
+        delivery = Delivery(group, self._groups)
         for source, target in replay.results:
             if rank == source:
-                self._send_result(group, target)
+                delivery.send_result(self._last, self.completed_in, target)
             elif rank == target:
-                self._receive_result(group, source, operation)
+                self.completed_in = delivery.receive_result(operation, source)
+                self.completed += 1
+                self._last = operation
         if replay.restart and self.view.generation > 1 and rank == 0:
             self._restore()
         for chain in replay.states:
             if rank in chain:
-                self._hand_on_state(group, chain, chain.index(rank))
+                delivery.hand_on_state(self.state, chain, rank, self._take_in)
         self.completed = max(self.completed, replay.newest)  # a newcomer holds the state from here on
         if replay.states:
             group.all_gather(b"", "handing on of the state to newcomers")
@@ -644,45 +610,6 @@ class Session:
                 )
             self._on_event("rollback", generation=self.view.generation, step=0, epoch=0)
 
-    def _send_result(self, group: Group, target: int) -> None:
-        if self._last is None:
-            raise ProtocolError("asked for a result before any collective has completed")
-        view = self.completed_in
-        meta = {"generation": view.generation, "ids": list(view.ids)}
-        self._send_bytes(group, json.dumps(meta).encode(), target)
-        self._send_bytes(group, self._last.describe(), target)
-        group.send(self._last.result(None), target)
-
-    def _receive_result(self, group: Group, source: int, operation: Operation | None) -> None:
-        if operation is None:
-            raise ProtocolError("behind by a collective that is not in flight")
-        meta = json.loads(self._receive_bytes(group, source))
-        header = self._receive_bytes(group, source)
-        group.receive(operation.result(header), source)
-        members = tuple(Member(worker, "", "") for worker in meta["ids"])
-        self.completed_in = View(int(meta["generation"]), members)
-        self.completed += 1
-        self._last = operation
-
-    def _hand_on_state(self, group: Group, chain: Sequence[int], position: int) -> None:
-        if position == 0:
-            self._send_state(group, chain[1])
-        else:
-            self._receive_state(group, chain[position - 1], next(iter(chain[position + 1 :]), None))
-
-    def _send_state(self, group: Group, target: int) -> None:
-        if self.state is None:
-            self._send_bytes(group, b"", target)
-            return
-        self._send_bytes(group, self.state.describe(), target)
-        group.send(self.state.tensors(None), target)
-
-    def _receive_state(self, group: Group, source: int, target: int | None) -> None:
-        header, state = self._receive_bytes(group, source, target), self.state
-        if state is not None and header:
-            group.receive(self._take_in(lambda: state.tensors(header)), source, target)
-            self._take_in(lambda: state.adopt(header))
-
     def _take_in(self, take: Callable[[], T]) -> T:
         """Load the others' state. If that fails, they must neither wait for this worker nor fail with it."""
         try:
@@ -694,18 +621,3 @@ class Session:
                 "ends, and they go on without it. Start it with the program, the settings and the data that they have. "
                 f"The reason: {type(error).__name__}: {error}"
             ) from error
-
-    def _send_bytes(self, group: Group, payload: bytes, target: int) -> None:
-        group.send([self._groups.from_bytes(len(payload).to_bytes(8, "big"))], target)
-        if payload:
-            group.send([self._groups.from_bytes(payload)], target)
-
-    def _receive_bytes(self, group: Group, source: int, target: int | None = None) -> bytes:
-        size = self._groups.empty_bytes(8)
-        group.receive([size], source, target)
-        length = int.from_bytes(self._groups.to_bytes(size), "big")
-        if not length:
-            return b""
-        payload = self._groups.empty_bytes(length)
-        group.receive([payload], source, target)
-        return self._groups.to_bytes(payload)

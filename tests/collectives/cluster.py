@@ -162,7 +162,7 @@ class Cluster:
             self.view = View(self.view.generation + 1, members, admitted_at=1)
             self._changed.notify_all()
         for session in self.sessions:
-            session._view_replaced(self.view.generation)
+            session._current.replace(self.view.generation)
 
     def wait_view(self, after: int) -> View:
         with self._changed:
