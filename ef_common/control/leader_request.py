@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ef_common.control.line import Line
+from ef_common.core.membership import Failed
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
 from ef_common.protocol import wire
@@ -123,7 +124,7 @@ def report_failure(
     Returns:
         Why the job has failed, as the coordinator has it; "" if it goes on, or nobody was reached.
     """
-    answer = ask_leader(addresses, member, token, wire.Fail(why, fatal), tls=tls)
+    answer = ask_leader(addresses, member, token, Failed(member.id, why, fatal), tls=tls)
     return answer.why if isinstance(answer, wire.Failed) else ""
 
 
@@ -152,7 +153,7 @@ def ask_leader(
     addresses: Sequence[Address],
     member: Member,
     token: Token | None,
-    message: wire.Fail | wire.Inquire,
+    message: Failed | wire.Inquire,
     *,
     tls: Tls | None = None,
 ) -> wire.FromCoordinator | None:
@@ -197,7 +198,7 @@ def _talk_to_leader(
     addresses: Sequence[Address],
     member: Member,
     token: Token | None,
-    message: wire.Fail | wire.Inquire,
+    message: Failed | wire.Inquire,
     tls: Tls | None,
     *,
     raises: bool = False,
@@ -228,7 +229,7 @@ def _talk_to_leader(
 
 
 def _ask(
-    address: Address, member: Member, token: Token | None, message: wire.Fail | wire.Inquire, tls: Tls | None
+    address: Address, member: Member, token: Token | None, message: Failed | wire.Inquire, tls: Tls | None
 ) -> wire.FromCoordinator | None:
     conversation = Conversation(address, member, token, tls=tls)
     try:

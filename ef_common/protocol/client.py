@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ef_common.core import membership
 from ef_common.core.membership import Phase, Returned
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Bid
@@ -68,15 +69,15 @@ _ABOVE_ALL = 1 << 60  # a generation that is newer than any view
 _IN_FLIGHT_S = 0.5
 """After a failure of the job, collectives that one worker has completed come to their end in the others, too."""
 
-_MESSAGES: Mapping[str, Callable[[int], wire.FromWorker]] = {
-    "ready": lambda training: wire.Ready(max(1, training)),
-    "begin": wire.Begin,
-    "at_boundary": wire.AtBoundary,
-    "suspect": wire.Suspect,
-    "settled": wire.Settled,
-    "leave": lambda generation: wire.Leave(),
-    "close": lambda generation: wire.Close(),
-    "bye": lambda generation: wire.Bye(),
+_MESSAGES: Mapping[str, Callable[[str, int], wire.FromWorker]] = {
+    "ready": lambda worker, training: membership.Ready(worker, max(1, training)),
+    "begin": membership.Begun,
+    "at_boundary": membership.AtBoundary,
+    "suspect": membership.Suspected,
+    "settled": membership.Settled,
+    "leave": lambda worker, generation: membership.Leaving(worker),
+    "close": lambda worker, generation: membership.Closed(worker),
+    "bye": lambda worker, generation: wire.Bye(),
 }
 
 
@@ -241,12 +242,12 @@ class Client:
         if kind not in _MESSAGES:
             raise ProtocolError(f"a worker sends one of {', '.join(_MESSAGES)}. Received: kind={kind!r}")
         self.resume_state = self.resume_state.told(kind, generation)
-        self._say(_MESSAGES[kind](generation))
+        self._say(_MESSAGES[kind](self.member.id, generation))
 
     def fail(self, why: str) -> None:
         """Report an exception of the user's code, which ends the job."""
         self.resume_state = replace(self.resume_state, failed=why)
-        self._say(wire.Fail(why, fatal=False))
+        self._say(membership.Failed(self.member.id, why))
 
     def publish(self, generation: int, key: str, value: bytes) -> None:
         """Publish a value to the members of a view."""
@@ -265,7 +266,7 @@ class Client:
         """Report the store that this worker has; only the first counts."""
         if self.resume_state.store is None:
             self.resume_state = replace(self.resume_state, store=store)
-            self._say(wire.Store(store))
+            self._say(membership.Stored(self.member.id, store))
 
     def stop(self) -> None:
         """Nothing more will be said. May be repeated."""
@@ -360,7 +361,7 @@ class Client:
         else:
             del self._claims[bid]
             logger.warning("the claim %s is of %s", bid.claim, ", ".join(named))
-            self._say(wire.Claimed(bid.claim, named))
+            self._say(membership.Claimed(self.member.id, bid.claim, named))
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -543,9 +544,9 @@ class Client:
         if not link.introduction.returning:
             self._hear(welcome)
             if self.resume_state.failed:  # while the coordinator was sought
-                self._say(wire.Fail(self.resume_state.failed, fatal=False))
+                self._say(membership.Failed(self.member.id, self.resume_state.failed))
             if self.resume_state.leaving:
-                self._say(wire.Leave())
+                self._say(membership.Leaving(self.member.id))
         else:
             self._report()
             self._publish_again()  # it may have been lost with the old link

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ef_common.core import membership
@@ -49,7 +49,7 @@ _SHORT = 100
 _PROBE_S = 0.1
 _ALIVE = wire.encode(wire.Alive())
 _LARGEST_RATIO = 1e6
-_AT_ANY_TIME = (wire.Fail, wire.Inquire, wire.Heartbeat, wire.Moved, wire.Bye)
+_AT_ANY_TIME = (membership.Failed, wire.Inquire, wire.Heartbeat, wire.Moved, wire.Bye)
 _BEFORE_RETURN = (wire.Return, wire.Follow, *_AT_ANY_TIME)
 _RECALLS = 3
 """Number of workers that are asked for a view which they name: one of them may not answer."""
@@ -58,19 +58,6 @@ _SMALL_WORLD = 16
 _GATHERED_S = 2e-5
 """Beyond that, what they publish is gathered for so long for each of them, or all would get one line for each."""
 _GATHERED_BYTES = 256 * 1024
-
-_EVENTS: Mapping[type, Callable[..., membership.Event]] = {
-    wire.Ready: lambda worker, message: membership.Ready(worker, message.training),
-    wire.Begin: lambda worker, message: membership.Begun(worker, message.training),
-    wire.AtBoundary: lambda worker, message: membership.AtBoundary(worker, message.generation),
-    wire.Suspect: lambda worker, message: membership.Suspected(worker, message.generation),
-    wire.Settled: lambda worker, message: membership.Settled(worker, message.generation),
-    wire.Store: lambda worker, message: membership.Stored(worker, message.store),
-    wire.Claimed: lambda worker, message: membership.Claimed(worker, message.claim, message.named),
-    wire.Leave: lambda worker, message: membership.Leaving(worker),
-    wire.Close: lambda worker, message: membership.Closed(worker),
-    wire.Fail: lambda worker, message: membership.Failed(worker, message.why, fatal=message.fatal),
-}
 
 
 class CoordinatorServer:
@@ -275,7 +262,7 @@ class CoordinatorServer:
     def _take(self, peer: Peer, line: bytes) -> None:
         """Take a line of a stranger or of a worker."""
         try:
-            message = wire.decode_from_worker(line, max_bytes=peer.lines.max_bytes)
+            message = wire.decode_from_worker(line, worker=peer.worker or "", max_bytes=peer.lines.max_bytes)
         except ProtocolError as error:
             self._refuse(peer, "malformed message", str(error))
             return
@@ -391,7 +378,7 @@ class CoordinatorServer:
             case wire.Hello():
                 self._refuse(peer, "second introduction", "a worker introduces itself once")
             case _:
-                self._submit(_EVENTS[type(message)](worker, message), peer)
+                self._submit(message, peer)
 
     def _note_standbys(self, *members: Member) -> None:
         """Note the addresses of standbys, the newest last; keep a bounded number of those that none names any more."""

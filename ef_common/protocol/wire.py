@@ -1,6 +1,6 @@
 """Messages between workers and coordinator: JSON lines with a version, completely validated.
 
-One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its dataclass below.
+One message is one line: an object with the version ``v``, the type ``t`` and exactly the fields of its dataclass.
 Any other input raises `ProtocolError`, and nothing else. Texts are printable, so they can be logged.
 
 ::
@@ -22,8 +22,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
+from ef_common.core import membership
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
     Amount,
@@ -137,74 +138,6 @@ class Heartbeat:
 
     watermark: WatermarkOrNone
     progress: ProgressOrNone = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """This newcomer is warm and waits at its first boundary, in this training of its program."""
-
-    training: Training = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The program of this member has come to another training."""
-
-    training: Training
-
-
-@dataclass(frozen=True, slots=True)
-class AtBoundary:
-    """This member waits at the boundary that the members of the view agreed on."""
-
-    generation: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """This member's group broke."""
-
-    generation: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """This member has built the group of this view."""
-
-    generation: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """The store on which all members have agreed: the digest of a marker in it, or "" for none."""
-
-    store: StoreName
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """An answer to `claim`: it names these members."""
-
-    claim: ClaimName
-    named: Ids
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """This member wants to leave at a boundary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """The program of this member ends, and so does the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """An exception of the user's own code ends this worker; see :class:`~ef_common.core.membership.Failed`."""
-
-    why: Failure
-    fatal: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,27 +320,31 @@ class Error:
     reason: Reason
 
 
-FromWorker = (
-    Hello
-    | Return
-    | Told
-    | Moved
-    | Follow
-    | Heartbeat
-    | Ready
-    | Begin
-    | AtBoundary
-    | Suspect
-    | Settled
-    | Store
-    | Claimed
-    | Leave
-    | Close
-    | Fail
-    | Inquire
-    | Bye
-    | Relay
+Reported = (
+    membership.Ready
+    | membership.Begun
+    | membership.AtBoundary
+    | membership.Suspected
+    | membership.Settled
+    | membership.Stored
+    | membership.Claimed
+    | membership.Leaving
+    | membership.Closed
+    | membership.Failed
 )
+"""What a worker reports is an event of the membership. Its field `worker` is not sent, as the connection tells it."""
+_EVENTS = frozenset(get_args(Reported))
+_EVENT_FIELDS: Mapping[str, Any] = {
+    "training": Training,
+    "generation": Count,
+    "store": StoreName,
+    "claim": ClaimName,
+    "named": Ids,
+    "why": Failure,
+    "fatal": Flag,
+}
+
+FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Bye | Relay
 FromCoordinator = (
     Challenge
     | Welcome
@@ -438,16 +375,16 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "moved": Moved,
     "follow": Follow,
     "heartbeat": Heartbeat,
-    "ready": Ready,
-    "begin": Begin,
-    "at_boundary": AtBoundary,
-    "suspect": Suspect,
-    "settled": Settled,
-    "store": Store,
-    "claimed": Claimed,
-    "leave": Leave,
-    "close": Close,
-    "fail": Fail,
+    "ready": membership.Ready,
+    "begin": membership.Begun,
+    "at_boundary": membership.AtBoundary,
+    "suspect": membership.Suspected,
+    "settled": membership.Settled,
+    "store": membership.Stored,
+    "claimed": membership.Claimed,
+    "leave": membership.Leaving,
+    "close": membership.Closed,
+    "fail": membership.Failed,
     "inquire": Inquire,
     "bye": Bye,
     "relay": Relay,
@@ -475,10 +412,16 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "error": Error,
 }
 _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, kind in table.items()}
-_FIELDS: Mapping[type, Mapping[str, Codec]] = {
-    kind: {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
-    for kind in _NAMES
-}
+
+
+def _fields_of(kind: type) -> dict[str, Codec]:
+    hints = get_type_hints(kind, include_extras=True)
+    if kind in _EVENTS:
+        hints = {name: _EVENT_FIELDS[name] for name in hints if name != "worker"}
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+_FIELDS: Mapping[type, Mapping[str, Codec]] = {kind: _fields_of(kind) for kind in _NAMES}
 
 # ---------------------------------------------------------------- lines
 
@@ -498,13 +441,18 @@ def encode(message: FromWorker | FromCoordinator) -> bytes:
     return line
 
 
-def decode_from_worker(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
+def decode_from_worker(line: bytes, *, worker: str = "", max_bytes: int = MAX_LINE_BYTES) -> FromWorker:
     """Decode a line that a worker sent (without its newline).
+
+    Args:
+        line: The line.
+        worker: Who has sent it.
+        max_bytes: It must be shorter.
 
     Raises:
         ProtocolError: The line is not a message of a worker.
     """
-    message: FromWorker = _decode(line, _FROM_WORKER, max_bytes)
+    message: FromWorker = _decode(line, _FROM_WORKER, max_bytes, worker)
     return message
 
 
@@ -518,7 +466,7 @@ def decode_from_coordinator(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> 
     return message
 
 
-def _decode(line: bytes, table: Mapping[str, type], max_bytes: int) -> Any:
+def _decode(line: bytes, table: Mapping[str, type], max_bytes: int, worker: str = "") -> Any:
     if len(line) >= max_bytes:
         raise ProtocolError(f"a line must have less than {max_bytes} bytes. Received: {len(line)} bytes")
     record = _parse(line)
@@ -534,7 +482,8 @@ def _decode(line: bytes, table: Mapping[str, type], max_bytes: int) -> Any:
     codecs = _FIELDS[kind]
     if record.keys() != codecs.keys():
         raise ProtocolError(f"{name} must have the fields ({', '.join(codecs)}). Received: {_brief(list(record))}")
-    return kind(**{field: _load(codec, record[field], f"{name}.{field}") for field, codec in codecs.items()})
+    values = {field: _load(codec, record[field], f"{name}.{field}") for field, codec in codecs.items()}
+    return kind(worker=worker, **values) if kind in _EVENTS else kind(**values)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
+from ef_common.core import membership
 from ef_common.core.progress import KINDS, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
@@ -68,15 +69,15 @@ def calls(of: Collection[str]) -> st.SearchStrategy[Call]:
     )
     ids = st.lists(names, min_size=1, unique=True).map(lambda ids: tuple(sorted(ids)))
     messages = st.one_of(
-        st.builds(wire.AtBoundary, generations),
-        st.builds(wire.Suspect, generations),
-        st.builds(wire.Settled, generations),
+        st.builds(membership.AtBoundary, st.just(""), generations),
+        st.builds(membership.Suspected, st.just(""), generations),
+        st.builds(membership.Settled, st.just(""), generations),
         st.builds(wire.Heartbeat, st.none() | watermarks, st.none() | progresses),
         st.builds(wire.Relay, generations, st.sampled_from(("port/0", "link/0", "k")), st.binary(max_size=9)),
-        st.builds(wire.Store, stores),
-        st.builds(wire.Claimed, st.just("000000001-" + "0f" * 16), ids),
+        st.builds(membership.Stored, st.just(""), stores),
+        st.builds(membership.Claimed, st.just(""), st.just("000000001-" + "0f" * 16), ids),
         st.builds(wire.Follow, st.just(1), flags),
-        st.sampled_from((wire.Ready(), wire.Leave(), wire.Moved(), wire.Bye())),
+        st.sampled_from((membership.Ready(""), membership.Leaving(""), wire.Moved(), wire.Bye())),
     )
     said = st.lists(returns | st.tuples(messages), max_size=4).map(_in_one)
     come_back = st.tuples(returns, st.tuples(messages), st.tuples(messages)).map(_in_one)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.core import membership
 from ef_common.errors import StorageFailed
 from ef_common.protocol import wire
 from tests.control.conftest import Worker
@@ -65,7 +66,7 @@ def test_client_takes_no_error_of_the_store_for_an_answer(start) -> None:
     client, said = start(store)
     ask(client)
     poll_until(lambda: said)
-    assert said == [wire.Claimed(CLAIM.claim, CLAIM.members)]
+    assert said == [membership.Claimed(client.member.id, CLAIM.claim, CLAIM.members)]
     assert store.num_asked == 4
 
 
@@ -110,6 +111,6 @@ def test_client_takes_no_unexpected_error_for_an_answer_either(start, caplog: py
     client, said = start(store)
     ask(client)
     poll_until(lambda: said)
-    assert said == [wire.Claimed(CLAIM.claim, CLAIM.members)]
+    assert said == [membership.Claimed(client.member.id, CLAIM.claim, CLAIM.members)]
     (warning,) = [record for record in caplog.records if "out of order" in record.getMessage()]
     assert warning.exc_info  # it is a defect, so it is logged with its place

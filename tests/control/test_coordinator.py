@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ef_common.control.coordinator import Coordinator
+from ef_common.core import membership
 from ef_common.core.watermark import Watermark
 from ef_common.errors import AuthenticationError, Evicted, JobFinished, Left, UsageError
 from ef_common.protocol import wire
@@ -187,7 +188,7 @@ def test_coordinator_forgets_the_place_of_a_member_that_is_gone(serve, dial):
     a.say(wire.Heartbeat(Watermark(5, 5)))
     b.say(wire.Heartbeat(Watermark(2, 2)))
     a.say(wire.Bye())
-    b.say(wire.Suspect(1))
+    b.say(membership.Suspected("", 1))
     view = b.hear()
     assert isinstance(view, wire.NewView)
     assert view.patch.members == (Span(1, 2),)
@@ -201,23 +202,23 @@ def test_coordinator_that_knows_of_no_place_tells_none(serve, dial):
     newcomer = dial(coordinator)
     assert isinstance(newcomer.introduce("late"), wire.Welcome)
     newcomer.say(wire.Heartbeat(None))
-    a.say(wire.Close())
+    a.say(membership.Closed(""))
     assert isinstance(newcomer.hear(), wire.Finish)
 
 
 def test_coordinator_hears_the_heartbeat_of_one_who_has_left(serve, dial):
     coordinator, (a, b) = members(serve, dial, "a", "b")
-    a.say(wire.Leave())
+    a.say(membership.Leaving(""))
     for peer in (a, b):
         assert isinstance(peer.hear(), wire.Announce)
-        peer.say(wire.AtBoundary(1))
+        peer.say(membership.AtBoundary("", 1))
     assert isinstance(a.hear(), wire.NewView)
     a.say(wire.Heartbeat(Watermark(8, 8)))
     a.say(wire.Bye())
     assert a.hear() is None
     newcomer = dial(coordinator)
     assert isinstance(newcomer.introduce("late"), wire.Welcome)
-    b.say(wire.Close())
+    b.say(membership.Closed(""))
     assert isinstance(newcomer.hear(), wire.Finish)
 
 

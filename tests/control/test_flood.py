@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from ef_common.core import membership
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Progress
 from ef_common.core.watermark import Watermark
@@ -105,8 +106,8 @@ BEAT = wire.Heartbeat(Watermark(2**53, 2**53, (2**53,) * fields.MAX_RETURNED))
 FLOODS = {
     "heartbeats": BEAT,
     "progress": wire.Heartbeat(None, Progress(1, 2**53, True, "step", 1e9, 1e9, 1e9, 1e9, 2**53, 1e9, 1e9)),
-    "settled": wire.Settled(1),
-    "suspicions": wire.Suspect(1),
+    "settled": membership.Settled("", 1),
+    "suspicions": membership.Suspected("", 1),
     "relays": wire.Relay(1, "k", b"x" * 700_000),
 }
 
@@ -136,7 +137,7 @@ def test_member_that_floods_the_others_is_refused_before_it_costs_them_their_lin
     """It is let in, and publishes what fills the memory of all."""
     flooder = Peer(job.address)
     assert isinstance(flooder.introduce("flooder", TOKEN), wire.Welcome)
-    flooder.say(wire.Ready())
+    flooder.say(membership.Ready(""))
     for worker in job.workers:
         while not worker.client.change_pending:
             time.sleep(0.01)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from ef_common.core import membership
 from ef_common.core.progress import Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
@@ -144,7 +145,9 @@ def test_member_that_comes_back_without_having_been_away_is_refused(liar_and_wor
     assert len(refusals(caplog)) == 1
 
 
-@pytest.mark.parametrize("messages", [(wire.AtBoundary(1),), (*COMES_BACK, *COMES_BACK)], ids=["before", "twice"])
+@pytest.mark.parametrize(
+    "messages", [(membership.AtBoundary("", 1),), (*COMES_BACK, *COMES_BACK)], ids=["before", "twice"]
+)
 def test_member_that_comes_back_and_does_not_tell_where_it_stands_once_is_refused(
     liar_and_worker, dial, caplog, faults, messages
 ):
@@ -273,7 +276,7 @@ def test_what_a_worker_has_said_is_refused_from_another_connection(liar_and_work
 def test_liar_that_ends_the_job_ends_it_for_all(liar_and_worker):
     """It may: whoever is a member may fail."""
     _, liar, _, worker = liar_and_worker
-    liar.say(wire.Fail("because", fatal=True))
+    liar.say(membership.Failed("", "because", fatal=True))
     with pytest.raises(JobFailed, match="because"):
         worker.client.next_view(1)
 

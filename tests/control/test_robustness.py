@@ -10,6 +10,7 @@ import time
 import pytest
 
 from ef_common.control.serving import MAX_UNSENT_BYTES
+from ef_common.core import membership
 from ef_common.protocol import server, wire
 from ef_common.protocol.auth import Token
 from ef_common.protocol.server import MAX_RELAYED_BYTES
@@ -87,12 +88,16 @@ def test_member_with_garbage_is_dropped_and_nobody_else(form, dial, join, serve)
     assert isinstance(rude.hear_all()[-1], wire.Error)
 
 
-@pytest.mark.parametrize("message", [wire.Ready(), wire.Close(), wire.AtBoundary(1)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "message",
+    [membership.Ready(""), membership.Closed(""), membership.AtBoundary("", 1)],
+    ids=lambda m: type(m).__name__,
+)
 def test_worker_with_an_illegal_event_is_dropped_and_nobody_else(form, join, dial, message):
     coordinator, workers = form(1)
     rude = dial(coordinator)
     assert isinstance(rude.introduce("rude"), wire.Welcome)
-    if isinstance(message, wire.Ready):
+    if isinstance(message, membership.Ready):
         rude.say(message)
     rude.say(message)
     errors = [m for m in rude.hear_all() if isinstance(m, wire.Error)]
@@ -131,7 +136,7 @@ def test_many_lines_at_once_are_all_taken(form, dial, serve, join):
     assert isinstance(hasty.introduce("hasty"), wire.Welcome)
     worker = join(coordinator, "calm").started()
     relays = [wire.Relay(1, f"{i}", b"v") for i in range(2000)]
-    hasty.say(b"".join(map(wire.encode, relays)) + wire.encode(wire.Leave()))
+    hasty.say(b"".join(map(wire.encode, relays)) + wire.encode(membership.Leaving("")))
     box = worker.client.bootstrap(1)
     assert all(box.get(f"{i}") == b"v" for i in range(2000))
     while not worker.client.change_pending:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ef_common.core import membership
 from ef_common.core.progress import Progress
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
@@ -36,18 +37,18 @@ FROM_WORKER = [
     wire.Heartbeat(Watermark(2, 40, (7, 3), 2)),
     wire.Heartbeat(None, Progress(3, 1, True, "step", 0.5, 0.1, 2.0, 3.0, 17, 1.7, 0.4, evicts_stragglers=True)),
     wire.Heartbeat(None, Progress(3, -1, True, "other", 0)),
-    wire.Ready(),
-    wire.Ready(3),
-    wire.Begin(2),
-    wire.AtBoundary(3),
-    wire.Suspect(3),
-    wire.Settled(3),
-    wire.Store(""),
-    wire.Store("0f" * 16),
-    wire.Claimed(CLAIM, ("a", "ü-1")),
-    wire.Leave(),
-    wire.Close(),
-    wire.Fail("w raised E: m", fatal=True),
+    membership.Ready(""),
+    membership.Ready("", 3),
+    membership.Begun("", 2),
+    membership.AtBoundary("", 3),
+    membership.Suspected("", 3),
+    membership.Settled("", 3),
+    membership.Stored("", ""),
+    membership.Stored("", "0f" * 16),
+    membership.Claimed("", CLAIM, ("a", "ü-1")),
+    membership.Leaving(""),
+    membership.Closed(""),
+    membership.Failed("", "w raised E: m", fatal=True),
     wire.Inquire("ü-1"),
     wire.Bye(),
     wire.Relay(3, "address/0", b"\x00\xff"),

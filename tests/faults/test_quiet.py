@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ef_common.core import membership
 from ef_common.protocol import wire
 from ef_common.protocol.peer import Peer
 from ef_common.protocol.server import CoordinatorServer
@@ -45,4 +46,4 @@ def test_normal_steps_send_the_coordinator_heartbeats_and_nothing_else(
     in_40_steps = heard[len(before) :]
     check_run(job, workers)
     assert set(in_40_steps) <= {wire.Heartbeat}
-    assert wire.Close in heard  # what else there is, is heard
+    assert membership.Closed in heard  # what else there is, is heard

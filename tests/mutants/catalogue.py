@@ -129,8 +129,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-tells-for-whom-it-has-asked",
         file="ef_common/protocol/client.py",
-        old="self._say(wire.Claimed(bid.claim, named))",
-        new="self._say(wire.Claimed(bid.claim, bid.members))",
+        old="self._say(membership.Claimed(self.member.id, bid.claim, named))",
+        new="self._say(membership.Claimed(self.member.id, bid.claim, bid.members))",
         harm="In a network that has fallen apart both sides believe that they have the claim, and train on.",
     ),
     Mutant(

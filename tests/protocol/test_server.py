@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ef_common.core import membership
 from ef_common.core.membership import Settings
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link
@@ -174,7 +175,7 @@ def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
     peers = [standby.introduce(member) for member in MEMBERS[:5]]
     report, told = returning(LINKS, settled=5)
     for peer in peers:
-        standby.say(peer, report, wire.Leave(), wire.Relay(5, "k", b"v"))
+        standby.say(peer, report, membership.Leaving(""), wire.Relay(5, "k", b"v"))
     standby.say(peers[0], wire.Heartbeat(Watermark(1, 2), Progress(5, 3, True, "step", 1.0)))
     assert standby.heard[peers[0]][-1] == wire.Alive()  # it need not wait for the views to hear that
     standby.say(peers[0], told)
