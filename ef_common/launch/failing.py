@@ -23,7 +23,11 @@ from collections.abc import Callable
 from types import FrameType, NoneType, TracebackType
 
 from ef_common.errors import (
+    AuthenticationError,
+    CannotJoin,
+    CoordinatorLost,
     DataWorkersLost,
+    Evicted,
     GroupBroken,
     JobFailed,
     JobFinished,
@@ -46,6 +50,7 @@ _NO_FAULT_OF_THE_CODE = (
     JobFinished,
     Left,
 )
+_NO_FAULT_OF_THE_PROGRAM = (AuthenticationError, CoordinatorLost, Evicted)
 _OF_A_DISK = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 # What CUDA says of a GPU that is broken or gone. Its other errors (out of memory, an assertion or an illegal access in
 # a kernel) come from the code.
@@ -197,10 +202,11 @@ def is_users(error: BaseException) -> bool:
 def _show(error: BaseException) -> None:
     """Print the traceback in one piece, so that it does not mix with those of workers that share the output.
 
-    Of a failure of another worker only the message, as where it has reached this one explains nothing.
+    Where the job's own faults have reached this worker explains nothing: of these only the message is printed.
     """
     is_elsewhere = isinstance(error, JobFailed) and isinstance(error.__context__, (GroupBroken, NoneType))
-    lines = traceback.format_exception_only(error) if is_elsewhere else traceback.format_exception(error)
+    is_plain = isinstance(error, _NO_FAULT_OF_THE_PROGRAM) or (isinstance(error, CannotJoin) and not error.__cause__)
+    lines = traceback.format_exception_only(error) if is_elsewhere or is_plain else traceback.format_exception(error)
     sys.stderr.write("".join(lines))
 
 

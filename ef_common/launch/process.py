@@ -33,10 +33,12 @@ from ef_common.launch.horovodrun import HorovodJob, is_horovodrun, join_horovodr
 from ef_common.launch.hung import end_if_hung
 from ef_common.launch.notice_sources import AgentEnd, this_agent
 from ef_common.launch.notices import Notices
+from ef_common.launch.software import software_here
 from ef_common.session import Session
 from ef_common.session.crash_record import CrashRecord
 from ef_common.session.ports import ControlChannel
 from ef_common.session.progress_tracker import ProgressTracker
+from ef_common.session.settling import Surroundings
 from ef_common.story import Story
 from ef_common.terminal import log_as_json, outlive_reader
 from ef_common.tls import Tls
@@ -199,6 +201,7 @@ def _start(environment: WorkerEnvironment, engine: str) -> Worker:
         on_event=log.write,
         clock=time.monotonic,
         tracker=tracker,
+        surroundings=Surroundings(software_here(), time.time),
     )
     session.crash_record = record
     notices = _notices(session, environment, log, elastic=True)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ef_common.core.progress import SETTLING
 from ef_common.core.replay import FRESH, Replay, plan_replay
@@ -49,12 +49,14 @@ from ef_common.session.delivery import Delivery
 from ef_common.session.lone_group import LoneGroup
 from ef_common.session.ports import Bootstrap, ControlChannel, GetClaim, Group, GroupFactory, Operation, State
 from ef_common.session.progress_tracker import ProgressTracker
+from ef_common.session.settling import CLOCKS_APART_S, Report, Surroundings, reference_of
 
 logger = logging.getLogger(__name__)
 
 _AT_BOUNDARY = "wait between two steps, for workers that come or go"
 _ENTERED = "barrier after a change of the workers"
 _SETTLING = "exchange of positions in a new view"
+_COMPARING = "comparison of installed software"
 T = TypeVar("T")
 
 
@@ -91,6 +93,7 @@ class Session:
         on_event: Called with (kind, fields) for the event log.
         clock: Monotonic time in seconds, for the durations in the events.
         tracker: Records this worker's progress, for others to read.
+        surroundings: Its software and its clock, which newcomers compare with those of the others.
 
     Attributes:
         state: What newcomers receive.
@@ -122,6 +125,7 @@ class Session:
         on_event: Callable[..., None] = lambda kind, **fields: None,
         clock: Callable[[], float] = lambda: 0.0,
         tracker: ProgressTracker | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.worker = worker
         self.view = SOLO if channel is None else View(0, (worker,))
@@ -147,6 +151,7 @@ class Session:
         self._on_event = on_event
         self._clock = clock
         self._tracker = tracker or ProgressTracker(clock)
+        self._surroundings = surroundings or Surroundings()
         self._troubled_since: float | None = None
         self._unconfirmed: list[Callable[[], None]] = []
         self._alone_for: str | None = None
@@ -555,11 +560,14 @@ class Session:
         alone = view.world_size == 1
         group: Group = LoneGroup() if alone else self._groups.build(view, rank=rank, bootstrap=bootstrap)
         self._current.set(group, view.generation)
-        told = [payload.split() for payload in group.all_gather(b"%d %d" % (self.completed, self.training), _SETTLING)]
-        numbers = [int(number) for number, _ in told]
-        if self.completed == FRESH and (others := {int(training) for _, training in told} - {self.training}):
+        own = self._surroundings.report(self.completed, self.training)
+        reports = [Report.load(payload) for payload in group.all_gather(own.dump(), _SETTLING)]
+        if self.completed == FRESH and (others := {report.training for report in reports} - {self.training}):
             raise ProtocolError(f"admitted to training {self.training} while others are in {sorted(others)}")
-        replay = plan_replay(numbers)
+        if self.completed == FRESH:
+            self._compare_clocks(own, reports, view)
+        self._compare_software(group, reports)
+        replay = plan_replay([report.completed for report in reports])
         if not replay.results:
             self._confirm()  # nobody is behind: so it is with what a newcomer is about to receive
         self._settle(replay, group, rank, operation)
@@ -580,6 +588,26 @@ class Session:
         )
         self.on_view(view)
         logger.info("view %d: rank %d of %d (%s)", view.generation, rank, view.world_size, view.reason)
+
+    def _compare_software(self, group: Group, reports: Sequence[Report]) -> None:
+        if len({report.software for report in reports}) == 1:
+            return
+        theirs = group.all_gather(self._surroundings.dump(), _COMPARING)[reference_of(reports)]
+        if self.completed == FRESH and (differences := self._surroundings.differences(theirs)):
+            self._cannot_join(f"other software is installed here: {differences}. Install the same on all nodes")
+
+    def _compare_clocks(self, own: Report, reports: Sequence[Report], view: View) -> None:
+        first = reference_of(reports)
+        ahead_s = own.time_s - reports[first].time_s
+        if abs(ahead_s) > CLOCKS_APART_S:
+            logger.warning(
+                "the clock of node %s is %.0f s %s that of node %s; set both by NTP. Until then, the events of the run "
+                "are in the wrong order, and an object store may refuse requests",
+                self.worker.node,
+                abs(ahead_s),
+                "ahead of" if ahead_s > 0 else "behind",
+                view.members[first].node,
+            )
 
     def _settle(self, replay: Replay, group: Group, rank: int, operation: Operation | None) -> None:
         """Hand on results and states; nobody leaves before every member has what it lacks."""
@@ -615,9 +643,14 @@ class Session:
         try:
             return take()
         except Exception as error:
-            self.stop()
-            raise CannotJoin(
-                f"worker {self.worker.id} (node {self.worker.node}) cannot go on from the state of the others, so it "
-                "ends, and they go on without it. Start it with the program, the settings and the data that they have. "
-                f"The reason: {type(error).__name__}: {error}"
-            ) from error
+            self._cannot_join(
+                "it cannot go on from the state of the others. Start it with the program, the settings and the data "
+                f"that they have. The reason: {type(error).__name__}: {error}",
+                error,
+            )
+
+    def _cannot_join(self, why: str, error: Exception | None = None) -> NoReturn:
+        self.stop()
+        raise CannotJoin(
+            f"worker {self.worker.id} (node {self.worker.node}) ends, and the others go on without it: {why}"
+        ) from error

@@ -13,6 +13,8 @@ import pytest
 
 from ef_common.core.view import Member
 from ef_common.errors import (
+    AuthenticationError,
+    CannotJoin,
     CoordinatorLost,
     DataWorkersLost,
     Evicted,
@@ -249,6 +251,19 @@ def test_traceback_is_printed_at_once(hook, monkeypatch):
 def test_failure_of_another_worker_is_one_line(hook, capsys, within):
     hook(raised(JobFailed("worker w-2 (node n) raised ValueError: x"), within=within))
     assert capsys.readouterr().err == "ef_common.errors.JobFailed: worker w-2 (node n) raised ValueError: x\n"
+
+
+@pytest.mark.parametrize("kind", [AuthenticationError, CoordinatorLost, Evicted, CannotJoin])
+def test_fault_of_the_job_is_one_line(hook, capsys, kind):
+    hook(raised(kind("the tokens differ"), within=ConnectionResetError("peer")))
+    assert capsys.readouterr().err == f"ef_common.errors.{kind.__name__}: the tokens differ\n"
+
+
+def test_error_at_which_a_newcomer_failed_is_shown(hook, capsys):
+    error = CannotJoin("it cannot go on")
+    error.__cause__ = raised(KeyError("layer.weight"))
+    hook(error)
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_failure_of_another_worker_does_not_hide_an_exception_of_this_one(hook, capsys):

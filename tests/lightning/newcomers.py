@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ef_common.data.checkpointer import Checkpointing
+from ef_common.launch import software
 from ef_lightning import strategy_for
 from tests.lightning import training
 
@@ -74,6 +75,11 @@ def train(
 def wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.01)
+
+
+def train_with_other_software(name: str) -> dict[str, Any]:
+    software.__version__ = "0.0.1"
+    return train(name)
 
 
 def train_until_one_has_come(name: str) -> dict[str, Any]:

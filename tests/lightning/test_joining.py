@@ -147,6 +147,14 @@ def test_newcomer_that_cannot_take_in_the_state_ends_alone(job: Job, what: str) 
     assert not job.events("admitted")
 
 
+def test_newcomer_with_other_software_ends_alone_without_a_traceback(job: Job) -> None:
+    workers = job.start_world(2, newcomers.train_until_one_has_come, "picky")
+    job.wait_for("epoch", epoch=JOINS)
+    newcomer = job.start(newcomers.train_with_other_software, "picky")
+    check_ended_alone(job, workers, newcomer, "elasticflow 0.0.1 (the others: ")
+    assert "Traceback" not in newcomer.output.read_text()
+
+
 def test_newcomer_without_parameters_that_were_added_ends_alone(job: Job) -> None:
     workers = job.start_world(2, partial(newcomers.train, expects=True), "added", {"where": "elsewhere"})
     job.wait_for("epoch", epoch=JOINS)

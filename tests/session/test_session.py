@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from ef_common.core.replay import FRESH
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
 from ef_common.errors import (
@@ -21,6 +22,7 @@ from ef_common.errors import (
 )
 from ef_common.session import Barrier, Session
 from ef_common.session.progress_tracker import ProgressTracker
+from ef_common.session.settling import Surroundings
 
 
 class Channel:
@@ -288,7 +290,7 @@ class Sending(Group):
             tensor[:] = (1).to_bytes(len(tensor), "big")
 
     def all_gather(self, payload: bytes, call: str = "") -> list[bytes]:
-        return [b"7 1", b"-1 1"]
+        return [Surroundings().report(completed, 1).dump() for completed in (7, FRESH)]
 
     def abort(self) -> None:
         self.aborted = True
@@ -321,7 +323,7 @@ def test_newcomer_that_cannot_take_in_the_state_says_goodbye_and_holds_up_nobody
     session = Session(Member("x", "n", ""), channel=cast(Any, channel), groups=groups)
     session.state = cast(Any, Picky(order, at=at))
     assert session.start()
-    with pytest.raises(CannotJoin, match=r"worker x .node n. cannot go on .* ValueError: of another") as raised:
+    with pytest.raises(CannotJoin, match=r"ends, .* cannot go on .* ValueError: of another") as raised:
         session.join()
     assert isinstance(raised.value.__cause__, ValueError)
     assert order[-2:] == ["bye", "stop"]
@@ -410,7 +412,7 @@ def test_newcomer_tells_its_training_when_it_is_ready_and_nothing_else() -> None
 
 
 def test_newcomer_that_is_admitted_to_another_training_takes_no_state() -> None:
-    session = session_of(Telling(newcomer=True), Gathering(b"3 2"))
+    session = session_of(Telling(newcomer=True), Gathering(Surroundings().report(3, 2).dump()))
     session.state = State([])  # type: ignore[assignment]
     session.start()
     with pytest.raises(ProtocolError, match=r"admitted to training 1 while others are in \[2\]"):
@@ -421,7 +423,7 @@ def test_newcomer_that_is_admitted_to_another_training_takes_no_state() -> None:
 def test_newcomer_that_lacks_a_result_does_not_begin_anew_without_the_others(has_result: bool) -> None:
     channel = Telling(newcomer=True)
     channel.view = View(2, (Member("x", "n", ""), Member("y", "n", "")))
-    session = session_of(channel, Gathering(b"-1 2"))
+    session = session_of(channel, Gathering(Surroundings().report(FRESH, 2).dump()))
     session.start()
     session.begin_training(1)
     session.skip_training(has_result=has_result)
