@@ -185,7 +185,7 @@ def main(argv: list[str]) -> int:
         outlive_reader()
         log_as_json()
         script = [options.torchrun.training_script, *options.torchrun.training_script_args]
-        run_dir = run_directory.create(script[0], options.run_dir)
+        run_dir = run_directory.create(script[0], options.run_dir, local=options.local)
         os.environ[environment.RUN_DIR] = str(run_dir)
         if options.checkpoint:
             os.environ[environment.CHECKPOINT] = options.checkpoint

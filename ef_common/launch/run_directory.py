@@ -2,9 +2,10 @@
 
 ::
 
-    events/…        the event log
-    launcher.json   the state of the launcher of this machine; only the launcher writes it, completely each time
-    wanted.json     the number of workers that it shall have; written by `elasticflow scale`
+    events/…                the event log
+    launcher.json           the state of the launcher of a job; only the launcher writes it, completely each time
+    launcher-HOST-PID.json  the same of one of the nodes of a job, which may share the directory
+    wanted.json             the number of workers that it shall have; written by `elasticflow scale`
 
 They communicate through files and not through a connection: anybody who may write there may scale, and nothing listens.
 """
@@ -30,7 +31,7 @@ from ef_common.files import write_whole
 
 PLACE = Path("elasticflow-runs")
 """Below the working directory: where runs are that were given no other place."""
-_LAUNCHER, _WANTED = "launcher.json", "wanted.json"
+_LAUNCHERS, _WANTED = "launcher*.json", "wanted.json"
 _LOOK_S = 0.1
 
 
@@ -61,6 +62,11 @@ class Launcher:
     order: int = 0
     outcome: str = ""
     host: str = ""
+
+    @property
+    def file(self) -> str:
+        """Name of the file in which it writes its state."""
+        return "launcher.json" if self.local else f"launcher-{self.host or socket.gethostname()}-{self.pid}.json"
 
     @property
     def is_here(self) -> bool:
@@ -110,15 +116,16 @@ class Order:
     num_workers: int
 
 
-def create(script: str, place: Path | None = None) -> Path:
-    """Make the directory of a new run.
+def create(script: str, place: Path | None = None, *, local: bool = True) -> Path:
+    """Make the directory of a new run, or share that of other nodes of the job.
 
     Args:
         script: Which program; gives the name, with the time.
         place: The directory itself, if the user has named one.
+        local: See :class:`Launcher`.
 
     Raises:
-        UsageError: A run is going on there, or it cannot be made.
+        UsageError: Another run is going on there, or it cannot be made.
     """
     if place is None:
         stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "run"
@@ -127,10 +134,15 @@ def create(script: str, place: Path | None = None) -> Path:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the run directory cannot be made: {error.strerror}. Received: {place}") from None
-    found = read_launcher(place)
-    if found is not None and found.alive:
-        raise UsageError(f"another run is active there (process {found.pid}). Use another --run-dir. Received: {place}")
-    (place / _WANTED).unlink(missing_ok=True)
+    for found in read_launchers(place):
+        if found.alive and (local or found.local):
+            raise UsageError(
+                f"another run is active there (process {found.pid}). Use another --run-dir. Received: {place}"
+            )
+        if found.is_here and found.over and not found.local:
+            (place / found.file).unlink(missing_ok=True)
+    if local:
+        (place / _WANTED).unlink(missing_ok=True)
     return place.resolve()
 
 
@@ -148,18 +160,18 @@ def newest() -> Path:
 
 def newest_first() -> list[Path]:
     """The runs that were started from this working directory, as :func:`newest` takes them."""
-    found = sorted(PLACE.glob(f"*/{_LAUNCHER}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.parent for path in found]
+    found = sorted(PLACE.glob(f"*/{_LAUNCHERS}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return list(dict.fromkeys(path.parent for path in found))
 
 
 def launchers() -> list[tuple[Path, Launcher]]:
     """The runs that were started from this working directory, with their launchers, the newest first."""
-    found = [(path.parent, read_launcher(path.parent)) for path in PLACE.glob(f"*/{_LAUNCHER}")]
+    found = [(path, read_launcher(path)) for path in newest_first()]
     return sorted(((path, one) for path, one in found if one is not None), key=lambda pair: -pair[1].began)
 
 
 def stop(run_dir: Path, *, kill: bool = False) -> None:
-    """Ask the launcher of a run to stop its workers, and wait until it has ended.
+    """Ask the launchers of a run on this machine to stop their workers, and wait until they have ended.
 
     Args:
         run_dir: Directory of the run.
@@ -168,18 +180,25 @@ def stop(run_dir: Path, *, kill: bool = False) -> None:
     Raises:
         UsageError: There is no such launcher.
     """
-    launcher = _at_work(run_dir)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(launcher.pid)
-        process.terminate()
-        if kill:
-            # A second signal kills, but two that come at once are one.
-            while launcher.alive and launcher.state == "running":
-                time.sleep(_LOOK_S)
-                launcher = read_launcher(run_dir) or launcher
-            process.terminate()
-        while launcher.alive:  # psutil's `wait` waits for whoever is to reap it, too
+    _at_work(run_dir)
+    at_work = [launcher for launcher in read_launchers(run_dir) if launcher.alive]
+    for launcher in at_work:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(launcher.pid).terminate()
+    for launcher in at_work:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _wait_for_end(run_dir / launcher.file, launcher, kill=kill)
+
+
+def _wait_for_end(file: Path, launcher: Launcher, *, kill: bool) -> None:
+    if kill:
+        # A second signal kills, but two that come at once are one.
+        while launcher.alive and launcher.state == "running":
             time.sleep(_LOOK_S)
+            launcher = _read(file) or launcher
+        psutil.Process(launcher.pid).terminate()
+    while launcher.alive:  # psutil's `wait` waits for whoever is to reap it, too
+        time.sleep(_LOOK_S)
 
 
 def _at_work(run_dir: Path) -> Launcher:
@@ -192,18 +211,28 @@ def _at_work(run_dir: Path) -> Launcher:
 
 
 def read_launcher(run_dir: Path) -> Launcher | None:
-    """The state of the run's launcher; None if the run had none."""
+    """The state of the run's launcher (of several, that of one at work, if possible here); None if it had none."""
+    found = read_launchers(run_dir)
+    return max(found, key=lambda one: (one.alive, not one.over, one.began), default=None)
+
+
+def read_launchers(run_dir: Path) -> list[Launcher]:
+    """The states of all launchers that share the directory of a run."""
+    return [one for one in map(_read, sorted(run_dir.glob(_LAUNCHERS))) if one is not None]
+
+
+def _read(file: Path) -> Launcher | None:
     try:
-        return Launcher(**json.loads((run_dir / _LAUNCHER).read_text()))
+        return Launcher(**json.loads(file.read_text()))
     except FileNotFoundError:
         return None
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{run_dir / _LAUNCHER} is not one of this version: {error}") from None
+        raise UsageError(f"{file} is not one of this version: {error}") from None
 
 
 def write_launcher(run_dir: Path, launcher: Launcher) -> None:
     """Write the launcher's state; only the launcher calls this."""
-    write_json(run_dir / _LAUNCHER, asdict(launcher))
+    write_json(run_dir / launcher.file, asdict(launcher))
 
 
 def read_order(run_dir: Path) -> Order | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks import step_log
@@ -57,6 +57,10 @@ class Node:
     agent: subprocess.Popen[bytes]
 
 
+TORCHRUN = ("-m", "torch.distributed.run")
+ELASTICFLOW_RUN = ("-m", "ef_common.cli", "run")
+
+
 class ElasticJob:
     """A running job.
 
@@ -65,12 +69,22 @@ class ElasticJob:
         processes: Starts the agents.
         size: Model.
         sleep_s: Pretended computation of a step.
+        launcher: What starts a node.
     """
 
-    def __init__(self, side: Side, processes: Processes, *, size: str = "tiny", sleep_s: float = SLEEP_S) -> None:
+    def __init__(
+        self,
+        side: Side,
+        processes: Processes,
+        *,
+        size: str = "tiny",
+        sleep_s: float = SLEEP_S,
+        launcher: Sequence[str] = TORCHRUN,
+    ) -> None:
         self.side = side
         self.nodes: list[Node] = []
         self._processes = processes
+        self._launcher = launcher
         self._arguments = (size, str(sleep_s))
         self._port = free_port()
         self._num_started = 0
@@ -78,19 +92,22 @@ class ElasticJob:
         self._steps = processes.directory / "steps"
         self._steps.mkdir()
 
-    def add_nodes(self, num: int = 1) -> None:
-        """Start further nodes. The first of all hosts the rendezvous."""
+    def add_nodes(
+        self, num: int = 1, *, prefix: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start further nodes. The first of all hosts the rendezvous.
+
+        Args:
+            num: How many.
+            prefix: What starts the launcher.
+            variables: More of the environment.
+        """
         for _ in range(num):
             name = f"node{self._num_started}"
             options = f"{self.side.options},is_host={int(self._num_started == 0)}"
             self._num_started += 1
-            command = [
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=1:8",
-                "--nproc-per-node=1",
-                "--max-restarts=100",
-            ]
+            own = [f"--run-dir={self.run_dir}"] if self._launcher is ELASTICFLOW_RUN else []
+            command = [*self._launcher, *own, "--nnodes=1:8", "--nproc-per-node=1", "--max-restarts=100"]
             command += ["--monitor-interval=0.1", "--rdzv-id=bench", f"--rdzv-backend={self.side.rendezvous}"]
             command += [f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf={options}"]
             command += ["-m", self.side.worker, *self._arguments]
@@ -99,8 +116,9 @@ class ElasticJob:
                 step_log.DIRECTORY: str(self._steps),
                 step_log.NODE: name,
                 "ELASTICFLOW_RUN_DIR": str(self.run_dir),
+                **(variables or {}),
             }
-            agent = self._processes.start(command, name=name, environment=environment)
+            agent = self._processes.start(command, name=name, environment=environment, prefix=prefix)
             self.nodes.append(Node(name, agent))
 
     def steps(self, node: Node) -> list[Step]:

@@ -274,21 +274,21 @@ def test_launcher_that_is_killed_takes_its_workers_along(job: Callable[..., Laun
 
 
 @pytest.mark.thorough
-def test_two_nodes_with_an_endpoint_train_together(job: Callable[..., Launched], tmp_path: Path) -> None:
+def test_two_nodes_with_an_endpoint_train_together_and_share_a_directory(job: Callable[..., Launched]) -> None:
     reserved = reserve_port()
     endpoint = f"--rdzv-endpoint=127.0.0.1:{reserved.getsockname()[1]}"
     first, second = (
-        job(endpoint, f"--rdzv-conf=is_host={is_host},last_call_timeout=60", "--nnodes=1:2", *script(), directory=place)
-        for is_host, place in ((1, tmp_path / "a"), (0, tmp_path / "b"))
+        job(endpoint, f"--rdzv-conf=is_host={is_host},last_call_timeout=60", "--nnodes=1:2", *script())
+        for is_host in (1, 0)
     )
-    for run in (first, second):
-        run.wait_until(lambda _, run=run: run.events("view", world_size=2), "the other node")  # type: ignore[misc]
+    first.wait_for_world(2)
     assert "one node of a larger job" in elasticflow("scale", str(first.directory), "2")[1]
     second.process.send_signal(signal.SIGTERM)
     assert second.wait() == os.EX_TEMPFAIL
     first.wait_until(lambda _: first.events("view", world_size=1), "the other node's leave")
     (first.directory / ENOUGH).touch()
     assert first.wait() == 0
+    assert elasticflow("audit", str(first.directory))[0] == 0
     reserved.close()
 
 

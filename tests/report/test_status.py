@@ -313,7 +313,6 @@ def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="1 to 8"):
             run_directory.order(tmp_path, number)
     for changes, message in [
-        ({"local": False}, "larger job"),
         ({"state": "stopping"}, "about to end"),
         ({"state": "ended"}, "at work there"),
         ({"pid": 2**22 + 1}, "at work there"),
@@ -322,6 +321,12 @@ def test_orders_are_numbered_and_checked(tmp_path: Path) -> None:
         launcher(**changes)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=message):
             run_directory.order(tmp_path, 3)
+
+
+def test_node_of_a_larger_job_takes_no_orders(tmp_path: Path) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=False))
+    with pytest.raises(UsageError, match="larger job"):
+        run_directory.order(tmp_path, 3)
 
 
 def test_orders_that_are_given_at_the_same_time_all_count(tmp_path: Path) -> None:
@@ -339,6 +344,27 @@ def test_directory_of_a_run_that_goes_on_is_not_taken(tmp_path: Path) -> None:
         run_directory.create("x.py", tmp_path)
     run_directory.write_launcher(tmp_path, replace(launcher, state="ended"))
     assert run_directory.create("x.py", tmp_path) == tmp_path
+
+
+def test_nodes_of_one_job_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = run_directory.this_launcher(["x"], max_workers=8, local=False)
+    lost, elsewhere = replace(node, pid=2**22 + 1), replace(node, host="another")
+    for one in (node, lost, elsewhere):
+        run_directory.write_launcher(tmp_path, one)
+    assert run_directory.create("x.py", tmp_path, local=False) == tmp_path
+    assert {one.file for one in run_directory.read_launchers(tmp_path)} == {node.file, elsewhere.file}
+    assert run_directory.read_launcher(tmp_path) == node
+    run_directory.write_launcher(tmp_path, replace(node, state="ended"))
+    assert run_directory.read_launcher(tmp_path) == elsewhere  # it has not ended, as far as is known
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert run_directory.read_launcher(tmp_path) == elsewhere
+
+
+@pytest.mark.parametrize(("has", "comes"), [(True, False), (False, True)])
+def test_job_shares_its_directory_with_no_node_of_another(tmp_path: Path, has: bool, comes: bool) -> None:
+    run_directory.write_launcher(tmp_path, run_directory.this_launcher(["x"], max_workers=8, local=has))
+    with pytest.raises(UsageError, match="another run is active there"):
+        run_directory.create("x.py", tmp_path, local=comes)
 
 
 @pytest.mark.parametrize("arguments", [[], ["two"], ["a", "b", "3"]])
@@ -383,7 +409,7 @@ from dataclasses import replace
 from pathlib import Path
 from ef_common.launch import run_directory
 run_dir, patient = Path(sys.argv[1]), sys.argv[2] == "patient"
-launcher = run_directory.this_launcher(["train.py"], max_workers=8, local=True)
+launcher = run_directory.this_launcher(["train.py"], max_workers=8, local=sys.argv[3] == "local")
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 run_directory.write_launcher(run_dir, replace(launcher, num_workers=2))
@@ -403,7 +429,7 @@ def test_stop_waits_for_the_end_and_list_shows_it(
     run_dir = tmp_path / run_directory.PLACE / "train-1"
     run_dir.mkdir(parents=True)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen([sys.executable, "-c", _LAUNCHER, str(run_dir), kind], env=environ) as process:
+    with subprocess.Popen([sys.executable, "-c", _LAUNCHER, str(run_dir), kind, "local"], env=environ) as process:
         try:
             while run_directory.read_launcher(run_dir) is None:
                 assert process.poll() is None
@@ -423,3 +449,20 @@ def elasticflow(*arguments: str, status: int = 0) -> str:
     result = CliRunner().invoke(main, list(arguments))
     assert result.exit_code == status, result.output
     return result.output
+
+
+@pytest.mark.parametrize("options", [(), ("--kill",)])
+def test_stop_ends_all_nodes_of_this_machine(tmp_path: Path, options: tuple[str, ...]) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _LAUNCHER, str(tmp_path), "patient" if options else "quick", "node"]
+    nodes = [subprocess.Popen(command, env=environ) for _ in range(2)]
+    try:
+        while len(run_directory.read_launchers(tmp_path)) < 2:
+            assert [node.poll() for node in nodes] == [None, None]
+            time.sleep(0.01)
+        elasticflow("stop", str(tmp_path), *options)
+        assert [node.wait(60) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
