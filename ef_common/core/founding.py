@@ -93,10 +93,10 @@ class Founding:
             return Found(1)
         if start.end == FINISHED:
             return Over()
+        if start.end:  # also if its leader still answers: it is about to end
+            return Found(start.number + 1)
         if answered:
             return Follow(start.number)
-        if start.end:
-            return Found(start.number + 1)
         if start != self._seen:
             self._signs = self._seen is not None
             self._seen, self._since = start, now

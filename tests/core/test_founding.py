@@ -22,7 +22,7 @@ NUM_SCHEDULES = 3000
         (Start(3, 5, FINISHED), False, Over()),
         (Start(3, 5, FINISHED), True, Over()),
         (Start(3, 5, LEFT), False, Found(4)),
-        (Start(3, 5, LEFT), True, Follow(3)),
+        (Start(3, 5, LEFT), True, Found(4)),  # its leader is about to end
         (Start(3, 5), True, Follow(3)),
         (Start(3, 5), False, Wait(signs=False)),
     ],
