@@ -32,7 +32,7 @@ def start(job: TrainingJob, *, evict: bool) -> tuple[WorkerProcess, list[WorkerP
 
 @pytest.fixture
 def job(make_job: Callable[..., TrainingJob]) -> TrainingJob:
-    return make_job(settings=Settings(max_nodes=3, last_call_s=60.0), heartbeat_timeout_s=2.0)
+    return make_job(settings=Settings(max_nodes=3, last_call_s=60.0), heartbeat_timeout_s=5.0)
 
 
 @in_each_framework
