@@ -32,6 +32,7 @@ from ef_common.protocol.fields import (
     Codec,
     Count,
     Digest,
+    Doors,
     Duration,
     Endpoint,
     ErrorCode,
@@ -58,10 +59,11 @@ from ef_common.protocol.fields import (
     Views,
     WatermarkField,
     WatermarkOrNone,
+    Wish,
     to_json,
 )
 
-VERSION = 8
+VERSION = 9
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -215,6 +217,17 @@ class Inquire:
 
 
 @dataclass(frozen=True, slots=True)
+class Seek:
+    """From an agent that looks for its job: who leads? It listens at this door, or at none (""), and may want support.
+
+    The answer is `standing`; :mod:`ef_common.core.doors` has the rule.
+    """
+
+    door: Endpoint
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """This worker closes the connection."""
 
@@ -355,6 +368,18 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """An answer to `seek`; see :class:`ef_common.core.doors.Standing`."""
+
+    leads: Flag
+    over: Flag
+    leader: Endpoint
+    promised: Endpoint
+    granted: Flag
+    doors: Doors
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """The others continue without this worker. `hung`: its main thread may never hear of it."""
 
@@ -405,6 +430,7 @@ FromWorker = (
     | Close
     | Fail
     | Inquire
+    | Seek
     | Bye
     | Relay
 )
@@ -424,6 +450,7 @@ FromCoordinator = (
     | Agreed
     | Resign
     | Redirect
+    | Standing
     | Evicted
     | Failed
     | Straggler
@@ -449,6 +476,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "close": Close,
     "fail": Fail,
     "inquire": Inquire,
+    "seek": Seek,
     "bye": Bye,
     "relay": Relay,
 }
@@ -468,6 +496,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "agreed": Agreed,
     "resign": Resign,
     "redirect": Redirect,
+    "standing": Standing,
     "evicted": Evicted,
     "failed": Failed,
     "straggler": Straggler,

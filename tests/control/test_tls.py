@@ -82,7 +82,7 @@ def test_job_loses_a_worker_and_gains_one(lead, enter):
 
 def test_standby_takes_over(lead, enter):
     leader = lead(2)
-    standbys = [lead(standby=True, endpoint=leader.address) for _ in range(2)]
+    standbys = [lead(standby=True, endpoints=[leader.address]) for _ in range(2)]
     workers = [enter(leader, f"w{i}", standby=standbys[i]) for i in range(2)]
     for worker in workers:
         worker.started()

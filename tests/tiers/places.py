@@ -27,6 +27,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/launch": (
         "tests/launch",
         "tests/faults/test_departures.py",
+        "tests/faults/test_doors.py",
         "tests/faults/test_finding.py",
         "tests/faults/test_horovodrun.py",
         "tests/faults/test_plain_torchrun.py",
