@@ -122,6 +122,11 @@ class Coordinator:
         return state is not None and (state.closed or bool(state.failed))
 
     @property
+    def failure(self) -> str:
+        """Why the job has failed; "" if it has not."""
+        return "" if self._state is None else self._state.failed
+
+    @property
     def leads(self) -> bool:
         """Whether it leads members, or waits for the first ones, or gathers those of another coordinator."""
         return self._state is not None and not self._state.idle

@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PROMISE_S = 10.0
+PROMISE_S = 15.0
 """How long a promise lasts that is not renewed."""
-FRESH_S = 3.0
+FRESH_S = 5.0
 """How long a candidate counts an answer, from the moment in which it has asked."""
 SETTLED_S = 2.0
 """How long the doors that a name stands for must have been the same."""

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 LISTED_SETTLED_S = 1.0
 """How long an agent looks before it founds a job at a list: a leader elsewhere tells whoever comes up at the list."""
 _LOOK_S = 0.5
-_ROUND_S = 2.0
+_ROUND_S = 4.0
 """How long a round waits for answers; less than a candidate counts one."""
 _SAY_AFTER_S = 5.0  # agents of one start are not there at the same moment
 _THREADS = 32
@@ -81,6 +81,34 @@ def addresses_of(host: str) -> list[str]:
         return []
     family = min((one[0] for one in found), key=lambda one: one is not socket.AF_INET, default=None)
     return list(dict.fromkeys(str(address[0]) for one, _, _, _, address in found if one is family))
+
+
+def names_a_group(host: str) -> bool:
+    """Whether this is a name that may stand for several machines, be it that it does so only later."""
+    if host == "localhost" or host.split(".")[0] == socket.gethostname().split(".")[0]:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        addresses = addresses_of(host)
+        return len(addresses) > 1 or any(map(is_this_machine, addresses))
+    return False
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address is one of this machine: only then can a socket be bound to it."""
+    try:
+        candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in candidates:
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
 
 
 def find_at_doors(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import ipaddress
 import logging
 import secrets
 import socket
@@ -19,7 +18,7 @@ from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, StorageError, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
-from ef_common.launch.doors import Listed, Resolved, addresses_of, find_at_doors
+from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group
 from ef_common.launch.finding import find_job, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import Options
@@ -47,18 +46,22 @@ class Hosting:
         run_id: torchrun's id of the job.
         node: Name of this node, which no other agent has.
         local_addr: torchrun's ``--local-addr``: address at which others reach this node.
+        founds: It may found the job; else it waits until somebody else leads, and stands by.
 
     Attributes:
         coordinator: It; None if another process of this machine hosts, or it has ended.
     """
 
-    def __init__(self, options: Options, *, run_id: str, node: str, local_addr: str | None = None) -> None:
+    def __init__(
+        self, options: Options, *, run_id: str, node: str, local_addr: str | None = None, founds: bool = True
+    ) -> None:
         self.coordinator: Coordinator | None = None
         self._options = options
         self._set_trust(options.token)
         self._run_id = run_id
         self._node = node
         self._local_addr = local_addr
+        self._founds = founds
         self._endpoint = options.endpoint  # the one of several that is this agent's own
         self._coordinator_at: Address = options.endpoint
         self._endpoints: tuple[Address, ...] = options.doors
@@ -89,10 +92,10 @@ class Hosting:
         if self._options.doors:
             self._ask_around(Listed(self._options.doors))
             return
-        if self._options.is_host is None and _names_a_group(host):
+        if self._options.is_host is None and names_a_group(host):
             self._ask_around(Resolved(host, port))
             return
-        self._is_here = _is_this_machine(host) if self._options.is_host is None else self._options.is_host
+        self._is_here = is_this_machine(host) if self._options.is_host is None else self._options.is_host
         if self._is_here:
             self._host()
         self._coordinator_at = self._coordinator_address(self._options.endpoint)
@@ -106,7 +109,7 @@ class Hosting:
 
         def open_door(known: Sequence[Address]) -> Address | None:
             for host, port in known:
-                if _is_this_machine(host):
+                if is_this_machine(host):
                     with contextlib.suppress(OSError):  # another agent of this machine is there
                         self._start_standby((host if is_loopback(host) else "", port))
                         own.append((host, port))
@@ -124,7 +127,10 @@ class Hosting:
                 raise CoordinatorLost("the coordinator of this agent has ended")
             self._is_standby = False
 
-        leader = find_at_doors(doors, open_door=open_door, ask=ask, lead=lead)
+        opens = open_door if self._founds else lambda known: None  # whoever has a door may be the one to found
+        leader = find_at_doors(doors, open_door=opens, ask=ask, lead=lead)
+        if not self._founds:
+            open_door(doors.known())
         self._is_here = bool(own)
         self._endpoint = own[0] if own else self._endpoint
         self._coordinator_at = leader or self._coordinator_address(self._endpoint)
@@ -156,7 +162,7 @@ class Hosting:
             trust_start(nonce)
             return find_leader(addresses, self._agent(), self._trust.token, tls=self._tls)
 
-        job = find_job(registry, find_leader=ask, lead=lead, resign=resign)
+        job = find_job(registry, find_leader=ask, lead=lead, resign=resign, founds=self._founds)
         self._coordinator_at = job.leader or (reached_at, self._own_port)
         self._endpoints = (self._coordinator_at,)
         if job.leader is not None:
@@ -196,7 +202,7 @@ class Hosting:
         host, port = self._options.endpoint
         # A name of this machine may resolve to something that others don't reach: listen everywhere.
         address = (host if is_loopback(host) and not self._options.registry else "", port)
-        coordinator = self._make(address)
+        coordinator = self._make(address, standby=not self._founds)
         try:
             coordinator.start()
         except OSError as error:
@@ -207,6 +213,7 @@ class Hosting:
                 ) from error
             logger.info("another process of this machine has port %d: it hosts the coordinator", port)
             return
+        self._is_standby = not self._founds
         self._keep(coordinator)
 
     def _stand_by(self) -> None:
@@ -239,7 +246,7 @@ class Hosting:
     def _keep(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self._grace_s = environment.read_environment().grace_s
-        atexit.register(self._serve_leavers)
+        atexit.register(self.leave)
 
     # ------------------------------------------------------------ meanwhile
 
@@ -291,14 +298,15 @@ class Hosting:
         self.coordinator = None  # until here, a signal has it released at the exit
         self._record_end(coordinator)
         coordinator.stop()
-        atexit.unregister(self._serve_leavers)
+        atexit.unregister(self.leave)
 
-    def _serve_leavers(self) -> None:
+    def leave(self) -> None:
         """After a signal, which prevents `end`: hand over, or serve on, as others may be leaving, too."""
         if self.coordinator is not None:
             self._release(self.coordinator, self._grace_s)
             self._record_end(self.coordinator)
             self.coordinator.stop()
+            atexit.unregister(self.leave)
 
     def _release(self, coordinator: Coordinator, timeout_s: float) -> None:
         """Hand over as soon as another node has a coordinator; without one serve until all have gone, or so long."""
@@ -318,31 +326,3 @@ class Hosting:
 def node_name() -> str:
     """A name that no other agent has, even on this machine."""
     return f"{socket.gethostname()[:80]}-{secrets.token_hex(3)}"
-
-
-def _names_a_group(host: str) -> bool:
-    """Whether this is a name that may stand for several machines, be it that it does so only later."""
-    if host == "localhost" or host.split(".")[0] == socket.gethostname().split(".")[0]:
-        return False
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        addresses = addresses_of(host)
-        return len(addresses) > 1 or any(map(_is_this_machine, addresses))
-    return False
-
-
-def _is_this_machine(host: str) -> bool:
-    """Whether a name or address is one of this machine: only then can a socket be bound to it."""
-    try:
-        candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for family, kind, _, _, address in candidates:
-        with socket.socket(family, kind) as probe:
-            try:
-                probe.bind(address)
-            except OSError:
-                continue
-            return True
-    return False

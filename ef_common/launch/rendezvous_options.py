@@ -35,6 +35,7 @@ from ef_common.storage.failures import redact
 
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
+DEFAULT_NNODES = "1:8"
 _HOST = re.compile(r"[\w.:-]+")
 _FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
 
@@ -168,6 +169,20 @@ def endpoint_of(text: str) -> Address:
             f"Received: --rdzv-endpoint={text}"
         )
     return host, int(port)
+
+
+def nodes_of(text: str) -> tuple[int, int]:
+    """Parse ``--nnodes``: ``MIN:MAX``, or one number for both.
+
+    Raises:
+        UsageError: It is malformed.
+    """
+    low, _, high = text.partition(":")
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in (low, high or low)) or not 1 <= int(low) <= int(
+        high or low
+    ):
+        raise UsageError(f"expected MIN:MAX, with at least one node. Received: --nnodes={text}")
+    return int(low), int(high or low)
 
 
 def doors_of(text: str) -> tuple[Address, ...]:

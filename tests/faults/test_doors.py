@@ -56,19 +56,17 @@ def output(job: TorchrunJob, node: Node) -> str:
     return (job.outputs / f"{node.name}.txt").read_text()
 
 
-def founder_of(nodes: list[Node], address: tuple[str, int]) -> Node:
-    """The node whose agent listens at the address of the leader."""
-    for node in nodes:
-        for one in psutil.Process(node.pid).net_connections():
-            if one.status == psutil.CONN_LISTEN and one.laddr == address:
-                return node
-    raise AssertionError(f"no agent listens at {address}")
-
-
-def leader_at(*doors: tuple[str, int]) -> tuple[str, int]:
-    found = find_leader(doors, Member("test", "test", ""), None)
-    assert found is not None
-    return found
+def founder_at(doors: list[tuple[str, int]], nodes: list[Node]) -> tuple[Node, tuple[str, int]]:
+    """The node whose agent leads, and its door."""
+    leader = find_leader(doors, Member("test", "test", ""), None)
+    assert leader in doors
+    (founder,) = (
+        node
+        for node in nodes
+        for one in psutil.Process(node.pid).net_connections()
+        if one.status == psutil.CONN_LISTEN and one.laddr == leader
+    )
+    return founder, leader
 
 
 def test_agents_that_start_at_the_same_time_found_one_job(run: Run) -> None:
@@ -85,7 +83,7 @@ def test_newcomer_finds_the_job_through_another_door_after_its_founder_was_kille
     nodes = [start(job) for _ in range(3)]
     job.wait_for("view", 3, world_size=3)
     job.wait_for_step(3)
-    founder = founder_of(nodes, leader_at(*(("127.0.0.1", port) for port in ports)))
+    founder, _ = founder_at([("127.0.0.1", port) for port in ports], nodes)
     others = [node for node in nodes if node is not founder]
     kept = [node.worker_pids() for node in others]
     founder.kill()
@@ -153,8 +151,7 @@ def test_name_whose_addresses_change_leads_to_the_job(run: Run, ports: list[int]
     nodes = [start(job, environ=environ) for _ in range(3)]
     job.wait_for("view", 3, world_size=3)
     job.wait_for_step(3)
-    founder = founder_of(nodes, leader_at(*((address, ports[0]) for address in addresses[:3])))
-    (gone,) = (one.laddr.ip for one in psutil.Process(founder.pid).net_connections() if one.laddr.port == ports[0])
+    founder, (gone, _) = founder_at([(address, ports[0]) for address in addresses[:3]], nodes)
     founder.kill()
     names.write_text("\n".join(address for address in addresses if address != gone))
     job.wait_for("view", 2, world_size=2)

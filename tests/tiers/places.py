@@ -26,6 +26,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/horovod": ("tests/horovod", "tests/collectives"),
     "ef_common/launch": (
         "tests/launch",
+        "tests/faults/test_coordinator_alone.py",
         "tests/faults/test_departures.py",
         "tests/faults/test_doors.py",
         "tests/faults/test_finding.py",
