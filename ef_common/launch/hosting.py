@@ -117,10 +117,11 @@ class Hosting:
             return None
 
         def ask(address: Address, door: str, wish: str) -> Standing | None:
+            at = self._reach(address)
             if self.coordinator is not None and address in own:
-                host, port = self.coordinator.address
-                address = (host if is_loopback(host) else LOOPBACK, port)
-            return seek(address, self._agent(), self._trust.token, door=door, wish=wish, tls=self._tls)
+                bound, port = self.coordinator.address
+                at = (bound if is_loopback(bound) else LOOPBACK, port)
+            return seek(at, self._agent(), self._trust.token, door=door, wish=wish, tls=self._tls)
 
         def lead() -> None:
             if self.coordinator is None or not self.coordinator.lead():
@@ -133,11 +134,17 @@ class Hosting:
             open_door(doors.known())
         self._is_here = bool(own)
         self._endpoint = own[0] if own else self._endpoint
-        self._coordinator_at = leader or self._coordinator_address(self._endpoint)
+        self._coordinator_at = self._coordinator_address(self._endpoint) if leader is None else self._reach(leader)
         if leader is not None and self.coordinator is None:
             self._stand_by()
         if leader is not None and self.coordinator is not None:
             self.coordinator.follow(leader)
+
+    def _reach(self, address: Address) -> Address:
+        """Where this agent reaches another one; without a token, those of its machine are on its loopback interface."""
+        host, port = address
+        is_inside = self._options.token is None and not is_loopback(host) and is_this_machine(host)
+        return (LOOPBACK, port) if is_inside else address
 
     def _find_job(self, registry: Registry) -> None:
         """Lead the job, or follow the one that leads it and keep a standby; others find it through either."""
@@ -194,9 +201,7 @@ class Hosting:
         if self.coordinator is not None:
             bound, port = self.coordinator.address
             return (bound if is_loopback(bound) else host, port)
-        if self._is_here and self._options.token is None and not is_loopback(host):
-            return (LOOPBACK, port)  # another agent of this machine hosts it, on its loopback interface
-        return (host, port)
+        return self._reach(endpoint) if self._is_here else endpoint
 
     def _host(self) -> None:
         host, port = self._options.endpoint

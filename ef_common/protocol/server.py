@@ -401,9 +401,9 @@ class CoordinatorServer:
                 why = self._why_out(asked)
                 self._write(peer, wire.encode(wire.Evicted(_clip(why))) if why else _ALIVE)
             case wire.Seek(door, wish):
-                self._write(
-                    peer, wire.encode(self._standing("" if peer.member is None else peer.member.node, door, wish))
-                )
+                candidate = "" if peer.member is None else peer.member.node
+                standing = self._standing(candidate, door, wish) if peer.may_lead else self._standing("", "", LOOK)
+                self._write(peer, wire.encode(standing))
             case wire.Bye():
                 self._depart(peer, "it said goodbye", goodbye=True)
             case wire.Hello():
