@@ -184,8 +184,8 @@ def coordinator(endpoint: str, conf: str, job: str, nnodes: str, local_addr: str
     """Run a coordinator as a process of its own, on a machine without workers.
 
     It needs no GPU and no framework. It leads the job at ENDPOINT, or stands by if somebody leads it already. Nodes are
-    started with the same --rdzv-endpoint. SIGTERM ends it, after it has handed over if another node can take over. It
-    ends by itself, with status 0, when the training is over.
+    started with the same --rdzv-endpoint. SIGTERM ends it, after it has handed over if another node can take over. One
+    that leads ends by itself when the training is over, with status 0, or with 1 if the job has failed.
     """
     from ef_common.errors import ElasticFlowError
     from ef_common.launch.coordinator_alone import Alone
