@@ -2,7 +2,8 @@
 
 A *door* is an address at which an agent of the job listens. Each agent that looks for the job asks all doors that it
 knows, over and over. Whoever leads, or knows who leads, says so, and is followed. Otherwise the first door of those
-that answer is the candidate, and it founds the job with the support of a majority of the doors:
+that have answered in the last `FRESH_S` is the candidate. It founds the job with the support of a majority of the
+doors:
 
 1. *Promise.* An agent supports one candidate at a time. The promise ends if the candidate does not renew it for
    `PROMISE_S`; the candidate itself counts it for `FRESH_S` only.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 PROMISE_S = 15.0
 """How long a promise lasts that is not renewed."""
@@ -183,6 +185,7 @@ class Seeker:
         self._settle_s = settle_s
         self._doors: tuple[str, ...] = ()
         self._since = 0.0
+        self._answered: dict[str, float] = {}  # when each has answered last
 
     def decide(self, own: str, doors: Sequence[str], answers: Mapping[str, Heard], now: float) -> Decision:
         """What to do after a round.
@@ -204,8 +207,9 @@ class Seeker:
         named = sorted({standing.leader for standing in said.values() if standing.leader})
         if self.wish == COMMIT:
             return Lead() if self._is_supported(answers, now) else Wait(self._what_lacks(said), bound=True)
-        first = next((door for door in doors if door in said), "")
-        if named or not first or first != own:
+        self._answered |= dict.fromkeys(said, now)
+        first = next((door for door in doors if now - self._answered.get(door, -inf) <= FRESH_S), "")
+        if named or not first or first != own or not self._is_settled(now):
             self.wish = LOOK
             return self._wait_for(named, first, said, own)
         self.wish = COMMIT if self.wish == PROMISE and self._is_supported(answers, now) else PROMISE
@@ -217,7 +221,10 @@ class Seeker:
             for door in self._doors
             if door in answers and answers[door].standing.granted and now - answers[door].asked_at <= FRESH_S
         ]
-        return now - self._since >= self._settle_s and is_majority(len(supporters), len(self._doors))
+        return self._is_settled(now) and is_majority(len(supporters), len(self._doors))
+
+    def _is_settled(self, now: float) -> bool:
+        return now - self._since >= self._settle_s
 
     # ------------------------------------------------------------ words
 
@@ -229,6 +236,8 @@ class Seeker:
             return Wait(f"the name does not stand for this machine ({own}), but for {_list(self._doors)}")
         if not first:
             return Wait(f"nobody answers at {_list(self._doors)}")
+        if first == own:
+            return Wait(self._what_lacks(said))
         return Wait(f"{first} is to start the job{self._silent(said)}")
 
     def _what_lacks(self, said: Mapping[str, Standing]) -> str:

@@ -124,6 +124,17 @@ def test_seeker_that_is_not_the_first_says_who_is_and_who_does_not_answer() -> N
     assert decision == Wait("h2:1 is to start the job; no answer from h1:1")
 
 
+def test_seeker_leaves_the_job_to_one_that_has_answered_a_moment_ago() -> None:
+    seeker = Seeker()
+    seeker.decide("h2:1", DOORS, heard(h1=IDLE, h2=IDLE), 0.0)
+    assert seeker.decide("h2:1", DOORS, heard(h2=IDLE), FRESH_S) == Wait(
+        "h1:1 is to start the job; no answer from h1:1, h3:1"
+    )
+    assert seeker.wish == LOOK
+    seeker.decide("h2:1", DOORS, heard(h2=IDLE), FRESH_S + 0.1)
+    assert seeker.wish == PROMISE
+
+
 def test_seeker_alone_says_how_much_support_it_lacks() -> None:
     decision = Seeker().decide("h3:1", DOORS, heard(h3=IDLE), 0.0)
     assert decision == Wait("this agent is to start the job as soon as 2 of 3 support it; no answer from h1:1, h2:1")
@@ -149,9 +160,10 @@ def test_seeker_waits_until_the_addresses_of_a_name_have_settled_and_are_its_own
     answers = {door: Heard(GRANTED, 10.0) for door in DOORS}
     for now in (10.0, 10.0 + SETTLED_S - 0.1):
         seeker.decide("h1:1", DOORS, answers, now)
-        assert seeker.wish == PROMISE
-    seeker.decide("h1:1", DOORS, answers, 10.0 + SETTLED_S)
-    assert seeker.wish == COMMIT
+        assert seeker.wish == LOOK
+    for wish in (PROMISE, COMMIT):
+        seeker.decide("h1:1", DOORS, answers, 10.0 + SETTLED_S)
+        assert seeker.wish == wish
     assert isinstance(seeker.decide("h1:1", DOORS[:2], answers, 10.0 + SETTLED_S), Wait)
     other = Seeker().decide("h4:1", DOORS[:1], {**heard(h4=IDLE)}, 0.0)
     assert other == Wait("the name does not stand for this machine (h4:1), but for h1:1")
