@@ -98,7 +98,7 @@ def test_coordinator_that_is_killed_costs_no_view_and_stands_by_when_it_comes_ba
         again = alone(job._endpoint, "--standby")
         again.wait_for("stands by")
         nodes.append(start(job))
-        job.wait_for("view", 5, world_size=3)
+        job.wait_for("view", 3, world_size=3)
         wait_for_steps(job)
         assert again.end() == 0
         finish(job, nodes)
