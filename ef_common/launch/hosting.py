@@ -66,6 +66,7 @@ class Hosting:
         self._coordinator_at: Address = options.endpoint
         self._endpoints: tuple[Address, ...] = options.doors
         self._is_here = False
+        self._inside = ""  # the address of its door, if that is on the loopback interface
         self._is_standby = False
         self._grace_s = environment.DEFAULT_GRACE_S
         self._registration: Registration | None = None
@@ -133,6 +134,8 @@ class Hosting:
         if not self._founds:
             open_door(doors.known())
         self._is_here = bool(own)
+        if own and self.coordinator is not None and is_loopback(self.coordinator.address[0]):
+            self._inside = self.coordinator.address[0]
         self._endpoint = own[0] if own else self._endpoint
         self._coordinator_at = self._coordinator_address(self._endpoint) if leader is None else self._reach(leader)
         if leader is not None and self.coordinator is None:
@@ -259,7 +262,7 @@ class Hosting:
         """What the workers of this agent must know of the coordinator, as variables of their environment."""
         host, _ = self._endpoint
         # The name of the host that hosts is by definition one under which all others reach it.
-        reachable_as = self._local_addr or (host if self._is_here and not is_loopback(host) else "")
+        reachable_as = self._local_addr or (host if self._is_here and not is_loopback(host) else self._inside)
         variables = {
             environment.COORDINATOR: format_address(self._coordinator_at),
             environment.NODE: self._node,
