@@ -172,8 +172,8 @@ def test_settings_are_all_in_the_table() -> None:
     """Arguments are not looked at here: the site is not built if one of them lacks a description."""
     variables = {value for value in vars(environment).values() if str(value).startswith("ELASTICFLOW_")}
     assert variables <= {name for name, _, _ in tables().variables()}
-    handler = (ROOT / "ef_common" / "launch" / "torchrun_handler.py").read_text()
-    keys = re.findall(r'(?:params, |params\.get\()"(\w+)"', handler)
+    options = (ROOT / "ef_common" / "launch" / "rendezvous_options.py").read_text()
+    keys = re.findall(r'(?:config, |config\.get\()"(\w+)"', options)
     assert set(keys) - {"stands_in"} == {name for name, _, _ in tables().rendezvous_keys()}
 
 

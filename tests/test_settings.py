@@ -20,7 +20,7 @@ from ef_common.data.checkpointer import Checkpointing
 from ef_common.errors import UsageError
 from ef_common.launch import environment
 from ef_common.launch.environment import read_environment
-from ef_common.launch.torchrun_handler import Options
+from ef_common.launch.rendezvous_options import Options
 from ef_common.protocol.auth import Token
 from ef_lightning import ElasticFlowStrategy
 

@@ -80,9 +80,9 @@ def variables() -> Iterator[tuple[str, str, str]]:
 
 def rendezvous_keys() -> Iterator[tuple[str, str, str]]:
     """Name, default and meaning of each key of ``--rdzv-conf``."""
-    from ef_common.launch import torchrun_handler
+    from ef_common.launch import rendezvous_options
 
-    yield from simple_table(torchrun_handler.__doc__ or "")
+    yield from simple_table(rendezvous_options.__doc__ or "")
 
 
 def simple_table(docstring: str) -> Iterator[tuple[str, str, str]]:

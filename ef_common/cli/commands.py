@@ -169,6 +169,36 @@ def run(arguments: tuple[str, ...]) -> None:
 
 @main.command()
 @click.option(
+    "--rdzv-endpoint",
+    "endpoint",
+    metavar="ENDPOINT",
+    required=True,
+    help="As for the nodes of the job: HOST:PORT of this machine, a list, or a URL.",
+)
+@click.option("--rdzv-conf", "conf", metavar="KEY=VALUE,…", default="", help="Settings, as for the nodes of the job.")
+@click.option("--rdzv-id", "job", metavar="ID", default="none", help="Tells several jobs at one URL apart.")
+@click.option("--nnodes", metavar="MIN:MAX", default="1:8", show_default=True, help="How many nodes the job may have.")
+@click.option("--local-addr", metavar="ADDRESS", help="Address at which others reach this machine.")
+@click.option("--standby", is_flag=True, help="Never found the job: wait until somebody leads it.")
+def coordinator(endpoint: str, conf: str, job: str, nnodes: str, local_addr: str | None, standby: bool) -> None:
+    """Run a coordinator as a process of its own, on a machine without workers.
+
+    It needs no GPU and no framework. It leads the job at ENDPOINT, or stands by if somebody leads it already. Nodes are
+    started with the same --rdzv-endpoint. SIGTERM ends it, after it has handed over if another node can take over. One
+    that leads ends by itself when the training is over, with status 0, or with 1 if the job has failed.
+    """
+    from ef_common.errors import ElasticFlowError
+    from ef_common.launch.coordinator_alone import Alone
+
+    try:
+        sys.exit(Alone(endpoint, conf=conf, job=job, nnodes=nnodes, local_addr=local_addr, standby=standby).run())
+    except ElasticFlowError as error:
+        click.echo(f"elasticflow coordinator: {error}", err=True)
+        sys.exit(2)
+
+
+@main.command()
+@click.option(
     "--framework",
     type=click.Choice(["lightning", "keras"]),
     default="lightning",

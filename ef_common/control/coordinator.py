@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -51,7 +51,7 @@ class Coordinator:
         hang_timeout_s: A worker that keeps the others waiting for longer in a training step is evicted; None for a
             limit that is learned (:mod:`ef_common.core.progress`), 0 for none.
         standby: It leads nobody until members of a job come to it that have lost their coordinator.
-        endpoint: Where new workers look for the coordinator; if it leads, it tells whoever is there instead.
+        endpoints: Where newcomers look for the job; if it leads, it tells whoever is there instead.
         credentials: Its identity, if connections are encrypted.
 
     Raises:
@@ -67,7 +67,7 @@ class Coordinator:
         heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S,
         hang_timeout_s: float | None = None,
         standby: bool = False,
-        endpoint: Address | None = None,
+        endpoints: Sequence[Address] = (),
         credentials: Credentials | None = None,
     ) -> None:
         if not 0.1 <= heartbeat_timeout_s <= 3600:
@@ -83,7 +83,7 @@ class Coordinator:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._limits = Limits(hang_timeout_s=hang_timeout_s)
         self._standby = standby
-        self._endpoint = endpoint
+        self._endpoints = endpoints
         self._name = secrets.token_hex(8)
         self._announcer: LeaderAnnouncer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,6 +120,11 @@ class Coordinator:
         """Whether the job has ended or failed."""
         state = self._state
         return state is not None and (state.closed or bool(state.failed))
+
+    @property
+    def failure(self) -> str:
+        """Why the job has failed; "" if it has not."""
+        return "" if self._state is None else self._state.failed
 
     @property
     def leads(self) -> bool:
@@ -159,7 +164,7 @@ class Coordinator:
             name=self._name,
         )
         self._serving = ServerLoop(self._loop, listener, self._server, self._note_population, self._tls)
-        announcer = Announcer(port=port, endpoint=self._endpoint)
+        announcer = Announcer(port=port, endpoints=self._endpoints)
         self._announcer = LeaderAnnouncer(self._name, self._server, self._token, announcer, self._tls)
         call_in_forked_children(self._close_in_child)
         self._thread = threads.start(
@@ -192,14 +197,26 @@ class Coordinator:
         Returns:
             Whether there is one; `stop` may follow at once.
         """
-        if self._loop is None or self._serving is None or self._thread is None or not self._thread.is_alive():
+        return self._serving is not None and self._call(partial(self._serving.hand_over, node))
+
+    def lead(self) -> bool:
+        """Let this standby lead, because its agent has founded the job; False if it cannot."""
+        return self._serving is not None and self._call(self._serving.lead)
+
+    def follow(self, leader: Address) -> None:
+        """Let this standby know that its agent has found the job, which is led from there."""
+        if self._serving is not None:
+            self._call(partial(self._serving.follow, format_address(leader)))
+
+    def _call(self, act: Callable[[], bool]) -> bool:
+        """Do something in the thread of the event loop; False if that has failed or ended."""
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
             return False
         answer: Future[bool] = Future()
-        serving = self._serving
         try:
-            self._loop.call_soon_threadsafe(lambda: answer.set_result(serving.hand_over(node)))
+            self._loop.call_soon_threadsafe(lambda: answer.set_result(act()))
             return answer.result(_STOP_S)
-        except (RuntimeError, TimeoutError):  # its thread has failed
+        except (RuntimeError, TimeoutError):
             return False
 
     def wait_until_idle(self, timeout_s: float) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ef_common.control.line import Line
+from ef_common.core.doors import Standing
 from ef_common.core.membership import Failed
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, ProtocolError
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 _KEY = new_nonce()
+_ANSWERS = (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive, wire.Standing)
 
 
 class Conversation:
@@ -194,6 +196,36 @@ def find_leader(
     return None if found is None else found[0]
 
 
+def seek(
+    address: Address, member: Member, token: Token | None, *, door: str, wish: str, tls: Tls | None = None
+) -> Standing | None:
+    """Ask a coordinator who leads; each step takes at most `ANSWER_S`.
+
+    Args:
+        address: Where it is.
+        member: Who asks; nobody else may have its id, and all that one process asks is of the same node.
+        token: The job token, or None.
+        door: Where the coordinator of the one that asks listens; "" for nowhere.
+        wish: Whose support it wants; see :mod:`ef_common.core.doors`.
+        tls: The identity of the one that asks, if connections are encrypted.
+
+    Returns:
+        What it knows; None if nobody answers.
+
+    Raises:
+        AuthenticationError: Somebody is there whose token is another one.
+        ProtocolError: Somebody is there who is no coordinator, or one of another version.
+    """
+    try:
+        answer = _ask(address, member, token, wire.Seek(door, wish), tls)
+    except OSError as error:
+        logger.debug("no coordinator at %s: %s", format_address(address), error)
+        return None
+    if not isinstance(answer, wire.Standing):
+        return None
+    return Standing(answer.leads, answer.over, answer.leader, answer.promised, answer.granted, answer.doors)
+
+
 def _talk_to_leader(
     addresses: Sequence[Address],
     member: Member,
@@ -229,7 +261,11 @@ def _talk_to_leader(
 
 
 def _ask(
-    address: Address, member: Member, token: Token | None, message: Failed | wire.Inquire, tls: Tls | None
+    address: Address,
+    member: Member,
+    token: Token | None,
+    message: Failed | wire.Inquire | wire.Seek,
+    tls: Tls | None,
 ) -> wire.FromCoordinator | None:
     conversation = Conversation(address, member, token, tls=tls)
     try:
@@ -239,7 +275,7 @@ def _ask(
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             answer = conversation.receive()
-            if answer is None or isinstance(answer, (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive)):
+            if answer is None or isinstance(answer, _ANSWERS):
                 return answer
         return None
     finally:

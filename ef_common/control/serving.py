@@ -148,6 +148,16 @@ class ServerLoop:
         """Let the coordinator of another node lead; see `CoordinatorServer.hand_over`."""
         return self._report(self._server.hand_over, node)
 
+    def lead(self) -> bool:
+        """Lead; see `CoordinatorServer.lead`."""
+        self._report(self._server.lead)
+        return True
+
+    def follow(self, leader: str) -> bool:
+        """Follow; see `CoordinatorServer.follow`."""
+        self._report(self._server.follow, leader)
+        return True
+
     def distrusted(self, peer: Peer, error: ssl.SSLError) -> None:
         """A peer does not keep to TLS."""
         self._report(self._server.distrust, peer, explain(error))

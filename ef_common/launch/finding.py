@@ -40,6 +40,7 @@ def find_job(
     find_leader: Callable[[str, list[Address]], Address | None],
     lead: Callable[[], Address],
     resign: Callable[[], None],
+    founds: bool = True,
 ) -> Job:
     """Look until the job is found. The coordinator of a founder listens before anybody can hear of it.
 
@@ -48,6 +49,7 @@ def find_job(
         find_leader: Asks the coordinators of the start with this nonce where the leading one is.
         lead: Starts a coordinator that leads; returns where others reach it.
         resign: Ends that one, because somebody else has founded the job.
+        founds: This one may found the job; else it waits for somebody who does.
 
     Raises:
         AuthenticationError: The job runs, and has another token, or none.
@@ -74,6 +76,8 @@ def find_job(
                 raise JobFinished("the training is over: there is nothing to join")
             case Follow(number):
                 return Job(number, leader)
+            case Found() if not founds:
+                time.sleep(_LOOK_S)
             case Found(number):
                 address = lead()
                 if _make(registry, number, address, patience):

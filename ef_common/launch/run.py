@@ -41,17 +41,16 @@ from ef_common.launch.certificates import trust_of
 from ef_common.launch.child import end_with_parent
 from ef_common.launch.coordinator_process import start_coordinator
 from ef_common.launch.departure import SIGNAL
+from ef_common.launch.rendezvous_options import BACKEND, DEFAULT_NNODES, options_of_a_local_job
 from ef_common.launch.restarts import Restarts
 from ef_common.launch.run_directory import Launcher
 from ef_common.launch.signals import handled, to_end
 from ef_common.launch.surroundings import meeting_in
-from ef_common.launch.torchrun_handler import BACKEND, options_of_a_local_job
 from ef_common.protocol.addresses import LOOPBACK, format_address
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import has_left, read_failure
 from ef_common.terminal import FORMATS, LOG_FORMAT, log_as_json, outlive_reader, say
 
-DEFAULT_NNODES = "1:8"
 DEFAULT_RESTARTS = 3
 LAST_CALL_S = 10.0
 """How long the start waits for a worker that was started with the others and does not arrive."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ef_common.errors import UsageError
-from ef_common.launch.torchrun_handler import DEFAULT_PORT
+from ef_common.launch.rendezvous_options import DEFAULT_PORT
 from ef_common.protocol.addresses import format_address, is_loopback, parse_address
 
 _MASTER_ADDR, _MASTER_PORT, _NNODES, _NODE_RANK = "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"

@@ -22,23 +22,23 @@ class _News:
 
 
 class Announcer:
-    """Chooses among the standbys of all nodes, and the coordinator at the endpoint.
+    """Chooses among the standbys of all nodes, and the coordinators at the endpoints.
 
     It repeats the news every 5 s for some minutes after the newest sign that others lead or look for a quorum, because
     workers may turn to a standby at any time meanwhile. Later it tries only the standbys that it has not reached so
     far, every 15 s: a node may be cut off for hours. A standby that gathers members announces that, which is such a
-    sign again. A standby whose port is closed is gone for good; at the endpoint another agent may come up. A
+    sign again. A standby whose port is closed is gone for good; at an endpoint another agent may come up. A
     coordinator that has never taken over from another one, and never lost a worker without a word, has no news unless
     the job has failed.
 
     Args:
         port: On which the coordinator listens.
-        endpoint: Where new workers look for the coordinator, or None.
+        endpoints: Where newcomers look for the job.
     """
 
-    def __init__(self, *, port: int, endpoint: Address | None) -> None:
+    def __init__(self, *, port: int, endpoints: Iterable[Address]) -> None:
         self.port = port
-        self.endpoint = endpoint
+        self.endpoints = tuple(endpoints)
         self._tried: dict[Address, float] = {}  # time of the newest attempt
         self._heard: set[Address] = set()  # where an attempt has succeeded
         self._told = _News()
@@ -69,8 +69,8 @@ class Announcer:
             self._news_at = now
         self._told = news
         known = dict.fromkeys(reversed(list(standbys)))
-        if self.endpoint is not None and not state.failed:  # the next job may be there already
-            known[self.endpoint] = None
+        if not state.failed:  # else the next job may be there already
+            known.update(dict.fromkeys(self.endpoints))
         self._tried = {address: when for address, when in self._tried.items() if address in known}
         self._heard.intersection_update(known)
         in_doubt = now < max(self._news_at, state.contested_at) + _IN_DOUBT_S
@@ -84,7 +84,7 @@ class Announcer:
         if address not in self._tried:
             return True
         since_s = now - self._tried[address]
-        if in_doubt or address == self.endpoint:
+        if in_doubt or address in self.endpoints:
             return since_s >= _AGAIN_S
         return address not in self._heard and since_s >= _RARELY_S
 
@@ -94,7 +94,7 @@ class Announcer:
 
     def refused(self, address: Address) -> bool:
         """Nobody listens there; returns whether nobody ever will again."""
-        if address == self.endpoint:  # a coordinator that comes up there must hear it at once
+        if address in self.endpoints:  # a coordinator that comes up there must hear it at once
             self._tried[address] = self._tried.get(address, 0.0) - _AGAIN_S + LOOK_S
             return False
         return True

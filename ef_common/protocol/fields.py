@@ -14,6 +14,7 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
+from ef_common.core.doors import COMMIT, LOOK, MAX_DOORS, PROMISE
 from ef_common.core.progress import KINDS, SETTLING, Progress
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
@@ -104,6 +105,12 @@ def _load_endpoint(value: Any) -> str:
         raise ValueError(str(error)) from None
     _load_address(host)
     return text
+
+
+def _load_doors(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or len(value) > MAX_DOORS:
+        raise ValueError(f"expected a list of at most {MAX_DOORS} addresses")
+    return tuple(map(_load_endpoint, value))
 
 
 def _load_bytes(value: Any) -> bytes:
@@ -353,5 +360,7 @@ Values = Annotated[tuple[tuple[str, bytes], ...], Codec(_load_values, _dump_valu
 Standbys = Annotated[tuple[tuple[str, int], ...], Codec(_load_standbys, lambda value: [list(one) for one in value])]
 Names = Annotated[tuple[str, ...], Codec(_load_names, list)]
 Endpoint = Annotated[str, Codec(_load_endpoint)]
+Doors = Annotated[tuple[str, ...], Codec(_load_doors, list)]
+Wish = Annotated[str, _one_of(LOOK, PROMISE, COMMIT)]
 Amount = Annotated[float, Codec(_load_amount)]
 ErrorCode = Annotated[str, _one_of("authentication", "protocol")]

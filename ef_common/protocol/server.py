@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ef_common.core import membership
+from ef_common.core.doors import LOOK, Supporter
 from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link, digest_of_ids
@@ -49,7 +50,7 @@ _SHORT = 100
 _PROBE_S = 0.1
 _ALIVE = wire.encode(wire.Alive())
 _LARGEST_RATIO = 1e6
-_AT_ANY_TIME = (membership.Failed, wire.Inquire, wire.Heartbeat, wire.Moved, wire.Bye)
+_AT_ANY_TIME = (membership.Failed, wire.Inquire, wire.Seek, wire.Heartbeat, wire.Moved, wire.Bye)
 _BEFORE_RETURN = (wire.Return, wire.Follow, *_AT_ANY_TIME)
 _RECALLS = 3
 """Number of workers that are asked for a view which they name: one of them may not answer."""
@@ -101,6 +102,7 @@ class CoordinatorServer:
         self._timeout_s = heartbeat_timeout_s
         self._settings = settings
         self._name = name
+        self._supporter = Supporter()
         self._leader = ""  # address of the coordinator that leads, as far as it has told
         self._strangers: dict[Peer, None] = {}  # ordered by age
         self._workers: dict[str, Peer] = {}
@@ -232,8 +234,20 @@ class CoordinatorServer:
         if successor is None or state.idle or state.failed or state.closed:
             return False
         self._leader = format_address((successor.address, successor.standby))
+        self._supporter.follow(self._leader)
         self._step_down()
         return True
+
+    def lead(self, now: float) -> None:
+        """The agent of this standby has founded the job (:mod:`ef_common.core.doors`), so it waits for workers."""
+        self._now = now
+        self.state = replace(self.state, idle=False)
+        self._arm()
+
+    def follow(self, leader: str, now: float) -> None:
+        """The agent of this standby has found the job, which is led from this address."""
+        self._now = now
+        self._supporter.follow(leader)
 
     def make_room(self, number: int, why: str) -> None:
         """Close the oldest strangers."""
@@ -373,6 +387,10 @@ class CoordinatorServer:
             case wire.Inquire(asked):
                 why = self._why_out(asked)
                 self._write(peer, wire.encode(wire.Evicted(_clip(why))) if why else _ALIVE)
+            case wire.Seek(door, wish):
+                candidate = "" if peer.member is None else peer.member.node
+                standing = self._standing(candidate, door, wish) if peer.may_lead else self._standing("", "", LOOK)
+                self._write(peer, wire.encode(standing))
             case wire.Bye():
                 self._depart(peer, "it said goodbye", goodbye=True)
             case wire.Hello():
@@ -480,8 +498,18 @@ class CoordinatorServer:
             return
         if leads or self.state.held:
             self._leader = address
+        if leads:
+            self._supporter.follow(address)
         preferred = leads or name < self._name
         self._submit(membership.Outranked(leads) if preferred else membership.Challenged(), None)
+
+    def _standing(self, candidate: str, door: str, wish: str) -> wire.Standing:
+        """What an agent that looks for its job is told."""
+        state = self.state
+        known = self._supporter.hear(candidate, door, wish if state.idle else LOOK, self._now)
+        over = state.closed and not state.failed
+        leader = known.leader if state.idle else ""
+        return wire.Standing(not state.idle, over, leader, known.promised, known.granted, known.doors)
 
     def _hear_watermark(self, worker: str, watermark: Watermark | None) -> None:
         """Note the watermark of a member; tell a newcomer that warms up where the members are."""

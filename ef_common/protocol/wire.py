@@ -33,6 +33,7 @@ from ef_common.protocol.fields import (
     Codec,
     Count,
     Digest,
+    Doors,
     Duration,
     Endpoint,
     ErrorCode,
@@ -59,10 +60,11 @@ from ef_common.protocol.fields import (
     Views,
     WatermarkField,
     WatermarkOrNone,
+    Wish,
     to_json,
 )
 
-VERSION = 8
+VERSION = 9
 MAX_STRANGER_BYTES = 4 * 1024
 """Longest line of a peer that has not proved that it knows the token."""
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -145,6 +147,17 @@ class Inquire:
     """From an agent: do others continue without this worker? The answers are `evicted` and `alive`."""
 
     worker: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """From an agent that looks for its job: who leads? It listens at this door, or at none (""), and may want support.
+
+    The answer is `standing`; :mod:`ef_common.core.doors` has the rule.
+    """
+
+    door: Endpoint
+    wish: Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +301,18 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """An answer to `seek`; see :class:`ef_common.core.doors.Standing`."""
+
+    leads: Flag
+    over: Flag
+    leader: Endpoint
+    promised: Endpoint
+    granted: Flag
+    doors: Doors
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """The others continue without this worker. `hung`: its main thread may never hear of it."""
 
@@ -344,7 +369,7 @@ _EVENT_FIELDS: Mapping[str, Any] = {
     "fatal": Flag,
 }
 
-FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Bye | Relay
+FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Seek | Bye | Relay
 FromCoordinator = (
     Challenge
     | Welcome
@@ -361,6 +386,7 @@ FromCoordinator = (
     | Agreed
     | Resign
     | Redirect
+    | Standing
     | Evicted
     | Failed
     | Straggler
@@ -386,6 +412,7 @@ _FROM_WORKER: Mapping[str, type[FromWorker]] = {
     "close": membership.Closed,
     "fail": membership.Failed,
     "inquire": Inquire,
+    "seek": Seek,
     "bye": Bye,
     "relay": Relay,
 }
@@ -405,6 +432,7 @@ _FROM_COORDINATOR: Mapping[str, type[FromCoordinator]] = {
     "agreed": Agreed,
     "resign": Resign,
     "redirect": Redirect,
+    "standing": Standing,
     "evicted": Evicted,
     "failed": Failed,
     "straggler": Straggler,

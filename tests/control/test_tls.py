@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.control.leader_request import Conversation, inquire
+from ef_common.control.leader_request import Conversation, inquire, seek
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost
 from ef_common.launch.certificates import Trust, trust_of
@@ -82,7 +82,7 @@ def test_job_loses_a_worker_and_gains_one(lead, enter):
 
 def test_standby_takes_over(lead, enter):
     leader = lead(2)
-    standbys = [lead(standby=True, endpoint=leader.address) for _ in range(2)]
+    standbys = [lead(standby=True, endpoints=[leader.address]) for _ in range(2)]
     workers = [enter(leader, f"w{i}", standby=standbys[i]) for i in range(2)]
     for worker in workers:
         worker.started()
@@ -119,6 +119,14 @@ def test_only_a_coordinator_says_that_it_leads(lead, enter, tls, caplog):
         assert standby._server._leader == ""
         assert "its certificate is that of a worker" in caplog.text
     speaker.close()
+
+
+def test_worker_has_no_voice_in_who_founds_the_job(lead):
+    standby = lead(standby=True)
+    for tls, granted in ((WORKER, False), (COORDINATOR, True)):
+        answer = seek(standby.address, Member("a", "n", ""), TRUST.token, door="h1:1", wish="promise", tls=tls)
+        assert answer is not None
+        assert (answer.granted, answer.doors) == (granted, ("h1:1",) if granted else ())
 
 
 @pytest.mark.parametrize("stranger", ["coordinator", "worker"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFailed, UsageError
 from ef_common.launch.environment import read_environment
-from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, Options, create_handler, get_handler
+from ef_common.launch.rendezvous_options import Options
+from ef_common.launch.torchrun_handler import ElasticFlowRendezvous, create_handler, get_handler
 from ef_common.protocol.auth import Token
 from ef_common.session.crash_record import CrashRecord
+from ef_common.testing.ports import free_ports
 from ef_common.tls import Tls
 from tests.waiting import poll_until
 
@@ -113,6 +117,37 @@ def test_options_registry_is_no_host():
         Options.parse(parameters("etcd://a,b/run", is_host="1"))
 
 
+def test_options_list_of_endpoints():
+    options = Options.parse(parameters("h1:1,h2, [::1]:3"))
+    assert options.doors == (("h1", 1), ("h2", 29400), ("::1", 3))
+    assert (options.endpoint, options.registry) == (("h1", 1), "")
+    assert Options.parse(parameters("h1:1")).doors == ()
+    assert Options.parse(parameters("etcd://a,b/run")).registry == "etcd://a,b/run"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "what"),
+    [
+        ("h1:1,", "is missing"),
+        (",h1:1", "is missing"),
+        ("h1:1,,h2:1", "is missing"),
+        ("h1:1,h2:1,h1:1", "stands twice"),
+        ("h1,h1:29400", "stands twice"),
+        ("h1:1,file:///shared", "has no URLs"),
+        ("h1:1,h2:0", "not 0"),
+        ("h1:1,h2:x", "HOST:PORT"),
+    ],
+)
+def test_options_malformed_list_is_one_error(endpoint, what):
+    with pytest.raises(UsageError, match=what):
+        Options.parse(parameters(endpoint))
+
+
+def test_options_of_a_list_name_no_host():
+    with pytest.raises(UsageError, match="is_host is for an endpoint HOST:PORT"):
+        Options.parse(parameters("h1:1,h2:1", is_host="1"))
+
+
 # ---------------------------------------------------------------- one agent, in this process
 
 
@@ -155,6 +190,55 @@ def test_handlers_that_meet_at_a_registry_make_one_job_whose_token_no_other_star
     assert os.environ["ELASTICFLOW_TOKEN"] == "hunter2"
 
 
+def test_handlers_at_a_list_make_one_job_and_a_latecomer_hears_of_its_end(caplog):
+    ports = free_ports(2)
+    endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
+    handlers = []
+    agents = [threading.Thread(target=lambda: handlers.append(create_handler(parameters(endpoint)))) for _ in ports]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join()
+    try:
+        assert os.environ["ELASTICFLOW_COORDINATOR"] == f"127.0.0.1:{ports[0]}"
+        handlers.append(create_handler(parameters(endpoint)))  # no door is left
+        assert os.environ["ELASTICFLOW_COORDINATOR"] == f"127.0.0.1:{ports[0]}"
+        assert int(os.environ["ELASTICFLOW_STANDBY"]) not in ports
+        workers = [
+            CoordinatorClient(("127.0.0.1", ports[0]), Member(f"w{number}", f"n{number}", ""), None)
+            for number in range(2)
+        ]
+        threads = [threading.Thread(target=worker.start, args=(lambda generation: None,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        workers[0].send("close")
+        with pytest.raises(SystemExit) as ended:
+            create_handler(parameters(endpoint))
+        assert ended.value.code == 0
+        assert caplog.text.count("the training is over") == 1
+        for worker in workers:
+            worker.stop()
+    finally:
+        for handler in reversed(handlers):
+            assert handler.shutdown()
+
+
+def test_handler_at_a_name_for_this_machine_founds_the_job(monkeypatch):
+    (port,) = free_ports(1)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *args, **kw: real("127.0.0.1" if host == "a.test" else host, *args, **kw)
+    )
+    handler = create_handler(parameters(f"a.test:{port}"))
+    try:
+        assert os.environ["ELASTICFLOW_COORDINATOR"] == f"127.0.0.1:{port}"
+        assert handler._hosting.coordinator.leads
+    finally:
+        assert handler.shutdown()
+
+
 def test_handler_tells_the_workers_where_the_coordinator_is(tmp_path):
     (tmp_path / "token").write_text("hunter2\n")
     handler = create_handler(parameters("localhost:0", token_file=str(tmp_path / "token")))
@@ -188,8 +272,8 @@ def test_handler_under_tls_gives_the_workers_credentials_and_puts_the_token_back
 
         starting = threading.Thread(target=start)
         starting.start()
-        poll_until(lambda: handler._coordinator.has_begun)
-        assert handler._ask_about("nobody") is not None
+        poll_until(lambda: handler._hosting.coordinator.has_begun)
+        assert handler._hosting.ask_about("nobody") is not None
         worker.stop()
         starting.join()
     finally:
@@ -321,7 +405,7 @@ def test_handler_ends_the_job_at_the_third_death_at_one_step(handler, pauses, ca
             _invoke_run(handler, -11)
     with pytest.raises(ChildFailedError):
         _invoke_run(handler, -11)
-    why = handler._coordinator._server.state.failed
+    why = handler._hosting.coordinator._server.state.failed
     assert "has died 3 times at step 6 of epoch 0 (SIGSEGV), on the positions 20-23" in why
     assert f"the job has failed: {why}" in caplog.text
     assert pauses == [0, 1]
@@ -331,7 +415,7 @@ def test_handler_tells_of_an_exception_before_there_was_a_worker(handler, pauses
     handler.next_rendezvous()
     with pytest.raises(ChildFailedError):
         _invoke_run(handler, 1)
-    assert "raised an exception before it had joined" in handler._coordinator._server.state.failed
+    assert "raised an exception before it had joined" in handler._hosting.coordinator._server.state.failed
 
 
 @pytest.mark.parametrize(("status", "joined"), [(-9, False), (2, False), (1, True)])
@@ -340,7 +424,7 @@ def test_handler_restarts_a_worker_that_ended_in_any_other_way(handler, pauses, 
     if joined:
         CrashRecord(notes())
     _invoke_run(handler, status)
-    assert not handler._coordinator._server.state.failed
+    assert not handler._hosting.coordinator._server.state.failed
 
 
 def test_handler_without_restarts_left_tells_why_when_it_ends(caplog):

@@ -88,6 +88,8 @@ ELSEWHERE = {
     r"horovodrun -np 2( --min-np 1 --max-np 8 --host-discovery-script \./discover\.sh)? python train\.py": (
         "tests/faults/test_horovodrun.py"
     ),
+    r"elasticflow coordinator --rdzv-endpoint=HOST:29400": "tests/faults/test_coordinator_alone.py",
+    r"torchrun .* --rdzv-endpoint=node-1:29400,node-2:29400,node-3:29400 .*": "tests/faults/test_doors.py",
     r"elasticflow status (runs/1 )?--serve( --address 0\.0\.0\.0:8642)?": "tests/report/test_serve.py",
 }
 """Commands that the tests of this file give."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ef_common.core.membership import Membership
@@ -21,11 +22,11 @@ class Play:
         state: Membership = STATE,
         cut: tuple[int, ...] = (),
         refuse: tuple[int, ...] = (),
-        endpoint: tuple[str, int] | None = None,
+        endpoints: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.state = state
         self.standbys = dict.fromkeys(("h", port) for port in ports)
-        self._announcer = Announcer(port=1, endpoint=endpoint)
+        self._announcer = Announcer(port=1, endpoints=endpoints)
         self._now = 1000.0
         self._cut, self._refuse = cut, refuse
 
@@ -63,7 +64,7 @@ def test_who_was_not_reached_is_tried_for_ever_and_who_is_refused_is_forgotten()
 
 
 def test_standby_that_is_heard_of_later_is_told_and_the_endpoint_for_ever() -> None:
-    play = Play(1, endpoint=("h", 7))
+    play = Play(1, endpoints=[("h", 7)])
     play.until(400)
     play.standbys["h", 2] = None
     found = play.until(500)
@@ -72,11 +73,11 @@ def test_standby_that_is_heard_of_later_is_told_and_the_endpoint_for_ever() -> N
 
 
 def test_endpoint_where_nobody_listens_is_tried_each_time_and_others_are_not_kept_waiting() -> None:
-    play = Play(1, refuse=(7,), endpoint=("h", 7))
+    play = Play(1, refuse=(7,), endpoints=[("h", 7)])
     found = play.until(2)
     assert [when for port, when in found if port == 7] == [0.25 * index for index in range(8)]
     assert (1, 0.0) in found
 
 
 def test_without_doubt_nobody_is_told() -> None:
-    assert Play(1, state=replace(STATE, contested=False), endpoint=("h", 7)).until(100) == []
+    assert Play(1, state=replace(STATE, contested=False), endpoints=[("h", 7)]).until(100) == []

@@ -26,7 +26,9 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "ef_common/horovod": ("tests/horovod", "tests/collectives", "tests/faults/test_horovodrun.py"),
     "ef_common/launch": (
         "tests/launch",
+        "tests/faults/test_coordinator_alone.py",
         "tests/faults/test_departures.py",
+        "tests/faults/test_doors.py",
         "tests/faults/test_finding.py",
         "tests/faults/test_horovodrun.py",
         "tests/faults/test_plain_torchrun.py",

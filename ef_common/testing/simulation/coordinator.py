@@ -147,7 +147,7 @@ class Coordinator:
         self._free_at = 0.0
         self._backlog: deque[Callable[[], None]] = deque()  # what has come since it stands still, or is busy
         self._catches_up = False
-        self._announcer = Announcer(port=number, endpoint=None)
+        self._announcer = Announcer(port=number, endpoints=())
         self._announces = False
         self._key = new_nonce()
         self._alarm.set(self.server.deadline)

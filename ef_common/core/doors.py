@@ -1,0 +1,259 @@
+"""Who founds a job whose agents know where others of them listen: a pure rule, for agents that share no storage.
+
+A *door* is an address at which an agent of the job listens. Each agent that looks for the job asks all doors that it
+knows, over and over. Whoever leads, or knows who leads, says so, and is followed. Otherwise the first door of those
+that have answered in the last `FRESH_S` is the candidate. It founds the job with the support of a majority of the
+doors:
+
+1. *Promise.* An agent supports one candidate at a time. The promise ends if the candidate does not renew it for
+   `PROMISE_S`; the candidate itself counts it for `FRESH_S` only.
+2. *Commit.* A candidate with the promises of a majority asks for commits. An agent whose promise it has commits itself,
+   and from then on, until its process ends, it answers that this candidate leads the job. The candidate leads as soon
+   as a majority has committed itself at the same time. A candidate that has asked for a commit remains one: it may have
+   commits of which it does not know.
+
+Two majorities of the same doors have one in common, and it commits itself once: a job is founded a second time only if
+so many of those that had committed themselves have ended since that the others are no majority, and nobody who knows of
+the job can be asked. Doors that an agent learns from a name server may differ from those of another agent for a while.
+So they count only when they have not changed for `SETTLED_S`, and each agent adds those of all who have asked it, or
+anybody whom it asks, in the last `LATELY_S`.
+
+Cost: while nobody leads, a round of N agents is N² short conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+PROMISE_S = 15.0
+"""How long a promise lasts that is not renewed."""
+FRESH_S = 5.0
+"""How long a candidate counts an answer, from the moment in which it has asked."""
+SETTLED_S = 2.0
+"""How long the doors that a name stands for must have been the same."""
+LATELY_S = 5.0
+"""How long whoever has asked is known for it."""
+MAX_DOORS = 1024
+"""How many of those that have asked are kept."""
+LOOK, PROMISE, COMMIT = "look", "promise", "commit"
+"""What an agent wants of another one: only to know who leads, or its support."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An agent's answer.
+
+    Args:
+        leads: Its coordinator leads the job.
+        over: The training is over.
+        leader: Where the leader is, as far as it knows or has committed itself; "" for nowhere.
+        promised: The door of the candidate that it supports; "" for none.
+        granted: The one that asks has got what it wants.
+        doors: Of those that have asked it lately.
+    """
+
+    leads: bool = False
+    over: bool = False
+    leader: str = ""
+    promised: str = ""
+    granted: bool = False
+    doors: tuple[str, ...] = ()
+
+
+class Supporter:
+    """The part of an agent that is asked.
+
+    Example:
+        >>> supporter = Supporter()
+        >>> supporter.hear("node-1", "h1:29400", PROMISE, 0.0).granted
+        True
+        >>> supporter.hear("node-2", "h2:29400", PROMISE, 1.0).promised
+        'h1:29400'
+        >>> supporter.hear("node-1", "h1:29400", COMMIT, 2.0).granted
+        True
+        >>> supporter.hear("node-2", "h2:29400", PROMISE, 1000.0).leader
+        'h1:29400'
+    """
+
+    def __init__(self) -> None:
+        self._promised = ("", "")  # candidate, and its door
+        self._until = 0.0
+        self._founder = ("", "")  # likewise
+        self._leader = ""
+        self._asked: dict[str, float] = {}
+
+    def hear(self, candidate: str, door: str, wish: str, now: float) -> Standing:
+        """Somebody asks.
+
+        Args:
+            candidate: Its name, which no other process has.
+            door: Its door; "" if it has none.
+            wish: What it wants.
+            now: Time of a monotonic clock, in seconds.
+        """
+        self._asked = {one: when for one, when in self._asked.items() if now - when < LATELY_S}
+        if door and (door in self._asked or len(self._asked) < MAX_DOORS):
+            self._asked[door] = now
+        supports = self._promised[0] if now < self._until else ""
+        if door and wish != LOOK and not self.leader and supports in ("", candidate):
+            if wish == COMMIT and supports:
+                self._founder = (candidate, door)
+            self._promised, self._until = (candidate, door), now + PROMISE_S
+            supports = candidate
+        granted = wish != LOOK and candidate == (self._founder[0] if self.leader or wish == COMMIT else supports)
+        promised = self._promised[1] if supports else ""
+        return Standing(leader=self.leader, promised=promised, granted=granted, doors=tuple(self._asked))
+
+    def follow(self, leader: str) -> None:
+        """This agent follows the one that leads at this address."""
+        self._leader = leader
+
+    @property
+    def leader(self) -> str:
+        """Where the job is led, as far as is known here."""
+        return self._leader or self._founder[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An answer that has come.
+
+    Args:
+        standing: The answer.
+        asked_at: When the question was sent.
+    """
+
+    standing: Standing
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The job is led there."""
+
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """This agent has founded the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The training is over: there is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again.
+
+    Args:
+        why: What this agent waits for.
+        bound: It has committed itself, so it can do nothing but wait.
+    """
+
+    why: str
+    bound: bool = False
+
+
+Decision = Follow | Lead | Over | Wait
+
+
+class Seeker:
+    """The part of an agent that asks, until it knows what to do.
+
+    Args:
+        settle_s: How long the doors must have been the same before they count.
+
+    Attributes:
+        wish: What to ask for next.
+
+    Example:
+        >>> seeker, supporter = Seeker(), Supporter()
+        >>> def look(now):
+        ...     answer = supporter.hear("node-1", "h1:1", seeker.wish, now)
+        ...     return seeker.decide("h1:1", ["h1:1"], {"h1:1": Heard(answer, now)}, now)
+        >>> [type(look(now)).__name__ for now in (0.0, 0.5, 1.0)]
+        ['Wait', 'Wait', 'Lead']
+    """
+
+    def __init__(self, *, settle_s: float = 0.0) -> None:
+        self.wish = LOOK
+        self._settle_s = settle_s
+        self._doors: tuple[str, ...] = ()
+        self._since = 0.0
+        self._answered: dict[str, float] = {}  # when each has answered last
+
+    def decide(self, own: str, doors: Sequence[str], answers: Mapping[str, Heard], now: float) -> Decision:
+        """What to do after a round.
+
+        Args:
+            own: The door of this agent, which it asks like the others; "" if it has none.
+            doors: All that are known, in an order that all agents agree on.
+            answers: Those that have come, also from addresses that are no doors.
+            now: Time of a monotonic clock, in seconds.
+        """
+        if tuple(doors) != self._doors:
+            self._doors, self._since = tuple(doors), now
+        said = {door: heard.standing for door, heard in answers.items()}
+        if any(standing.over for standing in said.values()):
+            return Over()
+        for door in (*doors, *said):
+            if door in said and said[door].leads:
+                return Follow(door)
+        named = sorted({standing.leader for standing in said.values() if standing.leader})
+        if self.wish == COMMIT:
+            return Lead() if self._is_supported(answers, now) else Wait(self._what_lacks(said), bound=True)
+        self._answered |= dict.fromkeys(said, now)
+        first = next((door for door in doors if now - self._answered.get(door, -inf) <= FRESH_S), "")
+        if named or not first or first != own or not self._is_settled(now):
+            self.wish = LOOK
+            return self._wait_for(named, first, said, own)
+        self.wish = COMMIT if self.wish == PROMISE and self._is_supported(answers, now) else PROMISE
+        return Wait(self._what_lacks(said))
+
+    def _is_supported(self, answers: Mapping[str, Heard], now: float) -> bool:
+        supporters = [
+            door
+            for door in self._doors
+            if door in answers and answers[door].standing.granted and now - answers[door].asked_at <= FRESH_S
+        ]
+        return self._is_settled(now) and is_majority(len(supporters), len(self._doors))
+
+    def _is_settled(self, now: float) -> bool:
+        return now - self._since >= self._settle_s
+
+    # ------------------------------------------------------------ words
+
+    def _wait_for(self, named: list[str], first: str, said: Mapping[str, Standing], own: str) -> Wait:
+        if named:
+            bound = own in said and bool(said[own].leader)
+            return Wait(f"the job is led from {_list(named)}, as others say, but nobody there confirms it", bound)
+        if own and own not in self._doors:
+            return Wait(f"the name does not stand for this machine ({own}), but for {_list(self._doors)}")
+        if not first:
+            return Wait(f"nobody answers at {_list(self._doors)}")
+        if first == own:
+            return Wait(self._what_lacks(said))
+        return Wait(f"{first} is to start the job{self._silent(said)}")
+
+    def _what_lacks(self, said: Mapping[str, Standing]) -> str:
+        number = len(self._doors)
+        return f"this agent is to start the job as soon as {number // 2 + 1} of {number} support it{self._silent(said)}"
+
+    def _silent(self, said: Mapping[str, Standing]) -> str:
+        silent = [door for door in self._doors if door not in said]
+        return f"; no answer from {_list(silent)}" if silent else ""
+
+
+def is_majority(number: int, total: int) -> bool:
+    """Whether so many are more than half."""
+    return 2 * number > total
+
+
+def _list(doors: Sequence[str]) -> str:
+    more = f" and {len(doors) - 8} more" if len(doors) > 8 else ""
+    return (", ".join(doors[:8]) or "any address") + more

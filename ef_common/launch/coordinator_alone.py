@@ -1,0 +1,88 @@
+"""`elasticflow coordinator`: a coordinator on a machine without workers, as long as the job lasts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+from ef_common.errors import JobFinished, UsageError
+from ef_common.launch.doors import names_a_group
+from ef_common.launch.hosting import Hosting, node_name
+from ef_common.launch.rendezvous_options import Options, Told, config_of, nodes_of
+from ef_common.launch.signals import handled, to_end
+from ef_common.protocol.addresses import format_address
+from ef_common.terminal import log_as_json, say
+
+_LINGER_S = 5.0
+"""How long it waits for another worker that wants to hear that the training is over."""
+_LOOK_S = 0.1
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+class Alone:
+    """A coordinator that has no agent.
+
+    Args:
+        endpoint: ``--rdzv-endpoint``, as the nodes of the job have it.
+        conf: ``--rdzv-conf``.
+        job: ``--rdzv-id``.
+        nnodes: ``--nnodes``.
+        local_addr: Address at which others reach this machine; None to find it.
+        standby: It never founds the job.
+
+    Raises:
+        UsageError: An option is malformed.
+    """
+
+    def __init__(
+        self, endpoint: str, *, conf: str, job: str, nnodes: str, local_addr: str | None, standby: bool
+    ) -> None:
+        options = Options.parse(Told(endpoint, *nodes_of(nnodes), config_of(conf)))
+        if not (options.registry or options.doors or names_a_group(options.endpoint[0])):
+            options = replace(options, is_host=options.is_host is not False)
+        self._hosting = Hosting(options, run_id=job, node=node_name(), local_addr=local_addr, founds=not standby)
+
+    def run(self) -> int:
+        """Serve until a signal asks it to end, or the training is over.
+
+        Returns:
+            Exit status.
+
+        Raises:
+            ElasticFlowError: It cannot listen there, or cannot find the job.
+        """
+        log_as_json()
+        signals: list[int] = []
+        try:
+            self._hosting.find()
+            with handled(to_end(), lambda number, frame: signals.append(number)):
+                return self._serve(signals)
+        except JobFinished as finished:
+            say(str(finished))
+        except KeyboardInterrupt:  # before it had found the job
+            return _INTERRUPTED
+        return 0
+
+    def _serve(self, signals: list[int]) -> int:
+        coordinator = self._hosting.coordinator
+        if coordinator is None:
+            raise UsageError(
+                "this machine is not the one that the endpoint names, so nobody would find its coordinator"
+            )
+        led: bool | None = None
+        ended_at: float | None = None
+        while not signals and (ended_at is None or time.monotonic() < ended_at + _LINGER_S):
+            if coordinator.leads != led:
+                led = coordinator.leads
+                what = "leads the job" if led else "stands by"
+                say(f"the coordinator at {format_address(coordinator.address)} {what}", event="coordinator", leads=led)
+            time.sleep(_LOOK_S)
+            is_over = coordinator.is_over and coordinator.wait_until_idle(0)
+            ended_at = (ended_at or time.monotonic()) if is_over else None
+        self._hosting.leave()
+        if signals:
+            return 0
+        why = coordinator.failure
+        say(f"the job has failed: {why}" if why else "the training is over", color="red" if why else None)
+        return 1 if why else 0

@@ -1,0 +1,258 @@
+"""How an agent finds its job by asking other agents, which a list of hosts or a name with several addresses gives."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as RoundOver
+from dataclasses import replace
+
+from ef_common.core.doors import LOOK, SETTLED_S, Follow, Heard, Lead, Over, Seeker, Standing, Wait
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError
+from ef_common.launch.finding import PATIENCE_S
+from ef_common.protocol.addresses import Address, format_address, is_loopback, named_by, parse_address
+
+logger = logging.getLogger(__name__)
+
+LISTED_SETTLED_S = 1.0
+"""How long an agent looks before it founds a job at a list: a leader elsewhere tells whoever comes up at the list."""
+_LOOK_S = 0.5
+_ROUND_S = 4.0
+"""How long a round waits for answers; less than a candidate counts one."""
+_SAY_AFTER_S = 5.0  # agents of one start are not there at the same moment
+_THREADS = 32
+
+
+class Listed:
+    """The doors of a list.
+
+    Args:
+        doors: They, in their order.
+    """
+
+    settle_s = LISTED_SETTLED_S
+
+    def __init__(self, doors: Sequence[Address]) -> None:
+        self._doors = tuple(doors)
+
+    def known(self) -> list[Address]:
+        """The doors that are known now."""
+        return list(self._doors)
+
+    def in_order(self, doors: Iterable[Address]) -> list[Address]:
+        """All of these, in an order on which all agents agree: first those of the list."""
+        others = set(doors) - set(self._doors)
+        return [*self._doors, *sorted(others, key=_rank)]
+
+
+class Resolved:
+    """The doors at the addresses of a name, which may come and go.
+
+    Args:
+        host: The name.
+        port: Of all doors.
+    """
+
+    settle_s = SETTLED_S
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._doors: list[Address] = []
+
+    def known(self) -> list[Address]:
+        """The doors that are known now; a name server that does not answer changes nothing."""
+        self._doors = [(host, self._port) for host in addresses_of(self._host)] or self._doors
+        return self._doors
+
+    def in_order(self, doors: Iterable[Address]) -> list[Address]:
+        """All of these, in an order on which all agents agree: that of their numbers."""
+        return sorted(set(doors), key=_rank)
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses of a name, those of IPv4 if there are any; none if nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    family = min((one[0] for one in found), key=lambda one: one is not socket.AF_INET, default=None)
+    return list(dict.fromkeys(str(address[0]) for one, _, _, _, address in found if one is family))
+
+
+def names_a_group(host: str) -> bool:
+    """Whether this is a name that may stand for several machines, be it that it does so only later."""
+    if host == "localhost" or host.split(".")[0] == socket.gethostname().split(".")[0]:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        addresses = addresses_of(host)
+        return len(addresses) > 1 or any(map(is_this_machine, addresses))
+    return False
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address is one of this machine: only then can a socket be bound to it."""
+    try:
+        candidates = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in candidates:
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def find_at_doors(
+    doors: Listed | Resolved,
+    *,
+    open_door: Callable[[Sequence[Address]], Address | None],
+    ask: Callable[[Address, str, str], Standing | None],
+    lead: Callable[[], object],
+) -> Address | None:
+    """Look until the job is found, or this agent has founded it.
+
+    Args:
+        doors: Where to look.
+        open_door: Lets the coordinator of this agent listen at one of these that is on this machine; returns it.
+        ask: Asks at an address, from the door of this agent, with a wish; None if nobody answers.
+        lead: Lets the coordinator of this agent lead.
+
+    Returns:
+        Where the job is led; None if this agent leads.
+
+    Raises:
+        AuthenticationError: An agent has another token, or none, and nobody leads.
+        ProtocolError: Somebody there is no agent of ElasticFlow, or one of another version, and nobody leads.
+        CoordinatorLost: This agent has committed itself to a founder that it cannot reach.
+        JobFinished: The training is over.
+    """
+    seeker, said = Seeker(settle_s=doors.settle_s), _Sayings()
+    own: Address | None = None
+    told: set[Address] = set()
+    named: set[Address] = set()
+    with _Asking(ask) as asking:
+        while True:
+            known = doors.known()
+            own = own or open_door(known)
+            mine = "" if own is None else format_address(own)
+            wish = seeker.wish
+            targets = dict.fromkeys([*([] if own is None else [own]), *known, *told, *named])
+            answers = asking.round(list(targets), mine, wish)
+            told = {one for heard in answers.values() for one in _parsed(heard.standing.doors)}
+            named = {leader for heard in answers.values() for leader in _parsed([heard.standing.leader])}
+            everyone = list(map(format_address, doors.in_order([*known, *told])))
+            match seeker.decide(mine, everyone, answers, time.monotonic()):
+                case Over():
+                    raise JobFinished("the training is over: there is nothing to join")
+                case Follow(door):
+                    return parse_address(door, what="the address of the leader")
+                case Lead():
+                    lead()
+                    return None
+                case Wait(why, bound):
+                    if asking.refusal is not None:
+                        raise asking.refusal
+                    said.wait(why, bound=bound)
+            if wish == seeker.wish or seeker.wish == LOOK:
+                time.sleep(_LOOK_S)
+
+
+class _Sayings:
+    """Says once for what the agent waits, and gives up where it can do nothing else."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._bound_since: float | None = None
+        self._said = False
+
+    def wait(self, why: str, *, bound: bool) -> None:
+        now = time.monotonic()
+        self._bound_since = (self._bound_since or now) if bound else None
+        if self._bound_since is not None and now - self._bound_since > PATIENCE_S:
+            raise CoordinatorLost(f"{why}. That has not changed within {PATIENCE_S:g} s")
+        if not self._said and now - self._began > _SAY_AFTER_S:
+            self._said = True
+            logger.warning("%s; waiting", why)
+
+
+class _Asking:
+    """Asks many at the same time.
+
+    Args:
+        ask: Asks one.
+
+    Attributes:
+        refusal: What somebody has said in the last round who has another token or another version.
+    """
+
+    def __init__(self, ask: Callable[[Address, str, str], Standing | None]) -> None:
+        self.refusal: AuthenticationError | ProtocolError | None = None
+        self._ask = ask
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="elasticflow-seek")
+        self._busy: dict[Address, Future[Standing | None]] = {}
+
+    def __enter__(self) -> _Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def round(self, addresses: Sequence[Address], door: str, wish: str) -> dict[str, Heard]:
+        """What those say that answer in time; as soon as one of them leads, no more are waited for."""
+        self.refusal = None
+        self._busy = {address: future for address, future in self._busy.items() if not future.done()}
+        asked: dict[Future[Standing | None], tuple[Address, float]] = {}
+        for address in addresses:
+            if address not in self._busy:  # else its answer comes too late
+                future = self._pool.submit(self._ask, address, door, wish)
+                asked[future] = (address, time.monotonic())
+                self._busy[address] = future
+        answers: dict[str, Heard] = {}
+        try:
+            for future in as_completed(asked, timeout=_ROUND_S):
+                address, asked_at = asked[future]
+                standing = self._answer(future)
+                if standing is not None:
+                    answers[format_address(address)] = Heard(_as_seen_from(address, standing), asked_at)
+                    if standing.leads:
+                        break
+        except RoundOver:
+            logger.debug("some do not answer within %g s", _ROUND_S)
+        return answers
+
+    def _answer(self, future: Future[Standing | None]) -> Standing | None:
+        try:
+            return future.result()
+        except (AuthenticationError, ProtocolError) as error:
+            self.refusal = error
+            return None
+
+
+def _as_seen_from(address: Address, standing: Standing) -> Standing:
+    """What an agent has said; a leader that it reaches on its own machine has the address of that machine."""
+    if not standing.leader or is_loopback(address[0]):
+        return standing
+    return replace(standing, leader=format_address(named_by(address, standing.leader)))
+
+
+def _parsed(doors: Iterable[str]) -> list[Address]:
+    return [parse_address(door, what="an address that an agent has named") for door in doors if door]
+
+
+def _rank(address: Address) -> tuple[int, int, str, int]:
+    """Numbers in their order, and then names."""
+    host, port = address
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return 9, 0, host, port
+    return number.version, int(number), "", port

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ef_common.core.doors import LOOK, Standing, Supporter
+from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished
+from ef_common.launch import doors
+from ef_common.launch.doors import Listed, Resolved, addresses_of, find_at_doors
+from ef_common.launch.finding import PATIENCE_S
+from ef_common.protocol.addresses import Address, format_address
+from tests.launch.test_finding import Clock
+
+HERE: Address = ("h1", 1000)
+THERE: Address = ("h2", 2000)
+ELSEWHERE: Address = ("192.0.2.9", 9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(doors, "time", clock)
+    return clock
+
+
+class Agents:
+    """The agent that looks, and what those at the other doors answer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.own = Supporter()
+        self.others: dict[Address, Callable[[str, str], Standing]] = {}
+        self.asked: set[Address] = set()
+        self.leads = 0
+        self.lock = threading.Lock()
+
+    def ask(self, address: Address, door: str, wish: str) -> Standing | None:
+        with self.lock:
+            self.asked.add(address)
+            if address == HERE:
+                return self.own.hear("here", door, wish, self.clock.now)
+            return self.others[address](door, wish) if address in self.others else None
+
+    def lead(self) -> None:
+        self.leads += 1
+
+    def find(self, *listed: Address, door: Address | None = HERE) -> Address | None:
+        return find_at_doors(Listed(listed), open_door=lambda known: door, ask=self.ask, lead=self.lead)
+
+
+@pytest.fixture
+def agents(clock: Clock) -> Agents:
+    return Agents(clock)
+
+
+def supports(agents: Agents) -> Callable[[str, str], Standing]:
+    supporter = Supporter()
+    return lambda door, wish: supporter.hear("here", door, wish, agents.clock.now)
+
+
+def test_agent_with_a_majority_founds_the_job(agents: Agents) -> None:
+    agents.others[THERE] = supports(agents)
+    assert agents.find(HERE, THERE, ELSEWHERE) is None
+    assert agents.leads == 1
+    assert agents.own.leader == format_address(HERE)
+
+
+def test_agent_follows_a_leader_that_another_one_names(agents: Agents) -> None:
+    agents.others[THERE] = lambda door, wish: Standing(leader=format_address(ELSEWHERE))
+    agents.others[ELSEWHERE] = lambda door, wish: Standing(leads=True)
+    assert agents.find(HERE, THERE) == ELSEWHERE
+    assert agents.leads == 0
+
+
+def test_leader_that_another_machine_reaches_on_its_loopback_interface_is_looked_for_there(agents: Agents) -> None:
+    agents.others[THERE] = lambda door, wish: Standing(leader="127.0.0.1:77")
+    agents.others["h2", 77] = lambda door, wish: Standing(leads=True)
+    assert agents.find(HERE, THERE) == ("h2", 77)
+
+
+def test_agent_that_hears_that_the_training_is_over_has_nothing_to_do(agents: Agents) -> None:
+    agents.others[THERE] = lambda door, wish: Standing(leads=True, over=True)
+    with pytest.raises(JobFinished, match="the training is over"):
+        agents.find(HERE, THERE)
+
+
+def test_agent_without_a_door_looks_until_somebody_leads(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    agents.clock.at[agents.clock.now + 100.0] = lambda: agents.others.update(
+        {THERE: lambda door, wish: Standing(leads=wish == LOOK and not door)}
+    )
+    assert agents.find(("h1", 9), THERE, door=None) == THERE
+    assert [record.getMessage() for record in caplog.records] == ["nobody answers at h1:9, h2:2000; waiting"]
+
+
+def test_agent_that_has_committed_itself_gives_up_a_founder_that_it_cannot_reach(agents: Agents) -> None:
+    began = agents.clock.now
+    for wish in ("promise", "commit"):
+        agents.own.hear("there", format_address(THERE), wish, began)
+    with pytest.raises(CoordinatorLost, match=r"is led from h2:2000, as others say.*has not changed within 60 s"):
+        agents.find(HERE, THERE)
+    assert PATIENCE_S <= agents.clock.now - began <= PATIENCE_S + 2.0
+    assert agents.leads == 0
+
+
+def test_agent_with_another_token_is_an_error_only_where_nobody_leads(agents: Agents) -> None:
+    def refuse(door: str, wish: str) -> Standing:
+        raise AuthenticationError("another token")
+
+    agents.others[THERE] = refuse
+    with pytest.raises(AuthenticationError, match="another token"):
+        agents.find(HERE, THERE)
+    agents.others[ELSEWHERE] = lambda door, wish: Standing(leads=True)
+    assert agents.find(THERE, ELSEWHERE, door=None) == ELSEWHERE
+
+
+# ---------------------------------------------------------------- names
+
+
+def resolver(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> None:
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host not in names:
+            return real(host, *args, **kwargs)
+        if not names[host]:
+            raise socket.gaierror("nobody knows it")
+        return [one for address in names[host] for one in real(address, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_addresses_of_a_name_are_in_the_order_of_their_numbers_and_stay_while_nobody_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"workers.test": ["192.0.2.10", "192.0.2.9", "2001:db8::1"]}
+    resolver(monkeypatch, names)
+    found = Resolved("workers.test", 1)
+    assert found.in_order(found.known()) == [("192.0.2.9", 1), ("192.0.2.10", 1)]
+    names["workers.test"] = []
+    assert set(found.known()) == {("192.0.2.9", 1), ("192.0.2.10", 1)}
+    names["workers.test"] = ["2001:db8::1"]
+    assert found.known() == [("2001:db8::1", 1)]
+    assert addresses_of("192.0.2.1") == ["192.0.2.1"]
+
+
+def test_doors_that_are_not_in_the_list_come_after_it() -> None:
+    assert Listed([THERE, HERE]).in_order([("a", 1), ELSEWHERE, HERE]) == [THERE, HERE, ELSEWHERE, ("a", 1)]
