@@ -52,7 +52,7 @@ def drop_what_is_returned(patch: Patch) -> None:
 
 def admit_newcomers_in_a_loss(patch: Patch) -> None:
     """The view after a loss takes in whoever is ready."""
-    install = rules._install
+    install = rules.install
 
     def generous(state: Any, members: Any, settings: Any, *, planned: bool = False, **rest: Any) -> Any:
         if not planned:
@@ -60,7 +60,7 @@ def admit_newcomers_in_a_loss(patch: Patch) -> None:
             members = (*members, *ready)
         return install(state, members, settings, planned=planned, **rest)
 
-    patch.setattr(rules, "_install", generous)
+    patch.setattr(rules, "install", generous)
 
 
 def admit_newcomers_in_a_loss_unseen(patch: Patch) -> None:
@@ -378,13 +378,13 @@ def go_on_though_not_all_have_settled(patch: Patch) -> None:
 
 def keep_what_was_promised_to_oneself(patch: Patch) -> None:
     """A standby numbers its views from one."""
-    install = rules._install
+    install = rules.install
 
     def low(state: Any, members: Any, settings: Any, **rest: Any) -> Any:
         unknown = state.chain and not any(link.own for link in state.chain)
         return install(replace(state, generation=0) if unknown else state, members, settings, **rest)
 
-    patch.setattr(rules, "_install", low)
+    patch.setattr(rules, "install", low)
 
 
 def keep_the_exception_from_a_successor(patch: Patch) -> None:
@@ -503,8 +503,8 @@ def count_who_leaves(patch: Patch) -> None:
 def few_do_not_claim(patch: Patch) -> None:
     """Few wait for ever, though they could have the claim."""
 
-    def wanted(state, settings):
-        found, few = before(state, settings)
+    def wanted(state):
+        found, few = before(state)
         return ((), False) if few else (found, False)
 
     before = claims.wanted
@@ -533,7 +533,7 @@ def take_each_end_for_a_death(patch: Patch) -> None:
 
 def nobody_claims(patch: Patch) -> None:
     """Half of the members waits, though it could have the claim."""
-    patch.setattr(claims, "ask", lambda state, settings: (state, ()))
+    patch.setattr(claims, "ask", lambda state: (state, ()))
 
 
 _OF_FAILOVER = {

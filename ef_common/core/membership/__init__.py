@@ -1,6 +1,18 @@
 """Membership: who is in the view, decided from events alone.
 
-The coordinator runs :func:`decide` on every event. Rules:
+The coordinator runs :func:`decide` on every event. It is in one of five states, whose fields are in :mod:`model`, and
+:mod:`machine` names the events that each state heeds:
+
+    Idle → Gathering     a member of another coordinator comes to this standby
+    Gathering → Serving  all of its members are here, or there was time enough
+    Gathering → Forming  likewise, and none of them is left
+    Forming → Serving    enough workers wait: the first view, or one after all members have gone
+    Serving → Forming    no member is left
+    Forming → Idle       another coordinator leads
+    Serving → Idle       another coordinator leads, or there was no quorum for too long
+    any → Ended          an exception ends the job
+
+Rules:
 
 1. Before the first view, workers are *early*: they wait in their setup. The first view is issued when every node seen
    so far is complete, at least ``min_nodes`` are there, and either the expected number is there (``start_nodes``, else
@@ -90,7 +102,6 @@ from ef_common.core.membership.events import (
 from ef_common.core.membership.machine import decide, next_deadline
 from ef_common.core.membership.model import (
     Active,
-    Decision,
     Ended,
     Forming,
     Gathering,
@@ -107,9 +118,9 @@ from ef_common.core.membership.rules import is_at_work
 from ef_common.core.membership.takeover import is_news, missing, step_down
 
 __all__ = [
-    "Active",
     "Abort",
     "Action",
+    "Active",
     "Agree",
     "Announce",
     "Arrived",
@@ -119,7 +130,6 @@ __all__ = [
     "Claim",
     "Claimed",
     "Closed",
-    "Decision",
     "Dismiss",
     "Ended",
     "Event",
@@ -136,9 +146,9 @@ __all__ = [
     "Outranked",
     "Phase",
     "Ready",
-    "Replacement",
     "Redirect",
     "Refused",
+    "Replacement",
     "Republish",
     "Resign",
     "Resume",

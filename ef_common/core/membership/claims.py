@@ -10,7 +10,7 @@ from typing import TypeVar
 from ef_common.core.membership import roster
 from ef_common.core.membership.actions import Action, Agree, Claim
 from ef_common.core.membership.events import Claimed, Stored
-from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving, Settings
+from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving
 from ef_common.core.quorum import Bid, bids, generation_of
 from ef_common.errors import ProtocolError
 
@@ -95,7 +95,7 @@ def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Acti
     return state, () if newest is None or newest is not state.view else (Agree(newest),)
 
 
-def wanted(state: Serving, settings: Settings) -> tuple[tuple[Bid, ...], bool]:
+def wanted(state: Serving) -> tuple[tuple[Bid, ...], bool]:
     """The claims for which a view is held back, and whether the other members should go first."""
     if not state.based:
         return (), False
@@ -103,11 +103,11 @@ def wanted(state: Serving, settings: Settings) -> tuple[tuple[Bid, ...], bool]:
     return bids(members, state.chain, gone=roster.gone(state), dead=state.dead, stores=state.stores)
 
 
-def ask(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
+def ask(state: Membership) -> tuple[Membership, tuple[Action, ...]]:
     """Ask members to acquire missing claims; ask others if they were away and may not have heard of it."""
     if not isinstance(state, Serving) or (shortage := state.shortage) is None:
         return state, ()
-    lacking, few = wanted(state, settings)
+    lacking, few = wanted(state)
     if few and not shortage.last_resort:
         lacking = ()
     asked: dict[Bid, tuple[str, ...]] = {}

@@ -53,7 +53,7 @@ def decide(state: Membership, event: events.Event, now: float, settings: Setting
         further = takeover.try_again(after, now, settings)
     after = claims.forget(before, _contest(further[0], event, now))
     after, agree = claims.agree(before, after)
-    after, asked = claims.ask(after, settings)
+    after, asked = claims.ask(after)
     return after, (*actions, *further[1], *agree, *asked), further[2] or reason
 
 
@@ -120,7 +120,7 @@ def next_deadline(state: Membership, settings: Settings) -> float | None:
         case Serving(shortage=Shortage(since=since)):
             return since + settings.patience_s
         case Serving() if state.suspects:
-            return rules.suspected_at(state) + settings.loss_notice_s
+            return min(state.suspects.values()) + settings.loss_notice_s
         case Forming(held="") if newcomers.founders(state, settings):
             return state.last_arrival + settings.last_call_s
     return None

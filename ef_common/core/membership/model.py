@@ -63,59 +63,52 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why a view is held back.
-
-    Args:
-        why: What is missing.
-        since: When that was noticed; the rule that notices it leaves it to :func:`takeover.try_again`.
-        last_resort: It lasts for so long that few may go on.
-        asked: Who tries to get each claim that is missing.
-    """
+    """Why a view is held back."""
 
     why: str
-    since: float = inf
-    last_resort: bool = False
-    asked: Mapping[Bid, tuple[str, ...]] = field(default_factory=_nothing)
+    since: float = inf  # noted by `takeover.try_again`, at the end of the same decision
+    last_resort: bool = False  # it lasts for so long that few may go on
+    asked: Mapping[Bid, tuple[str, ...]] = field(default_factory=_nothing)  # who tries to get each missing claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What all states answer; :mod:`ef_common.core.membership` shows what leads from one to another.
+    """Base of the states, and what all of them answer; the package's head shows what leads from one to another.
 
-    Args:
+    Attributes:
         generation: The highest that a worker may know of.
+        workers: Those that are connected and count.
+        view: The view; None without members.
+        chain: The views that a quorum counts in (:mod:`ef_common.core.quorum`).
+        closed: The program of a member has ended.
+        held: Why a view is held back; "" if none is.
+        failed: Whose exception has ended the job, and which.
     """
 
     generation: int = 0
 
     @property
     def workers(self) -> Workers:
-        """The workers that are connected and count."""
         return NOTHING
 
     @property
     def view(self) -> View | None:
-        """The view, if there are members."""
         return None
 
     @property
     def chain(self) -> tuple[Link, ...]:
-        """See :mod:`ef_common.core.quorum`."""
         return ()
 
     @property
     def closed(self) -> bool:
-        """Whether the program of a member has ended."""
         return False
 
     @property
     def held(self) -> str:
-        """Why a view is held back; "" if none is."""
         return ""
 
     @property
     def failed(self) -> str:
-        """Whose exception has ended the job, and which."""
         return ""
 
 
@@ -168,7 +161,7 @@ class Forming(Leading):
     """There are no members: before the first view, and after all have gone."""
 
     held: str = ""
-    last: frozenset[str] = NOBODY  # members that have left together, and were the last
+    last: frozenset[str] = NOBODY  # members that have left together, and were the last, still connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +172,12 @@ class Serving(Leading):
     announced: bool = False  # that a change is pending
     at_boundary: frozenset[str] = NOBODY
     settled: frozenset[str] = NOBODY
-    suspects: Mapping[str, float] = field(default_factory=_nothing)  # with the time; the first one first
+    suspects: Mapping[str, float] = field(default_factory=_nothing)  # and since when each of them does
     replacement: Replacement = Replacement()
     shortage: Shortage | None = None
 
     @property
     def held(self) -> str:
-        """Why the next view is held back; "" if none is."""
         return "" if self.shortage is None else self.shortage.why
 
 
@@ -198,4 +190,4 @@ AnyActive = TypeVar("AnyActive", bound=Active)
 def carry_over(state: Active) -> dict[str, Any]:
     """What a new view, or the end of one, leaves as it is: the fields that are not those of one state alone."""
     base = Leading if isinstance(state, Leading) else Active
-    return {field.name: getattr(state, field.name) for field in fields(base)}
+    return {one.name: getattr(state, one.name) for one in fields(base)}

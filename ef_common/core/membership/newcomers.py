@@ -139,15 +139,13 @@ def _form(state: Forming, now: float, settings: Settings) -> Decision | None:
         return replace(state, held=short), (), f"the job cannot begin anew: {short}"
     taken = nodes[: settings.max_nodes]
     chosen = tuple(m for m in members if m.node in taken)
-    reason = f"{len(chosen)} workers start"
     _, waiting, training = state.workers[members[0].id]
+    told: tuple[Action, ...]
     if waiting is Phase.READY:
-        state = replace(state, training=training)
-        serving, actions, reason = rules.issue(state, chosen, settings, planned=True, reason=reason)
-        after, skips = rules.pass_over(serving)
-        return after, (*actions, *skips), reason
-    # Whoever finds no room waits as a spare; it must do its slow work meanwhile.
-    spare = [m.id for m in members if m.node not in taken]
-    state = replace(state, workers=roster.moved(state, spare, Phase.WARMING))
-    after, actions, reason = rules.issue(state, chosen, settings, planned=True, reason=reason)
-    return after, (*actions, *(Welcome(worker, warm_up=True) for worker in spare)), reason
+        state, told = rules.pass_over(replace(state, training=training))
+    else:  # Whoever finds no room waits as a spare; it must do its slow work meanwhile.
+        spare = [m.id for m in members if m.node not in taken]
+        state = replace(state, workers=roster.moved(state, spare, Phase.WARMING))
+        told = tuple(Welcome(worker, warm_up=True) for worker in spare)
+    after, actions, reason = rules.install(state, chosen, settings, planned=True, reason=f"{len(chosen)} workers start")
+    return after, (*actions, *told), reason

@@ -25,11 +25,8 @@ NEWCOMERS, MEMBERS = (Phase.WARMING, Phase.READY), (Phase.MEMBER, Phase.LEAVING)
 class Standing(NamedTuple):
     """Where a connected worker stands.
 
-    Args:
-        member: The worker.
-        phase: Its phase.
-        training: If it is ready, the training that it is ready for. If it warms up, the one that it was told to go to:
-            what it says of earlier ones was on its way by then.
+    `training` is, of one that is ready, the training that it is ready for; of one that warms up, the one that it was
+    told to go to. What it says of earlier ones was on its way by then.
     """
 
     member: Member

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
+from ef_common.core.membership.actions import Finish
 from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings
-from ef_common.core.membership.phase import MEMBERS, Phase, Standing, Workers
+from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, Standing, Workers
 from ef_common.core.view import Member
 from ef_common.errors import ProtocolError
 
@@ -24,6 +25,11 @@ def expect_member(state: Membership, worker: str, does: str) -> None:
     """Raise ProtocolError if somebody does what only a member can do."""
     if (phase := phase_of(state, worker)) not in MEMBERS:
         raise ProtocolError(f"worker {worker} {does}, but it is {phase.value}")
+
+
+def finishes(state: Membership) -> tuple[Finish, ...]:
+    """What tells newcomers that the job has ended."""
+    return tuple(Finish(worker) for worker, stands in state.workers.items() if stands.phase in NEWCOMERS)
 
 
 def placed(state: Active, member: Member, phase: Phase, training: int = 1) -> Workers:

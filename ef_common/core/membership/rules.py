@@ -7,10 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ef_common.core.membership import replacement, roster
-from ef_common.core.membership.actions import Action, Announce, Finish, Install, Skip
+from ef_common.core.membership.actions import Action, Announce, Install, Skip
 from ef_common.core.membership.events import Gone, Silent
 from ef_common.core.membership.model import (
-    NOBODY,
     Active,
     AnyActive,
     Decision,
@@ -24,7 +23,7 @@ from ef_common.core.membership.model import (
     Shortage,
     carry_over,
 )
-from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, Standing
+from ef_common.core.membership.phase import MEMBERS, Phase, Standing
 from ef_common.core.membership.roster import admissible, expect_member, phase_of, present, remaining
 from ef_common.core.quorum import Link, merge, shortfall, some_of
 from ef_common.core.view import Member, View
@@ -114,14 +113,9 @@ def closed(state: Active, worker: str, settings: Settings) -> Decision:
     expect_member(state, worker, "closes the job")
     if state.closed:
         return state, (), ""
-    finishes = finish(state)
-    after, install, why = plan(replace(state, closed=True), settings)  # it may have held
-    return after, (*finishes, *install), why or f"the program of {worker} ends"
-
-
-def finish(state: Membership) -> tuple[Action, ...]:
-    """Tell the newcomers that the job has ended."""
-    return tuple(Finish(worker) for worker, (_, phase, _) in state.workers.items() if phase in NEWCOMERS)
+    finishes = roster.finishes(state)
+    after, actions, why = plan(replace(state, closed=True), settings)  # it may have held
+    return after, (*finishes, *actions), why or f"the program of {worker} ends"
 
 
 def at_boundary(state: Serving, worker: str, generation: int, settings: Settings) -> Decision:
@@ -165,10 +159,10 @@ def plan(state: Membership, settings: Settings) -> Decision:
         generation, last = state.generation + 1, frozenset(dropped)
         workers = roster.without(state, dropped)
         after = replace(state, generation=generation, workers=workers, dismissed=state.dismissed | last)
-        return _without_view(after, last=last), (Install(View(generation, (), reason=reason), dropped),), reason
+        return Forming(**carry_over(after), last=last), (Install(View(generation, (), reason=reason), dropped),), reason
     if coming:
         state = replace(state, replacement=Replacement(state.replacement.straggler, coming[0].id))
-    return _install(state, members, settings, planned=True, dropped=dropped, reason=reason)
+    return install(state, members, settings, planned=True, dropped=dropped, reason=reason)
 
 
 def _holds(state: Active, members: Collection[Member], settings: Settings) -> bool:
@@ -184,12 +178,7 @@ def nodes_of(members: Collection[Member]) -> set[str]:
 def install_present(state: Serving, settings: Settings, reason: str) -> Decision:
     """Issue a view of the remaining members, without newcomers."""
     members = present(state)
-    if members:
-        return _install(state, members, settings, reason=reason)
-    reason = f"{reason}, no member is left"
-    if short := shortfall_of(state, (), settings):
-        return _hold_back(state, short, reason)
-    return _without_view(state), (), reason
+    return install(state, members, settings, reason=reason if members else f"{reason}, no member is left")
 
 
 def gone(state: Active, event: Gone, settings: Settings) -> Decision:
@@ -250,21 +239,16 @@ def suspected(state: Serving, worker: str, generation: int, now: float, settings
     if is_first and len(present(state)) < view.world_size:
         return install_present(state, settings, f"{worker} needs a view without those who said goodbye")
     if suspects.keys() >= set(view.ids) and len(state.chain) <= _MAX_HASTY:
-        return _install(state, view.members, settings, reason="the group broke for all")
+        return install(state, view.members, settings, reason="the group broke for all")
     return state, (), f"{worker} suspects the group of view {generation}"
 
 
 def overdue(state: Serving, now: float, settings: Settings) -> Decision:
     """Rule 6: nobody is lost, because a loss would have been noticed by now."""
-    if state.shortage or not state.suspects or now < suspected_at(state) + settings.loss_notice_s:
+    if state.shortage or not state.suspects or now < min(state.suspects.values()) + settings.loss_notice_s:
         return state, (), ""
     reason = f"the group broke for {some_of(state.suspects)}, and nobody is lost"
-    return _install(state, state.view.members, settings, reason=reason)
-
-
-def suspected_at(state: Serving) -> float:
-    """When a member has suspected its group first."""
-    return next(iter(state.suspects.values()))
+    return install(state, state.view.members, settings, reason=reason)
 
 
 def is_at_work(state: Membership) -> bool:
@@ -272,32 +256,7 @@ def is_at_work(state: Membership) -> bool:
     return isinstance(state, Serving) and state.shortage is None and not state.suspects
 
 
-def _without_view(state: Serving, *, last: frozenset[str] = NOBODY) -> Forming:
-    """No member is left."""
-    return Forming(**carry_over(state), last=last)
-
-
-def _hold_back(state: Serving, short: str, reason: str) -> Decision:
-    """Rule 10: the next view needs a quorum."""
-    shortage = replace(state.shortage, why=short) if state.shortage else Shortage(short)
-    return replace(state, shortage=shortage), (), f"{reason}; held back: {short}"
-
-
-def _install(
-    state: Serving,
-    members: tuple[Member, ...],
-    settings: Settings,
-    *,
-    planned: bool = False,
-    dropped: tuple[str, ...] = (),
-    reason: str,
-) -> Decision:
-    if short := shortfall_of(state, {m.id for m in members}, settings):
-        return _hold_back(state, short, reason)
-    return issue(state, members, settings, planned=planned, dropped=dropped, reason=reason)
-
-
-def issue(
+def install(
     state: Forming | Serving,
     members: tuple[Member, ...],
     settings: Settings,
@@ -305,9 +264,14 @@ def issue(
     planned: bool = False,
     dropped: tuple[str, ...] = (),
     reason: str,
-) -> tuple[Serving, tuple[Action, ...], str]:
-    """Begin a view, whatever it replaces."""
+) -> Decision:
+    """Issue a view, or hold it back (rule 10); without members there is none any more."""
     ids = {m.id for m in members}
+    if isinstance(state, Serving) and (short := shortfall_of(state, ids, settings)):
+        shortage = replace(state.shortage, why=short) if state.shortage else Shortage(short)
+        return replace(state, shortage=shortage), (), f"{reason}; held back: {short}"
+    if not members:
+        return Forming(**carry_over(state)), (), reason
     workers = {
         worker: Standing(stands.member, Phase.MEMBER) if worker in ids and stands.phase not in MEMBERS else stands
         for worker, stands in state.workers.items()

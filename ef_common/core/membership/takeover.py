@@ -187,9 +187,7 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     out = gone | state.dead
     if can_wait and any(worker not in state.workers and worker not in out for worker in view.ids):
         return state, (), ""
-    strangers = tuple(
-        worker for worker, (_, phase, _) in state.workers.items() if phase in MEMBERS and view.rank_of(worker) is None
-    )
+    strangers = [w for w, stands in state.workers.items() if stands.phase in MEMBERS and view.rank_of(w) is None]
     reports = [report for worker, report in state.returned.items() if worker in view.ids and worker in state.workers]
     current = [report for report in reports if report.received[-1].view == view]
     common = {**carry_over(state), "workers": roster.without(state, strangers), "gone": gone & rules.ids_of(chain)}
@@ -206,15 +204,11 @@ def end_gathering(state: Gathering, now: float, settings: Settings) -> Decision:
     dismissals = tuple(Dismiss(worker, "the newest view is without it") for worker in strangers)
     serving, skips = rules.pass_over(serving)
     whole = serving.settled.issuperset(view.ids) and not serving.suspects
-    after, actions, reason = (
-        _go_on(serving, settings)
-        if whole
-        else rules.install_present(serving, settings, "another coordinator took over")
-    )
+    reason = "another coordinator took over"
+    after, actions, why = _go_on(serving, settings) if whole else rules.install_present(serving, settings, reason)
     if isinstance(after, Serving) and after.shortage:
         after = replace(after, shortage=replace(after.shortage, since=now))
-    finishes = rules.finish(after) if after.closed else ()
-    return after, (*dismissals, *skips, *actions, *finishes), reason
+    return after, (*dismissals, *skips, *actions, *(roster.finishes(after) if after.closed else ())), why
 
 
 def _is_incomplete(state: Gathering) -> bool:
@@ -249,12 +243,9 @@ def try_again(state: Serving, now: float, settings: Settings) -> Decision:
     after = replace(after, shortage=shortage)
     if now < shortage.since + settings.patience_s:
         return after, (), ""
-    if not shortage.last_resort and claims.wanted(after, settings)[1]:
-        return (
-            replace(after, shortage=replace(shortage, since=now, last_resort=True)),
-            (),
-            "the others had time to go on",
-        )
+    if not shortage.last_resort and claims.wanted(after)[1]:
+        shortage = replace(shortage, since=now, last_resort=True)
+        return replace(after, shortage=shortage), (), "the others had time to go on"
     return step_down(after)
 
 
