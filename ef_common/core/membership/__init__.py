@@ -117,59 +117,11 @@ from ef_common.core.membership.roster import phase_of
 from ef_common.core.membership.rules import is_at_work
 from ef_common.core.membership.takeover import is_news, missing, step_down
 
-__all__ = [
-    "Abort",
-    "Action",
-    "Active",
-    "Agree",
-    "Announce",
-    "Arrived",
-    "AtBoundary",
-    "Begun",
-    "Challenged",
-    "Claim",
-    "Claimed",
-    "Closed",
-    "Dismiss",
-    "Ended",
-    "Event",
-    "Failed",
-    "FailedElsewhere",
-    "Finish",
-    "Forming",
-    "Gathering",
-    "Gone",
-    "Idle",
-    "Install",
-    "Leaving",
-    "Membership",
-    "Outranked",
-    "Phase",
-    "Ready",
-    "Redirect",
-    "Refused",
-    "Replacement",
-    "Republish",
-    "Resign",
-    "Resume",
-    "Returned",
-    "Serving",
-    "Settings",
-    "Settled",
-    "Shortage",
-    "Silent",
-    "Skip",
-    "StepDown",
-    "Stored",
-    "Straggler",
-    "Suspected",
-    "Tick",
-    "Welcome",
-    "decide",
-    "is_at_work",
-    "is_news",
-    "missing",
-    "next_deadline",
-    "phase_of",
-    "step_down",
-]
+__all__ = ["decide", "next_deadline", "phase_of", "is_at_work", "is_news", "missing", "step_down"]
+__all__ += ["Active", "Ended", "Forming", "Gathering", "Idle", "Membership", "Replacement", "Serving", "Settings"]
+__all__ += ["Shortage", "Phase"]
+__all__ += ["Arrived", "AtBoundary", "Begun", "Challenged", "Claimed", "Closed", "Event", "Failed", "FailedElsewhere"]
+__all__ += ["Gone", "Leaving", "Outranked", "Ready", "Refused", "Returned", "Settled", "Silent", "Stored"]
+__all__ += ["Straggler", "Suspected", "Tick"]
+__all__ += ["Abort", "Action", "Agree", "Announce", "Claim", "Dismiss", "Finish", "Install", "Redirect", "Republish"]
+__all__ += ["Resign", "Resume", "Skip", "StepDown", "Welcome"]
