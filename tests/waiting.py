@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ef_common.core.membership import Membership, Phase
+from ef_common.core.membership import Membership, Phase, Serving
 from ef_common.testing.harness import GUARD_S, Job, WorkerProcess
 
 STOP = "stop"
@@ -38,9 +38,9 @@ def is_ready(training: int, *, world_size: int = 3) -> Callable[[Membership], bo
     """A newcomer is ready for this training, or has joined in it as the last one of so many."""
 
     def reached(state: Membership) -> bool:
-        ready = [worker for worker, (_, phase) in state.workers.items() if phase is Phase.READY]
-        joined = state.view is not None and state.view.world_size == world_size and state.training == training
-        return joined or any(state.ready_for.get(worker, 1) == training for worker in ready)
+        ready = [stands for stands in state.workers.values() if stands.phase is Phase.READY]
+        joined = isinstance(state, Serving) and state.view.world_size == world_size and state.training == training
+        return joined or any(stands.training == training for stands in ready)
 
     return reached
 

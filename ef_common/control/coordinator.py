@@ -19,7 +19,7 @@ from ef_common.control.leader_announcer import LeaderAnnouncer
 from ef_common.control.serving import ServerLoop
 from ef_common.control.sockets import call_in_forked_children, listen, raise_file_limit
 from ef_common.core.founding import FINISHED, LEFT
-from ef_common.core.membership import Membership, Settings
+from ef_common.core.membership import Gathering, Idle, Membership, Settings
 from ef_common.core.progress import Limits
 from ef_common.errors import UsageError
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
@@ -129,17 +129,17 @@ class Coordinator:
     @property
     def leads(self) -> bool:
         """Whether it leads members, or waits for the first ones, or gathers those of another coordinator."""
-        return self._state is not None and not self._state.idle
+        return self._state is not None and not isinstance(self._state, Idle)
 
     @property
     def outcome(self) -> str:
         """How the job has ended under its lead, as :mod:`ef_common.core.founding` names it; "" if that is not sure."""
         state = self._state
-        if state is None or state.failed or state.idle:
+        if state is None or state.failed or isinstance(state, Idle):
             return ""
         if state.closed:
             return FINISHED
-        has_members = state.view is not None or state.gathering_since is not None or state.workers
+        has_members = state.view is not None or isinstance(state, Gathering) or state.workers
         return "" if has_members or self._settings.on_minority == "continue" else LEFT
 
     def start(self) -> None:

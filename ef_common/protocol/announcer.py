@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ef_common.core.membership import Membership
+from ef_common.core.membership import Membership, Serving
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import Address
 
@@ -19,6 +19,10 @@ _IN_DOUBT_S = 300.0
 class _News:
     leads: bool = False
     failed: str = ""
+
+
+def _contested_at(state: Membership) -> float | None:
+    return state.contested_at if isinstance(state, Serving) else None
 
 
 class Announcer:
@@ -51,7 +55,7 @@ class Announcer:
 
     def has_news(self, state: Membership) -> bool:
         """Whether anybody is to be told anything."""
-        return bool(state.failed) or (state.view is not None and state.contested)
+        return bool(state.failed) or _contested_at(state) is not None
 
     def next(self, state: Membership, standbys: Iterable[Address], now: float) -> Address | None:
         """Who is to be told next, the newest standbys first, as former ones may not answer any more; None for nobody.
@@ -73,7 +77,7 @@ class Announcer:
             known.update(dict.fromkeys(self.endpoints))
         self._tried = {address: when for address, when in self._tried.items() if address in known}
         self._heard.intersection_update(known)
-        in_doubt = now < max(self._news_at, state.contested_at) + _IN_DOUBT_S
+        in_doubt = now < max(self._news_at, _contested_at(state) or 0.0) + _IN_DOUBT_S
         for address in known:
             if self._is_due(address, now, in_doubt=in_doubt):
                 self._tried[address] = now

@@ -15,7 +15,17 @@ from dataclasses import replace
 
 from ef_common.core import membership
 from ef_common.core.doors import LOOK, Supporter
-from ef_common.core.membership import Membership, Phase, Settings, decide, next_deadline
+from ef_common.core.membership import (
+    Forming,
+    Gathering,
+    Idle,
+    Membership,
+    Phase,
+    Serving,
+    Settings,
+    decide,
+    next_deadline,
+)
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link, digest_of_ids
 from ef_common.core.view import Member, View
@@ -94,7 +104,7 @@ class CoordinatorServer:
         name: str = "",
     ) -> None:
         self.outputs: deque[Output] = deque()
-        self.state = Membership(idle=standby)
+        self.state: Membership = Idle() if standby else Forming()
         self.standbys: dict[Address, None] = {}
         self.liveness = Liveness(heartbeat_timeout_s, limits, now)
         self._now = now
@@ -231,7 +241,7 @@ class CoordinatorServer:
         state = self.state
         others = (member for member in self._members() if member.standby and member.node != node)
         successor = next(others, None)
-        if successor is None or state.idle or state.failed or state.closed:
+        if successor is None or state.closed:
             return False
         self._leader = format_address((successor.address, successor.standby))
         self._supporter.follow(self._leader)
@@ -241,7 +251,8 @@ class CoordinatorServer:
     def lead(self, now: float) -> None:
         """The agent of this standby has founded the job (:mod:`ef_common.core.doors`), so it waits for workers."""
         self._now = now
-        self.state = replace(self.state, idle=False)
+        if isinstance(self.state, Idle):
+            self.state = Forming(generation=self.state.generation)
         self._arm()
 
     def follow(self, leader: str, now: float) -> None:
@@ -382,7 +393,7 @@ class CoordinatorServer:
                     self._write(peer, _ALIVE, can_wait=True)
             case wire.Relay():
                 self._relay(peer, worker, message)
-            case wire.Inquire() if self.state.idle:
+            case wire.Inquire() if isinstance(self.state, Idle):
                 self._redirect(worker)
             case wire.Inquire(asked):
                 why = self._why_out(asked)
@@ -481,7 +492,7 @@ class CoordinatorServer:
         """
         state = self.state
         view = state.view
-        if view is None or state.held or state.gathering_since is not None or self._settings.on_minority == "continue":
+        if view is None or state.held or self._settings.on_minority == "continue":
             return False
         newest = max([message.promised, *(name.generation for name in message.received)])
         is_newer = view.rank_of(worker) is not None and newest > state.generation
@@ -505,16 +516,16 @@ class CoordinatorServer:
 
     def _standing(self, candidate: str, door: str, wish: str) -> wire.Standing:
         """What an agent that looks for its job is told."""
-        state = self.state
-        known = self._supporter.hear(candidate, door, wish if state.idle else LOOK, self._now)
+        state, is_idle = self.state, isinstance(self.state, Idle)
+        known = self._supporter.hear(candidate, door, wish if is_idle else LOOK, self._now)
         over = state.closed and not state.failed
-        leader = known.leader if state.idle else ""
-        return wire.Standing(not state.idle, over, leader, known.promised, known.granted, known.doors)
+        leader = known.leader if is_idle else ""
+        return wire.Standing(not is_idle, over, leader, known.promised, known.granted, known.doors)
 
     def _hear_watermark(self, worker: str, watermark: Watermark | None) -> None:
         """Note the watermark of a member; tell a newcomer that warms up where the members are."""
-        _, phase = self.state.workers.get(worker, (None, None))  # whoever has left may still be heard
-        if phase is Phase.WARMING:
+        stands = self.state.workers.get(worker)  # whoever has left may still be heard
+        if stands is not None and stands.phase is Phase.WARMING:
             self._tell_watermark(worker, can_wait=True)
         elif watermark is not None:
             self._watermarks[worker] = watermark
@@ -592,7 +603,7 @@ class CoordinatorServer:
     def _why_out(self, worker: str) -> str:
         """Why a worker is out; "" if it may not be. A view that is held back decides nothing."""
         state = self.state
-        if state.failed or not state.generation or state.held or state.gathering_since is not None:
+        if state.failed or not state.generation or state.held or isinstance(state, Gathering):
             return state.failed
         if worker in state.workers or (state.view is not None and state.view.rank_of(worker) is not None):
             return ""
@@ -611,7 +622,7 @@ class CoordinatorServer:
                 self._out.add(peer)
                 self._untold[peer] = why
         self._submit(membership.Silent(tuple(str(peer.worker) for peer in peers), why), None)
-        if not self.state.held and self.state.gathering_since is None:
+        if not self.state.held and not isinstance(self.state, Gathering):
             self._tell_out()
 
     def _tell_out(self, view: View | None = None) -> None:
@@ -650,7 +661,7 @@ class CoordinatorServer:
     def _forget_key(self, worker: str) -> None:
         """Forget this worker's key, unless it is connected or may come back."""
         state = self.state
-        known = worker in self._workers or worker in state.returned
+        known = worker in self._workers or (isinstance(state, Gathering) and worker in state.returned)
         if not known and all(link.view.rank_of(worker) is None for link in state.chain):
             self._keys.pop(worker, None)
 
@@ -830,7 +841,7 @@ class CoordinatorServer:
             if now - peer.since <= max(self._timeout_s, _STRANGER_S):
                 break
             self._refuse(peer, "no introduction", "it said nothing")
-        if not self._waiting and self.state.gathering_since is None:
+        if not self._waiting and not isinstance(self.state, Gathering):
             self._views.keep(link.view for link in self.state.chain)
         for worker in self._keys.keys() - self._workers.keys():
             self._forget_key(worker)
@@ -853,10 +864,11 @@ class CoordinatorServer:
 
     def _look_for_stragglers(self, now: float) -> None:
         """Tell members that they are slower than the others; replace one if that is wanted."""
-        view = self.state.view
-        reports = None if view is None else self.liveness.stragglers(view.ids, now)
-        if view is None or reports is None:
+        state = self.state
+        reports = self.liveness.stragglers(state.view.ids, now) if isinstance(state, Serving) else None
+        if not isinstance(state, Serving) or reports is None:
             return
+        view = state.view
         for report in reports:
             what = "is slower than the others" if report.slow else "is as fast as the others again"
             how = f"its throughput is {report.ratio:.2f} of theirs, and they wait {report.waiting:.0%} of the time"
@@ -864,7 +876,7 @@ class CoordinatorServer:
             ratio = min(report.ratio, _LARGEST_RATIO)
             self._send(wire.encode(wire.Straggler(report.slow, ratio, report.waiting)), report.worker)
         worker = self.liveness.to_replace(view.ids)
-        if worker is not None and worker != self.state.straggler:
+        if worker is not None and worker != state.replacement.straggler:
             self._submit(membership.Straggler(worker), None)
 
     def _notice(self, kind: str, message: str, *args: object) -> None:

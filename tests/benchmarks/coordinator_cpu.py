@@ -10,7 +10,7 @@ import sys
 import time
 
 from ef_common.core import membership
-from ef_common.core.membership import Arrived, AtBoundary, Gone, Membership, Ready, Settings, Tick
+from ef_common.core.membership import Arrived, AtBoundary, Forming, Gone, Membership, Ready, Settings, Tick
 from ef_common.core.view import Member
 from tests.benchmarks.figure import emit, is_quick, of_samples
 
@@ -34,7 +34,7 @@ def member(index: int) -> Member:
 
 def established() -> Membership:
     """A job of so many workers, in its first view."""
-    state = Membership()
+    state: Membership = Forming()
     for index in range(NUM_WORKERS):
         state, _, _ = membership.decide(state, Arrived(member(index)), 0.0, SETTINGS)
     state, _, _ = membership.decide(state, Tick(), 10.0, SETTINGS)

@@ -7,7 +7,7 @@ import sys
 import time
 
 from ef_common.control.coordinator import Coordinator
-from ef_common.core.membership import Settings
+from ef_common.core.membership import Gathering, Idle, Serving, Settings
 
 TIMEOUT_S = 120.0
 
@@ -25,8 +25,8 @@ def main() -> None:
             "cpu_s": time.process_time(),
             "generation": state.generation,
             "size": 0 if state.view is None else state.view.world_size,
-            "settled": len(state.settled),
-            "leads": not state.idle and state.gathering_since is None,
+            "settled": len(state.settled) if isinstance(state, Serving) else 0,
+            "leads": not isinstance(state, (Idle, Gathering)),
         }
         print(json.dumps(answer), flush=True)
     coordinator.stop()

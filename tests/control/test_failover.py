@@ -13,6 +13,7 @@ import pytest
 from ef_common.control import sockets
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.line import Line
+from ef_common.core.membership import Idle
 from ef_common.errors import Evicted
 from ef_common.protocol import wire
 from ef_common.protocol.addresses import format_address
@@ -211,7 +212,7 @@ def test_failover_when_the_coordinator_is_stopped_and_goes_on_later_leaves_one_l
     stopped.wait(GUARD_S)
     poll_until(lambda: leader(coordinators[1:]))
     go_on.set()
-    poll_until(lambda: coordinators[0]._server.state.idle)
+    poll_until(lambda: isinstance(coordinators[0]._server.state, Idle))
     assert leader(coordinators[1:])._server.state.view.generation == 1
     assert [worker.views_noticed for worker in workers] == [[1]] * 3
 
@@ -314,7 +315,7 @@ def test_fresh_coordinator_at_the_old_endpoint_becomes_a_standby(job, serve, joi
     fresh._settings = coordinators[1]._settings
     fresh.start()
     try:
-        poll_until(lambda: fresh._server.state.idle)
+        poll_until(lambda: isinstance(fresh._server.state, Idle))
         newcomer = join(endpoint, "n", standby=fresh).started()
         assert newcomer.warm_up is True
         poll_until(lambda: "n" in leader(coordinators[1:])._server.state.workers)

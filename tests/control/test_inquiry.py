@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ef_common.control.leader_request import find_leader, inquire
+from ef_common.core.membership import Gathering, Shortage
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, Evicted
 from ef_common.protocol import wire
@@ -60,7 +61,7 @@ def test_inquiry_of_a_coordinator_that_may_not_go_on_says_that_nothing_is_decide
     name = workers[0].client.member.id
     server = coordinator._server
     assert server._why_out(name)
-    server.state = replace(server.state, held="only 1 of 2")
+    server.state = replace(server.state, shortage=Shortage("only 1 of 2"))
     assert server._why_out(name) == ""
 
 
@@ -68,7 +69,7 @@ def test_inquiry_of_a_standby_that_gathers_the_members_says_that_nothing_is_deci
     coordinators, workers, _ = job(2)
     fall_silent(workers[0].client)
     coordinators[0].stop()
-    poll_until(lambda: coordinators[1]._server.state.gathering_since is not None)
+    poll_until(lambda: isinstance(coordinators[1]._server.state, Gathering))
     assert ask(coordinators[1], "w0") == ""
 
 

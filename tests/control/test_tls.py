@@ -11,6 +11,7 @@ import pytest
 
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import Conversation, inquire, seek
+from ef_common.core.membership import Idle
 from ef_common.core.view import Member
 from ef_common.errors import AuthenticationError, CoordinatorLost
 from ef_common.launch.certificates import Trust, trust_of
@@ -88,9 +89,11 @@ def test_standby_takes_over(lead, enter):
         worker.started()
         worker.client.send("settled", 1)
     leader.stop()
-    poll_until(lambda: any(one._server.num_workers == 2 and not one._server.state.idle for one in standbys))
+    poll_until(
+        lambda: any(one._server.num_workers == 2 and not isinstance(one._server.state, Idle) for one in standbys)
+    )
     assert [worker.client.is_replaced(1) for worker in workers] == [False, False]
-    (led,) = (one for one in standbys if not one._server.state.idle)
+    (led,) = (one for one in standbys if not isinstance(one._server.state, Idle))
     (other,) = (one for one in standbys if one is not led)
     poll_until(lambda: other._server._leader != "")  # it has been told
 

@@ -14,8 +14,8 @@ from ef_common.core.membership import (
     Failed,
     FailedElsewhere,
     Gone,
+    Idle,
     Leaving,
-    Membership,
     Outranked,
     Phase,
     Ready,
@@ -122,7 +122,7 @@ def test_12_after_it_nothing_else_happens(job: Coordinator, event: Event) -> Non
 
 def test_12_standby_learns_it_from_a_worker_that_returns() -> None:
     standby = Coordinator()
-    standby.state = Membership(idle=True)
+    standby.state = Idle()
     links = (Link(View(1, (member("a"), member("b")))),)
     standby(Returned(member("b"), Phase.MEMBER, promised=1, received=links))
     standby(Returned(member("a"), Phase.MEMBER, promised=1, received=links, failed="boom"))
@@ -134,7 +134,7 @@ def test_12_newcomer_that_returns_with_an_exception_ends_nobody_else(job: Coordi
     assert job.actions == (Dismiss("c", "it was no member when it failed"),)
     assert not job.state.failed
     standby = Coordinator()
-    standby.state = Membership(idle=True)
+    standby.state = Idle()
     standby(Returned(member("c"), Phase.READY, failed="boom"))
     assert standby.actions == (Redirect("c"),)
 
@@ -148,7 +148,7 @@ def test_12_newcomer_that_was_admitted_without_knowing_it_ends_the_job(job: Coor
 
 def test_12_standby_sends_an_agent_to_the_one_that_leads() -> None:
     standby = Coordinator()
-    standby.state = Membership(idle=True)
+    standby.state = Idle()
     standby(Failed("agent", "boom", fatal=True))
     assert standby.actions == (Redirect("agent"),)
     assert not standby.state.failed
@@ -163,7 +163,7 @@ def test_12_failure_that_another_coordinator_knows_ends_the_job_here(job: Coordi
 
 def test_12_standby_that_has_heard_of_it_from_another_coordinator_tells_whoever_comes() -> None:
     standby = Coordinator()
-    standby.state = Membership(idle=True)
+    standby.state = Idle()
     standby(FailedElsewhere("boom"))
     assert standby.actions == ()
     standby(Returned(member("b"), Phase.MEMBER, promised=1, received=(Link(View(1, (member("a"), member("b")))),)))

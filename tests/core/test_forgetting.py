@@ -18,13 +18,16 @@ from ef_common.core.membership import (
     Claimed,
     Event,
     Failed,
+    Forming,
     Gone,
+    Idle,
     Install,
     Membership,
     Phase,
     Ready,
     Refused,
     Returned,
+    Serving,
     Settings,
     Settled,
     Silent,
@@ -58,7 +61,7 @@ class Job:
     """A coordinator, three workers and their resume states; one worker after the other is lost and replaced."""
 
     def __init__(self) -> None:
-        self.state = Membership()
+        self.state: Membership = Forming()
         self.settings = Settings(max_nodes=3, last_call_s=1e9)
         self.now = 0.0
         self.num_workers = 0
@@ -106,7 +109,7 @@ class Job:
             self.note(self.report_of(worker))
 
     def report_of(self, worker: str) -> wire.Return:
-        report = self.resume_states[worker].report(self.state.workers[worker][0])
+        report = self.resume_states[worker].report(self.state.workers[worker].member)
         names = (
             ViewName(link.view.generation, digest_of_view(link.view), link.over, link.agreed)
             for link in report.received
@@ -201,13 +204,13 @@ def test_lost_member_that_comes_back_when_it_is_forgotten_is_out_and_leaves_no_t
 def test_standby_keeps_what_a_member_has_told_that_is_lost_while_the_others_come() -> None:
     members = tuple(Member(name, name, "", standby=1, door=2) for name in "abc")
     link = Link(View(5, members))
-    state, settings = Membership(idle=True), Settings(loss_notice_s=2.0)
+    state, settings = Idle(), Settings(loss_notice_s=2.0)
     events: list[Event] = [
         Returned(member, Phase.MEMBER, promised=5, settled=5, received=(link,), store=STORE) for member in members
     ]
     for event in (*events[:2], Gone("a", "killed"), Refused("a"), events[2]):
         state, _, _ = decide(state, event, 0.0, settings)
-    assert state.gathering_since is None
+    assert isinstance(state, Serving)
     assert all(link.agreed for link in state.chain)  # it had told, and so all have
 
 

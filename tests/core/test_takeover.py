@@ -16,7 +16,9 @@ from ef_common.core.membership import (
     Claimed,
     Dismiss,
     Finish,
+    Forming,
     Gone,
+    Idle,
     Install,
     Leaving,
     Membership,
@@ -58,7 +60,7 @@ class Coordinator:
     """A coordinator, by default a standby; keeps all actions."""
 
     def __init__(self, *, idle: bool = True, **settings: object) -> None:
-        self.state = Membership(idle=idle)
+        self.state: Membership = Idle() if idle else Forming()
         self.settings = replace(SETTINGS, **settings)
         self.actions: list[object] = []
         self.reason = ""
@@ -218,7 +220,7 @@ def test_takeover_demotes_newcomers_that_came_before_the_members_told_their_trai
     job(Returned(member("x"), Phase.READY))
     job.returns("b", view(5, "ab"), training=2)
     assert job.of(Skip) == [Skip("x", 2)]
-    assert job.state.workers["x"][1] is Phase.WARMING
+    assert job.state.workers["x"].phase is Phase.WARMING
 
 
 def test_member_that_comes_back_tells_that_it_has_begun_a_training_meanwhile():
@@ -241,7 +243,7 @@ def test_takeover_counts_a_member_that_came_and_died_as_gone():
 def test_standby_redirects_newcomers():
     job = Coordinator()(Arrived(member("n")), Returned(member("m"), Phase.WARMING))
     assert job.actions == [Redirect("n"), Redirect("m")]
-    assert job.state == Membership(idle=True)
+    assert job.state == Idle()
 
 
 # ---------------------------------------------------------------- with and without a quorum
@@ -278,7 +280,7 @@ def test_view_that_is_held_back_too_long_makes_the_coordinator_step_down():
     assert next_deadline(job.state, SETTINGS) == SETTINGS.patience_s
     job(Tick(), at=SETTINGS.patience_s)
     assert job.of(StepDown) == [StepDown()]
-    assert job.state == Membership(generation=2, idle=True)
+    assert job.state == Idle(generation=2)
 
 
 def test_view_that_is_held_back_makes_room_for_a_coordinator_that_comes_first():
@@ -337,7 +339,7 @@ def test_member_that_lost_its_line_comes_back_and_gets_a_view_if_it_has_missed_o
         job(Suspected("a", 1), Suspected("b", 1), Suspected("c", 1))
     job.returns("b", view(1, "abc"))
     assert job.views[newest:] == ([(3, "abc")] if newest == 2 else [])
-    assert job.state.workers["b"][1] is Phase.MEMBER
+    assert job.state.workers["b"].phase is Phase.MEMBER
 
 
 def test_member_that_comes_back_too_late_is_dismissed():
@@ -553,6 +555,6 @@ def test_wish_to_leave_before_the_view_is_received_is_told_to_a_successor():
 
 def test_coordinator_that_others_may_contest_is_known():
     job = founded("abc")
-    assert not job(Gone("c", "killed")).state.contested
-    assert job(Silent(("b",), "silent")).state.contested
-    assert Coordinator().returns("ab", view(5, "ab")).state.contested
+    assert job(Gone("c", "killed")).state.contested_at is None
+    assert job(Silent(("b",), "silent")).state.contested_at is not None
+    assert Coordinator().returns("ab", view(5, "ab")).state.contested_at is not None

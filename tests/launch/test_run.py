@@ -415,7 +415,7 @@ def test_options_of_torchrun_pass_through(job: Callable[..., Launched], tmp_path
         (["--nproc-per-node=many", "x.py"], "many"),
         (["--nnodes=3:1:4", "x.py"], "3:1:4"),
         (["--rdzv-conf=hang_timeout=soon", "x.py"], "hang_timeout=soon"),
-        (["--rdzv-conf=hang_timeout", "x.py"], "must have a value"),
+        (["--rdzv-conf=hang_timeout", "x.py"], "expected KEY=VALUE"),
         (["--left-status=256", "x.py"], "--left-status=256"),
     ],
 )

@@ -86,7 +86,7 @@ def test_newcomer_of_the_first_fit_that_is_ready_in_the_second_joins_there(job: 
     members = job.start_world(2, fits.program, HOSTS[0], str(gates))
     job.wait_for("epoch_end")
     newcomer = job.start(fits.program, HOSTS[0], str(gates), 2, "", True)
-    wait_until(job, lambda state: Phase.WARMING in [phase for _, phase in state.workers.values()])
+    wait_until(job, lambda state: Phase.WARMING in [stands.phase for stands in state.workers.values()])
     (gates / "validation").touch()
     wait_until(job, lambda state: state.training == 2)
     (gates / "slow").touch()

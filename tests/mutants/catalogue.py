@@ -84,8 +84,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="takeover-of-a-view-that-some-have-not-received",
         file="ef_common/core/membership/takeover.py",
-        old="whole = state.settled.issuperset(view.ids) and not state.suspects",
-        new="whole = state.workers.keys() >= set(view.ids) and not state.suspects",
+        old="whole = serving.settled.issuperset(view.ids) and not serving.suspects",
+        new="whole = serving.workers.keys() >= set(view.ids) and not serving.suspects",
         harm="If the coordinator is lost while it sends a view, those who lack it and those who have it wait for each "
         "other.",
     ),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ef_common.core.membership import Membership
+from ef_common.core.membership import Membership, Serving
 from ef_common.core.view import Member, View
 from ef_common.protocol.announcer import Announcer
 
 VIEW = View(3, (Member("a", "a", ""),))
-STATE = Membership(generation=3, view=VIEW, contested=True, contested_at=1000.0)
+STATE = Serving(generation=3, view=VIEW, contested_at=1000.0)
 
 
 class Play:
@@ -80,4 +80,4 @@ def test_endpoint_where_nobody_listens_is_tried_each_time_and_others_are_not_kep
 
 
 def test_without_doubt_nobody_is_told() -> None:
-    assert Play(1, state=replace(STATE, contested=False), endpoints=[("h", 7)]).until(100) == []
+    assert Play(1, state=replace(STATE, contested_at=None), endpoints=[("h", 7)]).until(100) == []

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from ef_common.core.membership import Membership, Settings
+from ef_common.core.membership import Idle, Membership, Settings
 from ef_common.core.progress import Limits
 from ef_common.core.view import Member, View
 from ef_common.errors import AuthenticationError, CoordinatorLost, Evicted, JobFailed
@@ -200,7 +200,7 @@ def test_worker_tells_where_it_stands_before_anything_else() -> None:
     client, old = member()
     client.publish(1, "key", b"value")
     client.ended(old, in_order=False, now=2.0)
-    server = serve(state=Membership(idle=True))
+    server = serve(state=Idle())
     link = drain(client, Connect)[0].link
     peer = server.connect("10.0.0.9", 2.0)
     client.connected(link, 2.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ef_common.core import membership
-from ef_common.core.membership import Settings
+from ef_common.core.membership import Ended, Idle, Settings
 from ef_common.core.progress import Limits, Progress
 from ef_common.core.quorum import Link
 from ef_common.core.view import Member, View
@@ -49,7 +49,7 @@ def test_heartbeat_to_a_coordinator_that_knows_of_the_failure_alone_is_no_reason
 ) -> None:
     client, server = make(standby=1000), serve()
     _, peer = introduce(client, server, 0.0)
-    server.state = replace(server.state, failed="ValueError")
+    server.state = Ended(generation=server.state.generation, failed="ValueError")
     heartbeat = wire.Heartbeat(None, Progress(7, 3, True, "step", 1.0))
     server.receive(peer, wire.encode(heartbeat), 1.0)
     assert not is_closed(server.outputs, peer)
@@ -115,7 +115,7 @@ def test_a_few_of_those_who_name_an_unknown_view_are_asked_for_it_and_all_are_he
     for peer in peers:
         standby.say(peer, report)
     assert [standby.heard[peer] for peer in peers] == [[wire.Recall(named(1))]] * 3 + [[], []]
-    assert standby.server.state.idle
+    assert isinstance(standby.server.state, Idle)
     standby.say(peers[1], told)
     assert standby.server.state.view == LINKS[1].view
     assert len(standby.server.state.workers) == 5
@@ -154,7 +154,7 @@ def test_view_that_is_named_by_another_generation_is_refused() -> None:
     names = (report.received[0], report.received[1]._replace(generation=9))
     standby.say(peer, replace(report, received=names), told)
     assert peer.dropped
-    assert standby.server.state.idle
+    assert isinstance(standby.server.state, Idle)
 
 
 @pytest.mark.parametrize(("how", "gone"), [(End.CLOSED, {"w0"}), (End.RESET, set()), (End.BROKEN, set())])
@@ -179,7 +179,7 @@ def test_what_a_worker_says_after_its_report_is_heard_after_it() -> None:
     standby.say(peers[0], wire.Heartbeat(Watermark(1, 2), Progress(5, 3, True, "step", 1.0)))
     assert standby.heard[peers[0]][-1] == wire.Alive()  # it need not wait for the views to hear that
     standby.say(peers[0], told)
-    phases = {worker: phase.value for worker, (_, phase) in standby.server.state.workers.items()}
+    phases = {worker: phase.value for worker, (_, phase, _) in standby.server.state.workers.items()}
     assert phases == dict.fromkeys(LINKS[1].view.ids, "leaving")
     assert not any(peer.dropped for peer in peers)
 

@@ -13,7 +13,7 @@ import pytest
 
 from ef_common.collectives.gradients import pieces
 from ef_common.core import progress, quorum, replay, sharding
-from ef_common.core.membership import Announce, Phase, claims, failure, roster, rules, takeover
+from ef_common.core.membership import Announce, Forming, Phase, claims, failure, roster, rules, takeover
 from ef_common.core.replay import FRESH
 from ef_common.core.resume_state import ResumeState
 from ef_common.errors import Left
@@ -52,15 +52,15 @@ def drop_what_is_returned(patch: Patch) -> None:
 
 def admit_newcomers_in_a_loss(patch: Patch) -> None:
     """The view after a loss takes in whoever is ready."""
-    install = rules._install
+    install = rules.install
 
-    def generous(state: Any, members: Any, settings: Any, *, planned: bool, **rest: Any) -> Any:
+    def generous(state: Any, members: Any, settings: Any, *, planned: bool = False, **rest: Any) -> Any:
         if not planned:
-            ready = (member for member, phase in state.workers.values() if phase is Phase.READY)
+            ready = (stands.member for stands in state.workers.values() if stands.phase is Phase.READY)
             members = (*members, *ready)
         return install(state, members, settings, planned=planned, **rest)
 
-    patch.setattr(rules, "_install", generous)
+    patch.setattr(rules, "install", generous)
 
 
 def admit_newcomers_in_a_loss_unseen(patch: Patch) -> None:
@@ -247,7 +247,7 @@ def begin_anew_while_the_last_one_saves(patch: Patch) -> None:
 
     def hasty(state: Any, settings: Any) -> Any:
         after, actions, reason = plan(state, settings)
-        return replace(after, last=frozenset()), actions, reason
+        return replace(after, last=frozenset()) if isinstance(after, Forming) else after, actions, reason
 
     patch.setattr(rules, "plan", hasty)
 
@@ -293,7 +293,7 @@ def forget_the_failure(patch: Patch) -> None:
 
     def once(state: Any, worker: str, why: str) -> Any:
         after, actions, reason = fail(state, worker, why)
-        return replace(after, failed=""), actions, reason
+        return Forming(generation=after.generation), actions, reason
 
     patch.setattr(failure, "_fail", once)
 
@@ -338,24 +338,24 @@ def take_silence_for_death(patch: Patch) -> None:
 
 def count_without_the_dead(patch: Patch) -> None:
     """A successor leaves out whoever is dead, whatever it had been part of before."""
-    shortfall = rules._shortfall
+    shortfall = rules.shortfall_of
 
     def wrong(state: Any, ids: Any, settings: Any) -> str:
         return shortfall(replace(state, gone=state.gone | state.dead), ids, settings)
 
-    patch.setattr(rules, "_shortfall", wrong)
+    patch.setattr(rules, "shortfall_of", wrong)
 
 
 def take_a_refusal_for_a_death(patch: Patch) -> None:
     """Once the issuer has ended, half goes on if connections to all others are refused."""
-    shortfall = rules._shortfall
+    shortfall = rules.shortfall_of
 
     def wrong(state: Any, ids: Any, settings: Any) -> str:
         here = roster.gone(state) | state.dead | set(ids)
         chain = tuple(replace(link, own=link.own or (link.over and here >= set(link.view.ids))) for link in state.chain)
         return shortfall(replace(state, chain=chain), ids, settings)
 
-    patch.setattr(rules, "_shortfall", wrong)
+    patch.setattr(rules, "shortfall_of", wrong)
     patch.setattr(quorum, "_deciding", lambda view, counted: "nobody")
 
 
@@ -378,13 +378,13 @@ def go_on_though_not_all_have_settled(patch: Patch) -> None:
 
 def keep_what_was_promised_to_oneself(patch: Patch) -> None:
     """A standby numbers its views from one."""
-    install = rules._install
+    install = rules.install
 
     def low(state: Any, members: Any, settings: Any, **rest: Any) -> Any:
         unknown = state.chain and not any(link.own for link in state.chain)
         return install(replace(state, generation=0) if unknown else state, members, settings, **rest)
 
-    patch.setattr(rules, "_install", low)
+    patch.setattr(rules, "install", low)
 
 
 def keep_the_exception_from_a_successor(patch: Patch) -> None:
@@ -492,19 +492,19 @@ def count_who_leaves(patch: Patch) -> None:
     """A quorum may rest on somebody whom another coordinator's group has let go."""
 
     def shortfall(state, ids, settings):
-        leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
+        leaving = {worker for worker, stands in state.workers.items() if stands.phase is Phase.LEAVING}
         known = {"dead": state.dead, "based": state.based, "stores": state.stores}
         return quorum.shortfall(ids, state.chain, gone=state.gone | leaving.difference(ids), **known)
 
-    patch.setattr(rules, "_shortfall", shortfall)
+    patch.setattr(rules, "shortfall_of", shortfall)
     patch.setattr(roster, "gone", lambda state: state.gone)
 
 
 def few_do_not_claim(patch: Patch) -> None:
     """Few wait for ever, though they could have the claim."""
 
-    def wanted(state, settings):
-        found, few = before(state, settings)
+    def wanted(state):
+        found, few = before(state)
         return ((), False) if few else (found, False)
 
     before = claims.wanted
@@ -533,7 +533,7 @@ def take_each_end_for_a_death(patch: Patch) -> None:
 
 def nobody_claims(patch: Patch) -> None:
     """Half of the members waits, though it could have the claim."""
-    patch.setattr(claims, "ask", lambda state, settings: (state, ()))
+    patch.setattr(claims, "ask", lambda state: (state, ()))
 
 
 _OF_FAILOVER = {
@@ -602,7 +602,7 @@ def let_in_whoever_is_ready(patch: Patch) -> None:
     """A newcomer is admitted whatever training of the program it is ready for."""
 
     def ready(state: Any, training: int) -> Any:
-        return [member for member, phase in state.workers.values() if phase is Phase.READY]
+        return [stands.member for stands in state.workers.values() if stands.phase is Phase.READY]
 
     patch.setattr(roster, "ready", ready)
     patch.setattr(rules, "pass_over", lambda state: (state, ()))

@@ -1,6 +1,18 @@
 """Membership: who is in the view, decided from events alone.
 
-The coordinator runs :func:`decide` on every event. Rules:
+The coordinator runs :func:`decide` on every event. It is in one of five states, whose fields are in :mod:`model`, and
+:mod:`machine` names the events that each state heeds:
+
+    Idle → Gathering     a member of another coordinator comes to this standby
+    Gathering → Serving  all of its members are here, or there was time enough
+    Gathering → Forming  likewise, and none of them is left
+    Forming → Serving    enough workers wait: the first view, or one after all members have gone
+    Serving → Forming    no member is left
+    Forming → Idle       another coordinator leads
+    Serving → Idle       another coordinator leads, or there was no quorum for too long
+    any → Ended          an exception ends the job
+
+Rules:
 
 1. Before the first view, workers are *early*: they wait in their setup. The first view is issued when every node seen
    so far is complete, at least ``min_nodes`` are there, and either the expected number is there (``start_nodes``, else
@@ -47,98 +59,69 @@ size of the state depends on the workers that are connected and on the views sin
 and not on how many workers and views there have been.
 """
 
-from ef_common.core.membership.machine import decide, next_deadline
-from ef_common.core.membership.model import (
+from ef_common.core.membership.actions import (
     Abort,
     Action,
     Agree,
     Announce,
+    Claim,
+    Dismiss,
+    Finish,
+    Install,
+    Redirect,
+    Republish,
+    Resign,
+    Resume,
+    Skip,
+    StepDown,
+    Welcome,
+)
+from ef_common.core.membership.events import (
     Arrived,
     AtBoundary,
     Begun,
     Challenged,
-    Claim,
     Claimed,
     Closed,
-    Decision,
-    Dismiss,
     Event,
     Failed,
     FailedElsewhere,
-    Finish,
     Gone,
-    Install,
     Leaving,
-    Membership,
     Outranked,
-    Phase,
     Ready,
-    Redirect,
     Refused,
-    Republish,
-    Resign,
-    Resume,
     Returned,
-    Settings,
     Settled,
     Silent,
-    Skip,
-    StepDown,
     Stored,
     Straggler,
     Suspected,
     Tick,
-    Welcome,
 )
-from ef_common.core.membership.rules import is_at_work, phase_of
+from ef_common.core.membership.machine import decide, next_deadline
+from ef_common.core.membership.model import (
+    Active,
+    Ended,
+    Forming,
+    Gathering,
+    Idle,
+    Membership,
+    Replacement,
+    Serving,
+    Settings,
+    Shortage,
+)
+from ef_common.core.membership.phase import Phase
+from ef_common.core.membership.roster import phase_of
+from ef_common.core.membership.rules import is_at_work
 from ef_common.core.membership.takeover import is_news, missing, step_down
 
-__all__ = [
-    "Abort",
-    "Action",
-    "Agree",
-    "Announce",
-    "Arrived",
-    "AtBoundary",
-    "Begun",
-    "Challenged",
-    "Claim",
-    "Claimed",
-    "Closed",
-    "Decision",
-    "Dismiss",
-    "Event",
-    "Failed",
-    "FailedElsewhere",
-    "Finish",
-    "Gone",
-    "Install",
-    "Leaving",
-    "Membership",
-    "Straggler",
-    "Outranked",
-    "Phase",
-    "Refused",
-    "Ready",
-    "Redirect",
-    "Republish",
-    "Resign",
-    "Resume",
-    "Returned",
-    "Settings",
-    "Settled",
-    "Silent",
-    "Skip",
-    "StepDown",
-    "Stored",
-    "Suspected",
-    "Tick",
-    "Welcome",
-    "decide",
-    "is_at_work",
-    "is_news",
-    "missing",
-    "next_deadline",
-    "phase_of",
-    "step_down",
-]
+__all__ = ["decide", "next_deadline", "phase_of", "is_at_work", "is_news", "missing", "step_down"]
+__all__ += ["Active", "Ended", "Forming", "Gathering", "Idle", "Membership", "Replacement", "Serving", "Settings"]
+__all__ += ["Shortage", "Phase"]
+__all__ += ["Arrived", "AtBoundary", "Begun", "Challenged", "Claimed", "Closed", "Event", "Failed", "FailedElsewhere"]
+__all__ += ["Gone", "Leaving", "Outranked", "Ready", "Refused", "Returned", "Settled", "Silent", "Stored"]
+__all__ += ["Straggler", "Suspected", "Tick"]
+__all__ += ["Abort", "Action", "Agree", "Announce", "Claim", "Dismiss", "Finish", "Install", "Redirect", "Republish"]
+__all__ += ["Resign", "Resume", "Skip", "StepDown", "Welcome"]

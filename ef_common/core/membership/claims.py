@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ef_common.core.membership import roster
-from ef_common.core.membership.model import Action, Agree, Claim, Claimed, Membership, Settings, Stored
+from ef_common.core.membership.actions import Action, Agree, Claim
+from ef_common.core.membership.events import Claimed, Stored
+from ef_common.core.membership.model import Active, AnyActive, Gathering, Leading, Membership, Serving
 from ef_common.core.quorum import Bid, bids, generation_of
 from ef_common.errors import ProtocolError
 
@@ -27,11 +29,14 @@ def forget(before: Membership, state: Membership) -> Membership:
     * *Claims* matter for views of the chain; the name of a claim begins with the generation. If the claim of a
       forgotten view is ever asked for again (by another coordinator), the store gives the same answer.
     """
+    if not isinstance(state, Active):
+        return state
     nobody_left = state.chain is before.chain and len(state.workers) >= len(before.workers)
-    if nobody_left and state.stores.claims is before.stores.claims and state.dead is before.dead:
+    same = isinstance(before, Active) and state.stores.claims is before.stores.claims and state.dead is before.dead
+    if nobody_left and same:
         return state
     members = {worker for link in state.chain for worker in link.view.ids}
-    known = members.union(state.workers, state.returned)
+    known = members.union(state.workers, state.returned if isinstance(state, Gathering) else ())
     stores = state.stores
     if not known.issuperset(stores.told):
         told = {worker: store for worker, store in stores.told.items() if worker in known}
@@ -42,12 +47,12 @@ def forget(before: Membership, state: Membership) -> Membership:
         stores = replace(stores, claims=MappingProxyType(left))
     if stores is not state.stores:
         state = replace(state, stores=stores)
-    if state.gathering_since is None and not state.dead <= members:
+    if not isinstance(state, Gathering) and not state.dead <= members:
         state = replace(state, dead=state.dead & members)
     return state
 
 
-def stored(state: Membership, event: Stored) -> Membership:
+def stored(state: AnyActive, event: Stored) -> AnyActive:
     """Note the store that a member reports; it cannot report another one later."""
     if event.worker not in state.workers:
         return state
@@ -55,9 +60,10 @@ def stored(state: Membership, event: Stored) -> Membership:
     return replace(state, stores=replace(state.stores, told=told))
 
 
-def claimed(state: Membership, event: Claimed) -> Membership:
+def claimed(state: Serving, event: Claimed) -> Serving:
     """Note the members that a claim names, as a store says. That never changes, whoever asks."""
-    if not any(bid.claim == event.claim and event.worker in workers for bid, workers in state.asked.items()):
+    asked = state.shortage.asked if state.shortage else {}
+    if not any(bid.claim == event.claim and event.worker in workers for bid, workers in asked.items()):
         return state
     problem = f"worker {event.worker} tells of others whom claim {event.claim} names"
     claims = _once(state.stores.claims, event.claim, event.named, problem)
@@ -74,7 +80,9 @@ def _once(known: Mapping[str, _Value], key: str, value: _Value, problem: str) ->
 
 def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Action, ...]]:
     """Note the views whose members have all reported one store, and tell the members of the newest one."""
-    if state.chain is before.chain and state.stores.told is before.stores.told:
+    if not isinstance(state, Leading):
+        return state, ()
+    if isinstance(before, Active) and state.chain is before.chain and state.stores.told is before.stores.told:
         return state, ()
     chain = tuple(
         replace(link, agreed=True) if not link.agreed and state.stores.have_one(link.view.ids) else link
@@ -87,25 +95,27 @@ def agree(before: Membership, state: Membership) -> tuple[Membership, tuple[Acti
     return state, () if newest is None or newest is not state.view else (Agree(newest),)
 
 
-def wanted(state: Membership, settings: Settings) -> tuple[tuple[Bid, ...], bool]:
+def wanted(state: Serving) -> tuple[tuple[Bid, ...], bool]:
     """The claims for which a view is held back, and whether the other members should go first."""
-    if not state.held or state.view is None or not state.based or settings.on_minority == "continue":
+    if not state.based:
         return (), False
-    members = [member.id for member in roster.present(state, state.view)]
+    members = [member.id for member in roster.present(state)]
     return bids(members, state.chain, gone=roster.gone(state), dead=state.dead, stores=state.stores)
 
 
-def ask(state: Membership, settings: Settings) -> tuple[Membership, tuple[Action, ...]]:
+def ask(state: Membership) -> tuple[Membership, tuple[Action, ...]]:
     """Ask members to acquire missing claims; ask others if they were away and may not have heard of it."""
-    lacking, few = wanted(state, settings)
-    if few and not state.last_resort:
+    if not isinstance(state, Serving) or (shortage := state.shortage) is None:
+        return state, ()
+    lacking, few = wanted(state)
+    if few and not shortage.last_resort:
         lacking = ()
     asked: dict[Bid, tuple[str, ...]] = {}
     due: list[Claim] = []
     for bid in lacking:
-        under_way = tuple(worker for worker in state.asked.get(bid, ()) if worker in state.workers)
+        under_way = tuple(worker for worker in shortage.asked.get(bid, ()) if worker in state.workers)
         able = [worker for worker in state.workers if state.stores.told.get(worker) and worker not in under_way]
         more = able[: _ASKED - len(under_way)]
         asked[bid] = (*under_way, *more)
         due += [Claim(worker, bid) for worker in more]
-    return state if asked == state.asked else replace(state, asked=MappingProxyType(asked)), tuple(due)
+    return replace(state, shortage=replace(shortage, asked=MappingProxyType(asked))), tuple(due)

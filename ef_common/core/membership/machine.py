@@ -1,38 +1,29 @@
-"""The entry point of the machine: it finds the rule for each event."""
+"""The entry point of the machine: it finds the rule for each event, in each state."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ef_common.core.membership import claims, failure, rules, takeover
+from ef_common.core.membership import claims, events, failure, newcomers, roster, rules, takeover
+from ef_common.core.membership.actions import Redirect
 from ef_common.core.membership.model import (
-    Arrived,
-    AtBoundary,
-    Begun,
-    Challenged,
-    Claimed,
-    Closed,
+    Active,
     Decision,
-    Event,
-    Gone,
-    Leaving,
+    Forming,
+    Gathering,
+    Idle,
+    Leading,
     Membership,
-    Outranked,
-    Ready,
-    Redirect,
-    Refused,
-    Returned,
+    Serving,
     Settings,
-    Settled,
-    Silent,
-    Stored,
-    Straggler,
-    Suspected,
-    Tick,
+    Shortage,
 )
 
+_MAY_FORM = (events.Arrived, events.Refused, events.Gone, events.Silent, events.Tick)
+"""After these a view may be formed without members, as after :class:`Ready`."""
 
-def decide(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
+
+def decide(state: Membership, event: events.Event, now: float, settings: Settings) -> Decision:
     """Decide what follows from an event.
 
     Args:
@@ -50,83 +41,86 @@ def decide(state: Membership, event: Event, now: float, settings: Settings) -> D
     if (ended := failure.react(state, event)) is not None:
         return ended
     before = state
-    if state.view is None:
+    if isinstance(state, Forming) and state.held:
         state = replace(state, held="")  # rule 4 is tried anew by each event
-    state, actions, reason = _react(state, event, now, settings)
-    if state.gathering_since is not None:
-        followed, further, why = takeover.end_gathering(state, now, settings)
-    elif state.held and state.view is not None:
-        followed, further, why = takeover.try_again(state, now, settings)
-    else:
-        followed, further, why = state, (), ""
-    followed = _contest(before, event, followed, now)
-    followed = claims.forget(before, followed)
-    followed, agree = claims.agree(before, followed)
-    followed, asked = claims.ask(followed, settings)
-    return followed, (*actions, *further, *agree, *asked), why or reason
+    after, actions, reason = _react(state, event, now, settings)
+    if isinstance(event, _MAY_FORM):
+        after, actions, reason = newcomers.form_or((after, actions, reason), now, settings)
+    further: Decision = after, (), ""
+    if isinstance(after, Gathering):
+        further = takeover.end_gathering(after, now, settings)
+    elif isinstance(after, Serving) and after.shortage:
+        further = takeover.try_again(after, now, settings)
+    after = claims.forget(before, _contest(further[0], event, now))
+    after, agree = claims.agree(before, after)
+    after, asked = claims.ask(after)
+    return after, (*actions, *further[1], *agree, *asked), further[2] or reason
 
 
-def _contest(before: Membership, event: Event, state: Membership, now: float) -> Membership:
+def _contest(state: Membership, event: events.Event, now: float) -> Membership:
     """Note the signs that others lead, or look for a quorum."""
-    sign = bool(state.held) or isinstance(event, Silent) or before.gathering_since is not None
-    sign = sign or (state.contested and isinstance(event, (Outranked, Challenged)))
-    return replace(state, contested=True, contested_at=now) if sign and not state.idle else state
+    if not isinstance(state, Leading):
+        return state
+    again = state.contested_at is not None and isinstance(event, (events.Outranked, events.Challenged))
+    return replace(state, contested_at=now) if state.held or again or isinstance(event, events.Silent) else state
 
 
-def _react(state: Membership, event: Event, now: float, settings: Settings) -> Decision:
-    match event:
-        case Arrived(member) if state.idle:
+def _react(state: Membership, event: events.Event, now: float, settings: Settings) -> Decision:
+    match state, event:
+        case Idle(), events.Arrived(member):
             return state, (Redirect(member.id),), ""
-        case Arrived(member):
-            state, actions, reason = rules.arrived(state, member, now)
-        case Returned():
+        case Active(), events.Arrived(member):
+            return newcomers.arrived(state, member, now)
+        case ((Idle() | Active()), events.Returned()):
             return takeover.returned(state, event, now, settings)
-        case Outranked(leads):
-            new = leads and not state.generation and not state.idle
-            return takeover.step_down(state) if new or (state.held and state.view is not None) else (state, (), "")
-        case Challenged():
-            return state, (), ""
-        case Refused(worker):
-            state, actions, reason = replace(state, dead=state.dead | {worker}), (), f"{worker} seems to be dead"
-        case Stored():
-            return claims.stored(state, event), (), ""
-        case Claimed():
-            return claims.claimed(state, event), (), ""
-        case AtBoundary() | Suspected() | Settled() if state.gathering_since is not None:
-            return takeover.told_meanwhile(state, event), (), ""
-        case Ready():
-            return rules.ready(state, event, now, settings)
-        case Begun(worker, training):
+        case Active(), events.Ready():
+            return newcomers.ready(state, event, now, settings)
+        case Active(), events.Leaving(worker):
+            return rules.plan_or(rules.leaving(state, worker), settings)
+        case Active(), events.Begun(worker, training):
             return rules.begun(state, worker, training, settings)
-        case AtBoundary(worker, generation):
-            return rules.at_boundary(state, worker, generation, settings)
-        case Settled(worker, generation):
-            return rules.settled(state, worker, generation)
-        case Suspected(worker, generation):
-            return rules.suspected(state, worker, generation, now, settings)
-        case Leaving(worker):
-            return rules.plan_or(*rules.leaving(state, worker), settings)
-        case Straggler(worker):
-            return rules.plan_or(*rules.straggler(state, worker, settings), settings)
-        case Closed(worker):
+        case Active(), events.Closed(worker):
             return rules.closed(state, worker, settings)
-        case Gone():
-            state, actions, reason = rules.gone(state, event, settings)
-        case Silent():
-            state, actions, reason = rules.silent(state, event, settings)
-        case Tick():
-            state, actions, reason = rules.overdue(state, now, settings)
-    return rules.form_or(state, actions, reason, now, settings)
+        case Active(), events.Gone():
+            return rules.gone(state, event, settings)
+        case Active(), events.Silent():
+            return rules.silent(state, event, settings)
+        case Active(), events.Stored():
+            return claims.stored(state, event), (), ""
+        case Active(), events.Refused(worker):
+            return replace(state, dead=state.dead | {worker}), (), f"{worker} seems to be dead"
+        case Gathering(), (events.AtBoundary() | events.Settled() | events.Suspected()):
+            return takeover.told_meanwhile(state, event), (), ""
+        case Forming(generation=0), events.Outranked(leads=True):
+            return takeover.step_down(state)
+        case Serving(shortage=Shortage()), events.Outranked():
+            return takeover.step_down(state)
+        case Serving(), events.AtBoundary(worker, generation):
+            return rules.at_boundary(state, worker, generation, settings)
+        case Serving(), events.Settled(worker, generation):
+            return rules.settled(state, worker, generation)
+        case Serving(), events.Suspected(worker, generation):
+            return rules.suspected(state, worker, generation, now, settings)
+        case Serving(), events.Straggler(worker):
+            return rules.plan_or(rules.straggler(state, worker, settings), settings)
+        case Serving(), events.Claimed():
+            return claims.claimed(state, event), (), ""
+        case Serving(), events.Tick():
+            return rules.overdue(state, now, settings)
+        case _, (events.Ready(worker) | events.AtBoundary(worker) | events.Closed(worker)):
+            roster.expect_member(state, worker, "is at a boundary")  # there are no members
+    return state, (), ""
 
 
 def next_deadline(state: Membership, settings: Settings) -> float | None:
     """Time at which :class:`Tick` may change something, or None."""
-    if state.gathering_since is not None:
-        return state.gathering_since + settings.loss_notice_s
-    if state.held_since is not None:
-        return state.held_since + settings.patience_s
-    if state.suspected_at is not None:
-        return state.suspected_at + settings.loss_notice_s
-    if state.view is None and not state.held and rules.founders(state, settings):
-        return state.last_arrival + settings.last_call_s
+    match state:
+        case Gathering(since=since):
+            return since + settings.loss_notice_s
+        case Serving(shortage=Shortage(since=since)):
+            return since + settings.patience_s
+        case Serving() if state.suspects:
+            return min(state.suspects.values()) + settings.loss_notice_s
+        case Forming(held="") if newcomers.founders(state, settings):
+            return state.last_arrival + settings.last_call_s
     return None

@@ -1,24 +1,18 @@
-"""The data types of the membership: the coordinator's state, the events, and the actions."""
+"""The states of the membership machine; the package's head shows what leads from one to another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, fields
+from math import inf
 from types import MappingProxyType
+from typing import Any, TypeVar
 
+from ef_common.core.membership.actions import Action
+from ef_common.core.membership.events import Returned
+from ef_common.core.membership.phase import Workers
 from ef_common.core.quorum import NO_STORES, Bid, Link, Stores
-from ef_common.core.view import Member, View
-
-
-class Phase(Enum):
-    """The phase of a connected worker."""
-
-    EARLY = "early"  # waits in its set-up for the first view
-    WARMING = "warming"  # arrived after the first view, does its slow work
-    READY = "ready"  # warm, waits at its first boundary
-    MEMBER = "member"  # in the view
-    LEAVING = "leaving"  # in the view, asked to leave at the next boundary
+from ef_common.core.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,388 +45,149 @@ class Settings:
 
 Known = Mapping[tuple[int, ...], tuple[int, tuple[Link, ...]]]
 """The settled generation and the chain of workers; those that know the same views, as the same objects, share one."""
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+NOBODY: frozenset[str] = frozenset()
+
+
+def _nothing() -> Mapping[Any, Any]:
+    return NOTHING
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """A member that is to be replaced as soon as a spare is ready, and who has come, when it only has to go yet."""
+
+    straggler: str = ""
+    spare: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a view is held back."""
+
+    why: str
+    since: float = inf  # noted by `takeover.try_again`, at the end of the same decision
+    last_resort: bool = False  # it lasts for so long that few may go on
+    asked: Mapping[Bid, tuple[str, ...]] = field(default_factory=_nothing)  # who tries to get each missing claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """State of the coordinator. ``view`` is None before the first view and after the loss of all members."""
+    """Base of the states, and what all of them answer; the package's head shows what leads from one to another.
+
+    Attributes:
+        generation: The highest that a worker may know of.
+        workers: Those that are connected and count.
+        view: The view; None without members.
+        chain: The views that a quorum counts in (:mod:`ef_common.core.quorum`).
+        closed: The program of a member has ended.
+        held: Why a view is held back; "" if none is.
+        failed: Whose exception has ended the job, and which.
+    """
 
     generation: int = 0
-    admitted_at: int = 0
-    view: View | None = None
-    workers: Mapping[str, tuple[Member, Phase]] = field(default_factory=lambda: MappingProxyType({}))
-    at_boundary: frozenset[str] = frozenset()
-    settled: frozenset[str] = frozenset()
-    suspects: frozenset[str] = frozenset()
-    suspected_at: float | None = None
-    last_arrival: float = 0.0
-    announced: bool = False
+
+    @property
+    def workers(self) -> Workers:
+        return NOTHING
+
+    @property
+    def view(self) -> View | None:
+        return None
+
+    @property
+    def chain(self) -> tuple[Link, ...]:
+        return ()
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    @property
+    def held(self) -> str:
+        return ""
+
+    @property
+    def failed(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle(Membership):
+    """A standby to which no member has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Membership):
+    """An exception has ended the job."""
+
+    failed: str = field()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Active(Membership):
+    """Base of the states in which workers are connected."""
+
+    workers: Workers = field(default_factory=_nothing)
     training: int = 1  # of the members' program: the one that they are in, or came to last
-    ready_for: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # the training of the ready ones
-    # Of newcomers: the training that they were told to go to. What they say of earlier ones was on its way by then.
-    skipped: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    last_arrival: float = 0.0
     closed: bool = False
-    dismissed: frozenset[str] = frozenset()  # newcomers that are told to end, still connected
-    last: frozenset[str] = frozenset()  # members that have left together, and were the last, still connected
-    chain: tuple[Link, ...] = ()  # see `quorum`
-    based: bool = True
-    gone: frozenset[str] = frozenset()  # likewise, of the members of the chain
-    dead: frozenset[str] = frozenset()  # so it seems: they are not waited for
-    idle: bool = False  # a standby to which no member has come
-    contested: bool = False  # others may lead, or look for a quorum
-    contested_at: float = 0.0  # when that was seen last
-    gathering_since: float | None = None
-    returned: Mapping[str, Returned] = field(default_factory=lambda: MappingProxyType({}))
-    known: Known = field(default_factory=lambda: MappingProxyType({}))  # what those who have returned know
-    straggler: str = ""  # a member that is to be replaced as soon as a spare is ready
-    replacement: str = ""  # who has come in its place, when it only has to go yet
-    held: str = ""  # why a view is held back
-    held_since: float | None = None
-    failed: str = ""  # whose exception has ended the job, and which
+    dismissed: frozenset[str] = NOBODY  # workers that are told to end, still connected
+    gone: frozenset[str] = NOBODY  # see `quorum`; of the members of the chain
+    dead: frozenset[str] = NOBODY  # so it seems: they are not waited for
     stores: Stores = NO_STORES
-    asked: Mapping[Bid, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))  # who tries to get it
-    last_resort: bool = False  # a view is held back for so long that few may go on
 
 
-# ---------------------------------------------------------------- events
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering(Active):
+    """Members of another coordinator come."""
 
+    since: float = field()
+    returned: Mapping[str, Returned] = field(default_factory=_nothing)
+    known: Known = field(default_factory=_nothing)  # what those who have returned know
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A worker has connected and proved that it knows the token."""
 
-    member: Member
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leading(Active):
+    """Base of the states in which the coordinator issues views."""
 
+    chain: tuple[Link, ...] = ()
+    based: bool = True  # likewise see `quorum`
+    contested_at: float | None = None  # when it was seen last that others may lead, or look for a quorum
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A worker has finished its slow work and waits at its first boundary, in this training of its program."""
 
-    worker: str
-    training: int = 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming(Leading):
+    """There are no members: before the first view, and after all have gone."""
 
+    held: str = ""
+    last: frozenset[str] = NOBODY  # members that have left together, and were the last, still connected
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A member's program has come to another training."""
 
-    worker: str
-    training: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving(Leading):
+    """There is a view. What its members tell of it is forgotten with the next one."""
 
+    view: View = field()
+    announced: bool = False  # that a change is pending
+    at_boundary: frozenset[str] = NOBODY
+    settled: frozenset[str] = NOBODY
+    suspects: Mapping[str, float] = field(default_factory=_nothing)  # and since when each of them does
+    replacement: Replacement = Replacement()
+    shortage: Shortage | None = None
 
-@dataclass(frozen=True, slots=True)
-class AtBoundary:
-    """A member waits at the boundary that all members agreed on in the view of `generation`."""
+    @property
+    def held(self) -> str:
+        return "" if self.shortage is None else self.shortage.why
 
-    worker: str
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class Challenged:
-    """Another coordinator gathers members, too, but this one takes precedence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A member has built the group of the view of `generation`, and owes nobody anything."""
-
-    worker: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Suspected:
-    """A member's group of `generation` broke."""
-
-    worker: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """A member wants to leave at a boundary."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """A member is slower than the others and shall be replaced by a spare; "" if no member is slower."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A member's program ends, after all its trainings have ended; nobody can join any more."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A worker's process ended its connection, or (`goodbye`) ended normally.
-
-    `silent`: all that is known is that its line broke, or that it has gone to another coordinator.
-    """
-
-    worker: str
-    why: str
-    goodbye: bool = False
-    silent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Silent:
-    """These workers are silent. They are lost together, since this coordinator may be the one that is cut off."""
-
-    workers: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A worker of another coordinator has come, or one of ours has come back after losing its connection.
-
-    Args:
-        member: The worker.
-        phase: Where it stood: MEMBER, LEAVING, WARMING or READY.
-        promised: The highest generation that it knows of.
-        settled: The newest generation in which it has settled; 0 for none.
-        received: The view of that generation and those that it has received since.
-        at_boundary: Whether it waits at the boundary of the newest of them.
-        suspects: The group of the newest of them broke.
-        closed: Its program ends.
-        failed: Its own code has raised this.
-        store: Its store (see :class:`Stored`), or None if it has not told.
-        training: A member's newest training; the one that a newcomer is ready for.
-    """
-
-    member: Member
-    phase: Phase
-    promised: int = 0
-    settled: int = 0
-    received: tuple[Link, ...] = ()
-    at_boundary: bool = False
-    suspects: bool = False
-    closed: bool = False
-    failed: str = ""
-    store: str | None = None
-    training: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A member reports the store that all members have agreed on: a digest of its marker, or "" for none."""
-
-    worker: str
-    store: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A member has tried to acquire a claim and knows whom it names."""
-
-    worker: str
-    claim: str
-    named: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Nobody listens where this worker's process did. It seems to be dead, unless others answer in its place."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outranked:
-    """Another coordinator also gathers members and takes precedence, or it `leads`."""
-
-    leads: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The user's code has raised an exception in a worker; an agent, which is not a worker, may report it.
-
-    Args:
-        worker: The reporting worker.
-        why: Worker, node and exception, in one line.
-        fatal: Whether it ends the job, whoever raised it.
-    """
-
-    worker: str
-    why: str
-    fatal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FailedElsewhere:
-    """Another coordinator knows that the job has failed, and why."""
-
-    why: str
-
-
-Event = (
-    Arrived
-    | Ready
-    | Begun
-    | AtBoundary
-    | Settled
-    | Suspected
-    | Leaving
-    | Straggler
-    | Closed
-    | Gone
-    | Silent
-    | Returned
-    | Stored
-    | Claimed
-    | Refused
-    | Outranked
-    | Challenged
-    | FailedElsewhere
-    | Tick
-    | Failed
-)
-
-
-# ---------------------------------------------------------------- actions
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Tell a worker how to start: to warm up (the job already runs), or to wait for the first view.
-
-    `training`: the one that the members are in, so that a newcomer's program passes over those before it.
-    """
-
-    worker: str
-    warm_up: bool
-    training: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Install:
-    """Send the view to its members and to the workers that it drops (they leave or are evicted)."""
-
-    view: View
-    dropped: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell the members of this view that a change is pending."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Tell a newcomer that the members are in this training: its program passes over those before it."""
-
-    worker: str
-    training: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Tell a worker that the job has ended."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """Tell a worker that the others continue without it."""
-
-    worker: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Redirect:
-    """Tell a worker that this coordinator is a standby, and where the coordinator is."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Republish:
-    """Tell the other members of this view that a member is back, and may lack what they have published to it.
-
-    Args:
-        view: The view.
-        worker: The member.
-    """
-
-    view: View
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Tell the members of this view that it continues under this coordinator."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class StepDown:
-    """End all connections: nothing more is decided here until members come again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Tell a worker that the job has failed."""
-
-    worker: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Let a worker try to acquire a claim for these members."""
-
-    worker: str
-    bid: Bid
-
-
-@dataclass(frozen=True, slots=True)
-class Agree:
-    """Tell the members of this view that all of them have the same store."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Resign:
-    """Ask a member to leave, because it is replaced."""
-
-    worker: str
-
-
-Action = (
-    Welcome
-    | Install
-    | Announce
-    | Skip
-    | Finish
-    | Dismiss
-    | Redirect
-    | Republish
-    | Resume
-    | StepDown
-    | Abort
-    | Claim
-    | Agree
-    | Resign
-)
 Decision = tuple[Membership, tuple[Action, ...], str]
+"""The state after, the actions to carry out in order, and the reason."""
+
+AnyActive = TypeVar("AnyActive", bound=Active)
+
+
+def carry_over(state: Active) -> dict[str, Any]:
+    """What a new view, or the end of one, leaves as it is: the fields that are not those of one state alone."""
+    base = Leading if isinstance(state, Leading) else Active
+    return {one.name: getattr(state, one.name) for one in fields(base)}

@@ -2,48 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import replace
 from types import MappingProxyType
 
-from ef_common.core.membership.model import Membership, Phase, Settings
-from ef_common.core.view import Member, View
+from ef_common.core.membership.actions import Finish
+from ef_common.core.membership.model import Active, AnyActive, Forming, Membership, Serving, Settings
+from ef_common.core.membership.phase import MEMBERS, NEWCOMERS, Phase, Standing, Workers
+from ef_common.core.view import Member
+from ef_common.errors import ProtocolError
 
 
-def with_phase(state: Membership, phases: Mapping[str, Phase]) -> Mapping[str, tuple[Member, Phase]]:
+def phase_of(state: Membership, worker: str) -> Phase:
+    """Phase of a worker; raises ProtocolError for a stranger."""
+    try:
+        return state.workers[worker].phase
+    except KeyError:
+        raise ProtocolError(f"worker {worker} is not connected") from None
+
+
+def expect_member(state: Membership, worker: str, does: str) -> None:
+    """Raise ProtocolError if somebody does what only a member can do."""
+    if (phase := phase_of(state, worker)) not in MEMBERS:
+        raise ProtocolError(f"worker {worker} {does}, but it is {phase.value}")
+
+
+def finishes(state: Membership) -> tuple[Finish, ...]:
+    """What tells newcomers that the job has ended."""
+    return tuple(Finish(worker) for worker, stands in state.workers.items() if stands.phase in NEWCOMERS)
+
+
+def placed(state: Active, member: Member, phase: Phase, training: int = 1) -> Workers:
+    """The workers, and this one in this phase."""
+    return MappingProxyType({**state.workers, member.id: Standing(member, phase, training)})
+
+
+def moved(state: Active, workers: Collection[str], phase: Phase, training: int = 1) -> Workers:
     """The workers, some of them in another phase."""
-    workers = dict(state.workers)
-    for worker, phase in phases.items():
-        workers[worker] = (workers[worker][0], phase)
-    return MappingProxyType(workers)
+    changed = {worker: Standing(state.workers[worker].member, phase, training) for worker in workers}
+    return MappingProxyType({**state.workers, **changed})
 
 
-def present(state: Membership, view: View) -> tuple[Member, ...]:
+def without(state: Active, workers: Collection[str]) -> Workers:
+    """The workers without some of them."""
+    return MappingProxyType({worker: stands for worker, stands in state.workers.items() if worker not in workers})
+
+
+def ended(state: AnyActive, workers: Collection[str]) -> AnyActive:
+    """The connections of these have ended; they may have been told to end."""
+    state = replace(state, dismissed=state.dismissed.difference(workers))
+    return replace(state, last=state.last.difference(workers)) if isinstance(state, Forming) else state
+
+
+def present(state: Serving) -> tuple[Member, ...]:
     """Members of the view that have not said goodbye."""
-    return tuple(m for m in view.members if m.id in state.workers)
+    return tuple(m for m in state.view.members if m.id in state.workers)
 
 
-def remaining(state: Membership, view: View) -> list[Member]:
+def remaining(state: Serving) -> list[Member]:
     """Members of the view that neither leave nor have gone."""
-    return [m for m in present(state, view) if state.workers[m.id][1] is Phase.MEMBER]
+    return [m for m in present(state) if state.workers[m.id].phase is Phase.MEMBER]
 
 
-def gone(state: Membership) -> frozenset[str]:
+def gone(state: Active) -> frozenset[str]:
     """Members that do not count in the quorum."""
-    leaving = {worker for worker, (_, phase) in state.workers.items() if phase is Phase.LEAVING}
+    leaving = {worker for worker, (_, phase, _) in state.workers.items() if phase is Phase.LEAVING}
     return state.gone | leaving
 
 
-def ready(state: Membership, training: int) -> list[Member]:
+def ready(state: Active, training: int) -> list[Member]:
     """Workers that are ready for this training, in the order of arrival."""
-    return [m for m, phase in state.workers.values() if phase is Phase.READY and readiness(state, m.id) == training]
+    return [m for m, phase, ready_for in state.workers.values() if phase is Phase.READY and ready_for == training]
 
 
-def readiness(state: Membership, worker: str) -> int:
-    """The training that a ready worker is ready for."""
-    return state.ready_for.get(worker, 1)
-
-
-def admissible(state: Membership, staying: list[Member], settings: Settings) -> list[Member]:
+def admissible(state: Active, staying: list[Member], settings: Settings) -> list[Member]:
     """Workers that are ready for the members' training, as far as `max_nodes` allows, in order of arrival."""
     if state.closed:
         return []

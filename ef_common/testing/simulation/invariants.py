@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ef_common.core.membership import Event, Gone, Membership, Phase, Returned, Silent
+from ef_common.core.membership import Active, Event, Gathering, Gone, Idle, Membership, Phase, Returned, Silent
 from ef_common.core.quorum import generation_of
 from ef_common.core.sharding import Range
 from ef_common.core.view import View
@@ -83,11 +83,14 @@ def has_hung(event: Gone) -> bool:
 
 def _check_memory(state: Membership) -> None:
     """A coordinator knows of nobody but those who are here, and of members of views that may matter yet."""
+    if not isinstance(state, Active):
+        return
     named = {worker for link in state.chain for worker in link.view.ids}
     told, claims = state.stores.told.keys(), state.stores.claims
-    strange = told - named - state.workers.keys() - state.returned.keys()
-    if state.gathering_since is None:
-        strange |= (state.dead | state.gone) - named
+    strange = told - named - state.workers.keys()
+    strange = (
+        strange - state.returned.keys() if isinstance(state, Gathering) else strange | (state.dead | state.gone) - named
+    )
     generations = {link.view.generation for link in state.chain}
     if strange or any(generation_of(claim) not in generations for claim in claims):
         raise Violation(f"{', '.join(sorted(strange))} should be forgotten, or one of the claims {sorted(claims)}")
@@ -128,10 +131,10 @@ class Invariants:
         _check_memory(after)
         view = after.view
         members = () if view is None else view.ids
-        phases = {worker for worker, (_, phase) in after.workers.items() if phase in _IN}
+        phases = {worker for worker, stands in after.workers.items() if stands.phase in _IN}
         if isinstance(event, Gone) and event.goodbye:
             self.goodbyes.add(event.worker)
-        incomplete = after.held or after.gathering_since is not None
+        incomplete = after.held or isinstance(after, Gathering)
         present = phases if incomplete else set(members) - self.goodbyes
         # One that stood still has not heard of all goodbyes.
         complete = present <= phases <= set(members) if self.failover and not incomplete else phases == present
@@ -141,7 +144,7 @@ class Invariants:
             self.evicted.update(lost_in(event))
         if view is None or view is before.view or (view.generation, view.ids) in self.views:
             return
-        learns = isinstance(event, Returned) or before.gathering_since is not None or before.idle
+        learns = isinstance(event, Returned) or isinstance(before, (Gathering, Idle))
         follows = view.generation == before.generation + 1 or learns
         if not follows or view.generation <= before.generation or view.generation != after.generation:
             raise Violation(f"generation {view.generation} follows {before.generation}")

@@ -8,7 +8,19 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ef_common.core.membership import Arrived, Claimed, Event, Gone, Leaving, Membership, Phase, Settings, Straggler
+from ef_common.core.membership import (
+    Arrived,
+    Claimed,
+    Event,
+    Forming,
+    Gone,
+    Leaving,
+    Membership,
+    Phase,
+    Serving,
+    Settings,
+    Straggler,
+)
 from ef_common.core.progress import OTHER, Limits, limit_of
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, Evicted, JobFailed, JobFinished, Left, MembershipError
@@ -460,7 +472,8 @@ class Simulation:
             self.count("evicted as hung")
             if self.workers[event.worker].hangs_until < self.scheduler.now + _FOREVER_S / 2:
                 raise Violation(f"{event.worker} is evicted, and is about to go on: {event.why}")
-        if isinstance(event, Leaving) and before.replacement and event.worker == before.straggler:
+        replaced = before.replacement if isinstance(before, Serving) else None
+        if isinstance(event, Leaving) and replaced and replaced.spare and event.worker == replaced.straggler:
             self.count("replaced")
         if isinstance(event, Claimed):
             self.count("claim won" if event.worker in event.named else "claim lost")
@@ -469,7 +482,7 @@ class Simulation:
             self.count("loss" if not after.closed else "goodbye")
             if len(members) > 1:
                 self.count("silent together")
-            if before.at_boundary:
+            if isinstance(before, Serving) and before.at_boundary:
                 self.count("boundary interrupted")
             if any(self.workers[worker].half_admitted for worker in members):
                 self.count("joiner lost half admitted")
@@ -477,10 +490,11 @@ class Simulation:
                 self.count("all lost")
         elif isinstance(event, Arrived) and before.closed:
             self.count("arrival after the end")
-        elif before.view is not None and view is None and after.last:
+        elif isinstance(before, Serving) and isinstance(after, Forming) and after.last:
             self.count("all left")
             self._last.append(before.view.ids[0])
-        if view is not None and view is not before.view:
+        if isinstance(after, Serving) and after.view is not before.view:
+            view = after.view
             if view.hold:
                 self.count("hold")
             if view.reason.startswith("the group broke"):
@@ -489,8 +503,8 @@ class Simulation:
                     raise Violation(f"a group breaks without a cause: {view.reason}")
             if view.admitted_at == view.generation and view.generation > 1:
                 self.count("planned change")
-            phases = [after.workers[name][1] for name in view.ids if name in after.workers]
-            if after.replacement and not before.replacement:
+            phases = [after.workers[name].phase for name in view.ids if name in after.workers]
+            if after.replacement.spare and not (replaced and replaced.spare):
                 self.count("replacement came")
             if phases.count(Phase.LEAVING) == len(before.view.ids if before.view else ()) > 0:
                 self.count("handed over")
@@ -656,9 +670,9 @@ class Simulation:
         Some of them may get a planned view yet, and newcomers in it cannot have told their store.
         """
         state = self.coordinator.state
-        if state.view is None or state.closed or not state.view.ids or not state.settled.issuperset(state.view.ids):
+        if not isinstance(state, Serving) or state.closed or state.announced:
             return False
-        if state.announced:
+        if not state.view.ids or not state.settled.issuperset(state.view.ids):
             return False
         known = [self.workers[name].channel.resume_state.links[-1:] for name in state.view.ids]
         return any(name in reaching for name in state.view.ids) and all(
@@ -720,8 +734,9 @@ class Simulation:
         victim.process.thaw()
 
     def _leave(self, victim: Worker) -> None:
-        phase = self.coordinator.state.workers.get(victim.name, (None, None))[1]
-        if phase is Phase.MEMBER and not victim.process.frozen and not victim.session.newcomer:
+        stands = self.coordinator.state.workers.get(victim.name)
+        is_member = stands is not None and stands.phase is Phase.MEMBER
+        if is_member and not victim.process.frozen and not victim.session.newcomer:
             victim.session.leave()
 
     def _tell(self, victim: Worker, since: float) -> None:

@@ -1,0 +1,126 @@
+"""What is to be done: the actions of the membership machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ef_common.core.quorum import Bid
+from ef_common.core.view import View
+
+
+class Action:
+    """Base of all actions."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Action):
+    """Tell a worker how to start: to warm up (the job already runs), or to wait for the first view.
+
+    `training`: the one that the members are in, so that a newcomer's program passes over those before it.
+    """
+
+    worker: str
+    warm_up: bool
+    training: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Install(Action):
+    """Send the view to its members and to the workers that it drops (they leave or are evicted)."""
+
+    view: View
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Action):
+    """Tell the members of this view that a change is pending."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Skip(Action):
+    """Tell a newcomer that the members are in this training: its program passes over those before it."""
+
+    worker: str
+    training: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Action):
+    """Tell a worker that the job has ended."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss(Action):
+    """Tell a worker that the others continue without it."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect(Action):
+    """Tell a worker that this coordinator is a standby, and where the coordinator is."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Republish(Action):
+    """Tell the other members of this view that a member is back, and may lack what they have published to it.
+
+    Args:
+        view: The view.
+        worker: The member.
+    """
+
+    view: View
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Action):
+    """Tell the members of this view that it continues under this coordinator."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown(Action):
+    """End all connections: nothing more is decided here until members come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Action):
+    """Tell a worker that the job has failed."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Action):
+    """Let a worker try to acquire a claim for these members."""
+
+    worker: str
+    bid: Bid
+
+
+@dataclass(frozen=True, slots=True)
+class Agree(Action):
+    """Tell the members of this view that all of them have the same store."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Resign(Action):
+    """Ask a member to leave, because it is replaced."""
+
+    worker: str

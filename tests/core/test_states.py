@@ -1,0 +1,113 @@
+"""The diagram of the states of the membership, in the package and in docs/architecture.md, shows what leads where."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ef_common.core import membership
+from ef_common.core.membership import (
+    Arrived,
+    AtBoundary,
+    Event,
+    Failed,
+    FailedElsewhere,
+    Forming,
+    Gone,
+    Idle,
+    Leaving,
+    Membership,
+    Outranked,
+    Phase,
+    Returned,
+    Settings,
+    Silent,
+    Tick,
+    decide,
+)
+from ef_common.core.quorum import Link
+from ef_common.core.view import Member, View
+from ef_common.protocol import server
+from ef_common.testing.simulation.schedule import FAMILIES
+from ef_common.testing.simulation.simulation import simulate
+
+DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
+SETTINGS = Settings(start_nodes=2, loss_notice_s=2.0)
+LATE = 100.0
+A, B = (Member(name, node=name, address="", standby=1) for name in "ab")
+C, D = (Member(name, node=name, address="") for name in "cd")  # their nodes keep no standbys
+VIEW = View(5, (A, B))
+
+
+def returned(member: Member, view: View = VIEW) -> Returned:
+    return Returned(
+        member, Phase.MEMBER, promised=view.generation, settled=view.generation, received=(Link(view, over=True),)
+    )
+
+
+BOTH = (Arrived(A), Arrived(B))
+WITNESSES: dict[str, tuple[tuple[Membership, tuple[Event, ...], Event], ...]] = {
+    "Idle → Gathering": ((Idle(), (), returned(A)),),
+    "Gathering → Serving": ((Idle(), (returned(A),), returned(B)), (Idle(), (returned(A),), Tick())),
+    "Gathering → Forming": ((Idle(), (returned(C, View(5, (C, D))), Gone("c", "killed")), Tick()),),
+    "Forming → Serving": ((Forming(), (Arrived(A),), Arrived(B)), (Forming(), (Arrived(A),), Tick())),
+    "Serving → Forming": (
+        (Forming(), (Arrived(C), Arrived(D), Gone("c", "killed")), Gone("d", "killed")),
+        (Forming(), (*BOTH, Leaving("a"), Leaving("b"), AtBoundary("a", 1)), AtBoundary("b", 1)),
+    ),
+    "Forming → Idle": ((Forming(), (), Outranked(leads=True)),),
+    "Serving → Idle": (
+        (Forming(), (*BOTH, Silent(("a",), "silent")), Outranked()),
+        (Forming(), (*BOTH, Silent(("a",), "silent")), Tick()),
+        (Forming(), BOTH, returned(A)),
+    ),
+    "any → Ended": (
+        (Idle(), (), FailedElsewhere("boom")),
+        (Idle(), (returned(A),), Failed("a", "boom")),
+        (Forming(), (), Failed("a", "boom")),
+        (Forming(), BOTH, Failed("a", "boom")),
+    ),
+}
+
+
+def diagram(text: str) -> list[str]:
+    return re.findall(r"\b(\w+ → \w+)\b", text)
+
+
+def change(before: Membership, after: Membership) -> str:
+    return f"{type(before).__name__} → {type(after).__name__}"
+
+
+def test_diagrams_of_the_states_are_the_same() -> None:
+    section = DOCS.read_text().partition("## 5. ")[2].partition("\n1. ")[0]
+    assert diagram(section) == diagram(str(membership.__doc__)) == list(WITNESSES)
+
+
+@pytest.mark.parametrize(
+    ("row", "case"), [(row, number) for row, cases in WITNESSES.items() for number in range(len(cases))]
+)
+def test_each_row_of_the_diagram_is_true(row: str, case: int) -> None:
+    before, first, last = WITNESSES[row][case]
+    for event in first:
+        before, _, _ = decide(before, event, 0.0, SETTINGS)
+    after, _, _ = decide(before, last, LATE, SETTINGS)
+    assert change(before, after) == row.replace("any", type(before).__name__)
+
+
+def test_nothing_leads_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: set[str] = set()
+
+    def watched(before: Membership, *rest: Any) -> Any:
+        decision = decide(before, *rest)
+        if type(decision[0]) is not type(before):
+            found.add(change(before, decision[0]))
+        return decision
+
+    monkeypatch.setattr(server, "decide", watched)
+    for seed in range(30):
+        assert simulate(FAMILIES["failover"](seed)).violation is None
+    assert {row for row in found if "Ended" not in row} <= {*WITNESSES, "Idle → Serving"}  # one member gathers alone
+    assert {"Idle → Gathering", "Gathering → Serving", "Forming → Serving", "Serving → Idle"} <= found
