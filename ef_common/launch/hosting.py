@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ef_common.control.coordinator import Coordinator
 from ef_common.control.leader_request import find_leader, inquire, report_failure, seek
-from ef_common.core.doors import Standing
+from ef_common.core.doors import LOOK, Standing
 from ef_common.core.view import Member
-from ef_common.errors import CoordinatorLost, StorageError, UsageError
+from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, StorageError, UsageError
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group
@@ -36,6 +36,8 @@ reason to wait."""
 STANDBY_LINGER_S = 1.0
 """The same time for an agent whose standby has taken over: usually all agents are about to end."""
 _AGAIN_S = 0.5
+_LOOK_S = 0.2
+_SAY_AFTER_S = 5.0  # nodes of one start are not there at the same moment
 
 
 class Hosting:
@@ -84,6 +86,7 @@ class Hosting:
             AuthenticationError: The job has another token, or none.
             CoordinatorLost: The registry does not answer, or the job cannot be reached from here.
             JobFinished: The training is over, as the registry or another agent says.
+            ProtocolError: At the endpoint is no coordinator, or one of another version.
             UsageError: This agent must host (`is_host`), but cannot bind the endpoint; or the registry is of no use.
         """
         host, port = self._options.endpoint
@@ -102,7 +105,30 @@ class Hosting:
         self._coordinator_at = self._coordinator_address(self._options.endpoint)
         self._endpoints = (self._coordinator_at,)
         if self.coordinator is None:
+            if not self._options.stands_in:
+                self._wait_for_coordinator()
             self._stand_by()
+
+    def _wait_for_coordinator(self) -> None:
+        """What is wrong at the endpoint is told here in one line, before a worker starts."""
+        at, began, said = self._coordinator_at, time.monotonic(), False
+        while True:
+            try:
+                standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)
+            except ProtocolError as error:
+                raise ProtocolError(f"no coordinator of this version is at {format_address(at)}: {error}") from error
+            if standing is not None and standing.over:
+                raise JobFinished("the training is over: there is nothing to join")
+            if standing is not None:
+                return
+            waited_s = time.monotonic() - began
+            where = f"no coordinator answers at {format_address(at)}, which --rdzv-endpoint names"
+            if waited_s > self._options.join_timeout_s:
+                raise CoordinatorLost(f"{where}. It has not within {waited_s:.0f} s (join_timeout in --rdzv-conf)")
+            if waited_s > _SAY_AFTER_S and not said:
+                logger.warning("%s; waiting", where)
+                said = True
+            time.sleep(_LOOK_S)
 
     def _ask_around(self, doors: Listed | Resolved) -> None:
         """Lead the job, or follow the one that leads it and keep a standby; this agent is another one's door, too."""

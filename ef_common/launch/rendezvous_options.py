@@ -12,6 +12,8 @@ hang_timeout       that of the environment                 As `ELASTICFLOW_HANG_
                                                            precedence; 0 to 3600.
 last_call_timeout  `1`; `10` in a local `elasticflow run`  Seconds that the first step waits for more nodes after the
                                                            last arrival.
+join_timeout       `600`                                   Seconds that a node waits for the coordinator of an
+                                                           endpoint HOST:PORT.
 on_minority        `wait`                                  `wait` or `continue`: what workers do that have lost contact
                                                            with others and cannot be sure that those have stopped.
 is_host            found from the endpoint                 Whether this agent hosts the coordinator (`1` or `0`).
@@ -35,6 +37,8 @@ from ef_common.storage.failures import redact
 
 BACKEND = "elasticflow"
 DEFAULT_PORT = 29400
+JOIN_TIMEOUT_S = 600.0
+"""As torchrun's own backends have it."""
 DEFAULT_NNODES = "1:8"
 _HOST = re.compile(r"[\w.:-]+")
 _FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
@@ -82,6 +86,7 @@ class Options:
         doors: All endpoints, if there are several: any of them may found the job, or not be there.
         stands_in: The coordinator was there before this agent: if nobody listens at the endpoint any more, its standby
             does, so that others find somebody there.
+        join_timeout_s: How long this agent waits for the coordinator of an endpoint.
     """
 
     endpoint: Address
@@ -94,6 +99,7 @@ class Options:
     stands_in: bool = False
     registry: str = ""
     doors: tuple[Address, ...] = ()
+    join_timeout_s: float = JOIN_TIMEOUT_S
 
     @classmethod
     def parse(cls, params: Parameters) -> Options:
@@ -130,6 +136,7 @@ class Options:
             stands_in=bool(_flag(config, "stands_in")),
             registry=registry,
             doors=doors,
+            join_timeout_s=_seconds(config, "join_timeout", default=JOIN_TIMEOUT_S, low=0.0),
         )
 
 

@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 
-from ef_common.errors import JobFinished
+from ef_common.errors import ElasticFlowError, JobFinished
 from ef_common.launch import environment
 from ef_common.launch.deaths import Deaths, directory_for_notes
 from ef_common.launch.departure import SIGNAL, Departure
@@ -45,6 +45,7 @@ from ef_common.launch.hosting import Hosting, node_name
 from ef_common.launch.notice_sources import this_agent
 from ef_common.launch.rendezvous_options import BACKEND, Options
 from ef_common.protocol.addresses import LOOPBACK
+from ef_common.terminal import say
 
 logger = logging.getLogger(__name__)
 
@@ -141,15 +142,17 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Create the handler of one agent, and start it.
 
     Raises:
-        UsageError: An option is malformed, or this agent must host and cannot.
-        SystemExit: The training is over.
+        SystemExit: The training is over (status 0), or what is wrong was told in one line (status 2).
     """
-    handler = ElasticFlowRendezvous(Options.parse(params), run_id=params.run_id, local_addr=params.local_addr)
     try:
+        handler = ElasticFlowRendezvous(Options.parse(params), run_id=params.run_id, local_addr=params.local_addr)
         handler.start()
     except JobFinished as finished:
         logger.warning("%s", finished)
         raise SystemExit(0) from None
+    except ElasticFlowError as error:
+        say(str(error), color="red")
+        raise SystemExit(2) from None
     return handler
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from ef_common.control.client import CoordinatorClient
+from ef_common.core.doors import Standing
 from ef_common.core.view import Member
 from ef_common.errors import CoordinatorLost, JobFailed, UsageError
 from ef_common.launch.environment import read_environment
@@ -288,6 +291,13 @@ def test_options_tls_is_given_or_in_the_environment(monkeypatch):
     assert Options.parse(parameters(tls="0")).tls == "0"
 
 
+@pytest.fixture
+def _coordinator_elsewhere(monkeypatch):
+    """There is one at each endpoint that is not on this machine."""
+    monkeypatch.setattr("ef_common.launch.hosting.seek", lambda *args, **kwargs: Standing(leads=True))
+
+
+@pytest.mark.usefixtures("_coordinator_elsewhere")
 def test_handler_elsewhere_leaves_hosting_to_the_endpoint():
     handler = create_handler(parameters("192.0.2.1:29400"))
     assert os.environ["ELASTICFLOW_COORDINATOR"] == "192.0.2.1:29400"
@@ -313,6 +323,7 @@ def test_handler_host_without_token_gives_its_workers_the_loopback_address():
         assert handler.shutdown()
 
 
+@pytest.mark.usefixtures("_coordinator_elsewhere")
 def test_handler_local_addr_wins():
     options = Options.parse(parameters("192.0.2.1:29400"))
     handler = ElasticFlowRendezvous(options, run_id="r", local_addr="198.51.100.7")
@@ -320,14 +331,61 @@ def test_handler_local_addr_wins():
     assert os.environ["ELASTICFLOW_ADDRESS"] == "198.51.100.7"
 
 
-def test_handler_that_must_host_and_cannot_raises_usage_error():
+def test_handler_that_must_host_and_cannot_says_so_and_ends(capfd):
     handler = create_handler(parameters("127.0.0.1:0"))
     try:
         port = os.environ["ELASTICFLOW_COORDINATOR"].split(":")[1]
-        with pytest.raises(UsageError, match="cannot host"):
-            create_handler(parameters(f"127.0.0.1:{port}", is_host="true"))
+        assert_refused(capfd, "cannot host", f"127.0.0.1:{port}", is_host="true")
     finally:
         assert handler.shutdown()
+
+
+def assert_refused(capfd, text, endpoint, **config):
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        create_handler(parameters(endpoint, **config))
+    assert ended.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert text in line
+
+
+def test_handler_with_another_token_than_the_coordinator_says_so_and_ends(tmp_path, capfd):
+    tokens = [tmp_path / name for name in ("ours", "theirs")]
+    for path in tokens:
+        path.write_text(f"{path.name}\n")
+    handler = create_handler(parameters("localhost:0", token_file=str(tokens[0])))
+    try:
+        port = os.environ["ELASTICFLOW_COORDINATOR"].split(":")[1]
+        assert_refused(capfd, "token", f"localhost:{port}", is_host="0", token_file=str(tokens[1]))
+    finally:
+        assert handler.shutdown()
+
+
+def test_handler_at_whose_endpoint_is_something_else_says_so_and_ends(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        port = server.getsockname()[1]
+        assert_refused(
+            capfd, f"no coordinator of this version is at 127.0.0.1:{port}", f"127.0.0.1:{port}", is_host="0"
+        )
+        answering.join()
+
+
+def test_node_that_reaches_no_coordinator_ends_without_a_traceback(tmp_path):
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=elasticflow"]
+    command += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_host=0,join_timeout=1", str(tmp_path / "train.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert f"no coordinator answers at 127.0.0.1:{port}, which --rdzv-endpoint names" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 # ---------------------------------------------------------------- workers that have died
@@ -515,8 +573,8 @@ def test_torchrun_join_after_the_end_is_told_so_and_host_waits_for_other_nodes(j
     job.tell("end")
     job.wait_for("exit", pid=host)
     late = job.agent("--nnodes=2:8")
-    job.wait_for("finished")
     assert job.wait_exit(late) == 0
+    assert "the training is over: there is nothing to join" in job.logs()
     assert first.poll() is None
     job.untell("stay", guest)
     assert [job.wait_exit(agent) for agent in (second, first)] == [0, 0]
