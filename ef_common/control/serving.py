@@ -91,6 +91,8 @@ class ServerLoop:
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))  # they are closed by callbacks
         self._loop.run_until_complete(asyncio.sleep(0))
+        for stream in self._open:  # accepted in the last moment: what was to adopt it has never begun
+            stream.socket.close()
 
     def close_in_child(self) -> None:
         """Close a forked child's duplicates of all sockets."""

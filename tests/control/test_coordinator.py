@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -8,11 +9,16 @@ import time
 import pytest
 
 from ef_common.control.coordinator import Coordinator
+from ef_common.control.serving import ServerLoop
+from ef_common.control.sockets import listen
 from ef_common.core import membership
+from ef_common.core.membership import Settings
+from ef_common.core.progress import Limits
 from ef_common.core.watermark import Watermark
 from ef_common.errors import AuthenticationError, Evicted, JobFinished, Left, UsageError
 from ef_common.protocol import wire
 from ef_common.protocol.auth import Token
+from ef_common.protocol.server import CoordinatorServer
 from ef_common.protocol.view_patch import Span
 from tests.control.conftest import in_loop
 
@@ -325,3 +331,19 @@ def test_coordinator_evicted_worker_is_told_by_its_client(form):
     with pytest.raises(Evicted, match="silent"):
         workers[0].client.next_view(1)
     assert workers[0].client.change_pending  # a world of one has to ask
+
+
+def test_connection_that_was_accepted_in_the_last_moment_is_closed() -> None:
+    loop = asyncio.SelectorEventLoop()
+    listener = listen(("127.0.0.1", 0))
+    serves = {"settings": Settings(), "heartbeat_timeout_s": 2.0, "limits": Limits(), "standby": False, "name": "c"}
+    server = CoordinatorServer(0.0, token=None, **serves)
+    serving = ServerLoop(loop, listener, server, on_population=lambda number: None)
+    with socket.create_connection(listener.getsockname()) as stranger:
+        serving._accept()
+        serving.stop()
+        serving.end_all()
+        serving.let_sockets_close()
+        stranger.settimeout(30.0)
+        assert stranger.recv(1) == b""
+    loop.close()

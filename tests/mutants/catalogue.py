@@ -322,8 +322,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="coordinator-hands-over-and-leads-on",
         file="ef_common/protocol/server.py",
-        old="self._leader = format_address((successor.address, successor.standby))\n        self._step_down()",
-        new="self._leader = format_address((successor.address, successor.standby))",
+        old="        self._supporter.follow(self._leader)\n        self._step_down()\n",
+        new="        self._supporter.follow(self._leader)\n",
         harm="Workers hear nothing of it, and lose their coordinator.",
     ),
     Mutant(
