@@ -112,6 +112,7 @@ def test_job_that_was_killed_whole_is_founded_again_and_goes_on_from_its_checkpo
     finish(again, nodes)
 
 
+@pytest.mark.thorough
 def test_agent_that_lacks_a_majority_says_so_once_and_starts_with_it(run: Run, ports: list[int]) -> None:
     job = run()
     first = start(job)
