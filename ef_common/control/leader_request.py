@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 _KEY = new_nonce()
-_ANSWERS = (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive, wire.Standing)
+_ANSWERS = (wire.Failed, wire.Redirect, wire.Evicted, wire.Alive, Standing)
 
 
 class Conversation:
@@ -221,9 +221,7 @@ def seek(
     except OSError as error:
         logger.debug("no coordinator at %s: %s", format_address(address), error)
         return None
-    if not isinstance(answer, wire.Standing):
-        return None
-    return Standing(answer.leads, answer.over, answer.leader, answer.promised, answer.granted, answer.doors)
+    return answer if isinstance(answer, Standing) else None
 
 
 def _talk_to_leader(

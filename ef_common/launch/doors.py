@@ -12,8 +12,8 @@ from concurrent.futures import TimeoutError as RoundOver
 from dataclasses import replace
 
 from ef_common.core.doors import LOOK, SETTLED_S, Follow, Heard, Lead, Over, Seeker, Standing, Wait
-from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished, ProtocolError
-from ef_common.launch.finding import PATIENCE_S
+from ef_common.errors import AuthenticationError, JobFinished, ProtocolError
+from ef_common.launch.finding import NOTHING_TO_JOIN, QUIET_S, Patience
 from ef_common.protocol.addresses import Address, format_address, is_loopback, named_by, parse_address
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ LISTED_SETTLED_S = 1.0
 _LOOK_S = 0.5
 _ROUND_S = 4.0
 """How long a round waits for answers; less than a candidate counts one."""
-_SAY_AFTER_S = 5.0  # agents of one start are not there at the same moment
 _THREADS = 32
 
 
@@ -135,7 +134,7 @@ def find_at_doors(
         CoordinatorLost: This agent has committed itself to a founder that it cannot reach.
         JobFinished: The training is over.
     """
-    seeker, said = Seeker(settle_s=doors.settle_s), _Sayings()
+    seeker, patience = Seeker(settle_s=doors.settle_s), Patience(quiet_s=QUIET_S)
     own: Address | None = None
     told: set[Address] = set()
     named: set[Address] = set()
@@ -152,7 +151,7 @@ def find_at_doors(
             everyone = list(map(format_address, doors.in_order([*known, *told])))
             match seeker.decide(mine, everyone, answers, time.monotonic()):
                 case Over():
-                    raise JobFinished("the training is over: there is nothing to join")
+                    raise JobFinished(NOTHING_TO_JOIN)
                 case Follow(door):
                     return parse_address(door, what="the address of the leader")
                 case Lead():
@@ -161,27 +160,8 @@ def find_at_doors(
                 case Wait(why, bound):
                     if asking.refusal is not None:
                         raise asking.refusal
-                    said.wait(why, bound=bound)
-            if wish == seeker.wish or seeker.wish == LOOK:
-                time.sleep(_LOOK_S)
-
-
-class _Sayings:
-    """Says once for what the agent waits, and gives up where it can do nothing else."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._bound_since: float | None = None
-        self._said = False
-
-    def wait(self, why: str, *, bound: bool) -> None:
-        now = time.monotonic()
-        self._bound_since = (self._bound_since or now) if bound else None
-        if self._bound_since is not None and now - self._bound_since > PATIENCE_S:
-            raise CoordinatorLost(f"{why}. That has not changed within {PATIENCE_S:g} s")
-        if not self._said and now - self._began > _SAY_AFTER_S:
-            self._said = True
-            logger.warning("%s; waiting", why)
+                    goes_on = seeker.wish not in (wish, LOOK)  # the next wish follows at once
+                    patience.wait(why, counts=bound, pause_s=0.0 if goes_on else _LOOK_S)
 
 
 class _Asking:

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """How long an agent waits for a registry that does not answer, or for a leader that lives and cannot be reached."""
+QUIET_S = 5.0
+"""How long an agent says nothing of others that are late: those of one start are not there at the same moment."""
+NOTHING_TO_JOIN = "the training is over: there is nothing to join"
 _LOOK_S = 0.5
 _NOWHERE = ("192.0.2.1", 9)  # of a network for documentation; nothing is sent there
 
@@ -57,7 +60,7 @@ def find_job(
         JobFinished: The training is over.
     """
     founding = Founding()
-    patience = _Patience()
+    patience = Patience()
     while True:
         now = time.monotonic()
         try:
@@ -73,7 +76,7 @@ def find_job(
         start = None if seen is None else seen.start
         match founding.decide(start, answered=leader is not None, now=now):
             case Over():
-                raise JobFinished("the training is over: there is nothing to join")
+                raise JobFinished(NOTHING_TO_JOIN)
             case Follow(number):
                 return Job(number, leader)
             case Found() if not founds:
@@ -95,7 +98,7 @@ def find_job(
                 time.sleep(_LOOK_S)
 
 
-def _make(registry: Registry, number: int, address: Address, patience: _Patience) -> bool:
+def _make(registry: Registry, number: int, address: Address, patience: Patience) -> bool:
     """Make a start, and record where its leader is; False if somebody else has made it."""
     while True:
         try:
@@ -108,21 +111,43 @@ def _make(registry: Registry, number: int, address: Address, patience: _Patience
             return True
 
 
-class _Patience:
-    """Waits, and says once for what."""
+class Patience:
+    """Waits, says once for what, and gives up in the end.
 
-    def __init__(self) -> None:
-        self._until: float | None = None
+    Args:
+        limit_s: How long it waits.
+        setting: What sets that, if something does.
+        quiet_s: How long it says nothing. It then says only one reason: who is late may be another one each time.
+    """
+
+    def __init__(self, limit_s: float = PATIENCE_S, *, setting: str = "", quiet_s: float = 0.0) -> None:
+        self._limit_s = limit_s
+        self._setting = f" ({setting})" if setting else ""
+        self._quiet_s = quiet_s
+        self._began = time.monotonic()
+        self._since: float | None = None
         self._said = ""
 
-    def wait(self, why: str) -> None:
-        if why != self._said:
+    def wait(self, why: str, *, counts: bool = True, pause_s: float = _LOOK_S) -> None:
+        """Wait for a moment.
+
+        Args:
+            why: For what.
+            counts: Whether it may give up: it does if this has counted for so long without a break.
+            pause_s: Length of the moment.
+
+        Raises:
+            CoordinatorLost: It gives up.
+        """
+        now = time.monotonic()
+        self._since = (self._since or now) if counts else None
+        if self._since is not None and now - self._since > self._limit_s:
+            raise CoordinatorLost(f"{why}. That has not changed within {self._limit_s:g} s{self._setting}")
+        is_news = not self._said if self._quiet_s else why != self._said
+        if is_news and now - self._began >= self._quiet_s:
             logger.warning("%s; waiting", why)
             self._said = why
-        self._until = self._until or time.monotonic() + PATIENCE_S
-        if time.monotonic() > self._until:
-            raise CoordinatorLost(f"{why}. That has not changed within {PATIENCE_S:g} s")
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
 
 
 def own_host() -> str:

@@ -19,7 +19,7 @@ from ef_common.errors import CoordinatorLost, JobFinished, ProtocolError, Storag
 from ef_common.launch import environment
 from ef_common.launch.certificates import trust_of
 from ef_common.launch.doors import Listed, Resolved, find_at_doors, is_this_machine, names_a_group
-from ef_common.launch.finding import find_job, own_host
+from ef_common.launch.finding import NOTHING_TO_JOIN, QUIET_S, Patience, find_job, own_host
 from ef_common.launch.registry import Registration, Registry
 from ef_common.launch.rendezvous_options import Options
 from ef_common.protocol.addresses import LOOPBACK, Address, format_address, is_loopback
@@ -37,7 +37,6 @@ STANDBY_LINGER_S = 1.0
 """The same time for an agent whose standby has taken over: usually all agents are about to end."""
 _AGAIN_S = 0.5
 _LOOK_S = 0.2
-_SAY_AFTER_S = 5.0  # nodes of one start are not there at the same moment
 
 
 class Hosting:
@@ -111,24 +110,20 @@ class Hosting:
 
     def _wait_for_coordinator(self) -> None:
         """What is wrong at the endpoint is told here in one line, before a worker starts."""
-        at, began, said = self._coordinator_at, time.monotonic(), False
+        at = self._coordinator_at
+        patience = Patience(self._options.join_timeout_s, setting="join_timeout in --rdzv-conf", quiet_s=QUIET_S)
         while True:
             try:
                 standing = seek(at, self._agent(), self._trust.token, door="", wish=LOOK, tls=self._tls)
             except ProtocolError as error:
                 raise ProtocolError(f"no coordinator of this version is at {format_address(at)}: {error}") from error
-            if standing is not None and standing.over:
-                raise JobFinished("the training is over: there is nothing to join")
-            if standing is not None:
+            if standing is None:
+                where = f"no coordinator answers at {format_address(at)}, which --rdzv-endpoint names"
+                patience.wait(where, pause_s=_LOOK_S)
+            elif standing.over:
+                raise JobFinished(NOTHING_TO_JOIN)
+            else:
                 return
-            waited_s = time.monotonic() - began
-            where = f"no coordinator answers at {format_address(at)}, which --rdzv-endpoint names"
-            if waited_s > self._options.join_timeout_s:
-                raise CoordinatorLost(f"{where}. It has not within {waited_s:.0f} s (join_timeout in --rdzv-conf)")
-            if waited_s > _SAY_AFTER_S and not said:
-                logger.warning("%s; waiting", where)
-                said = True
-            time.sleep(_LOOK_S)
 
     def _ask_around(self, doors: Listed | Resolved) -> None:
         """Lead the job, or follow the one that leads it and keep a standby; this agent is another one's door, too."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ef_common.core import membership
-from ef_common.core.doors import LOOK, Supporter
+from ef_common.core.doors import LOOK, Standing, Supporter
 from ef_common.core.membership import (
     Forming,
     Gathering,
@@ -514,13 +514,12 @@ class CoordinatorServer:
         preferred = leads or name < self._name
         self._submit(membership.Outranked(leads) if preferred else membership.Challenged(), None)
 
-    def _standing(self, candidate: str, door: str, wish: str) -> wire.Standing:
+    def _standing(self, candidate: str, door: str, wish: str) -> Standing:
         """What an agent that looks for its job is told."""
         state, is_idle = self.state, isinstance(self.state, Idle)
         known = self._supporter.hear(candidate, door, wish if is_idle else LOOK, self._now)
         over = state.closed and not state.failed
-        leader = known.leader if is_idle else ""
-        return wire.Standing(not is_idle, over, leader, known.promised, known.granted, known.doors)
+        return replace(known, leads=not is_idle, over=over, leader=known.leader if is_idle else "")
 
     def _hear_watermark(self, worker: str, watermark: Watermark | None) -> None:
         """Note the watermark of a member; tell a newcomer that warms up where the members are."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from ef_common.core import membership
+from ef_common.core.doors import Standing
 from ef_common.errors import ProtocolError
 from ef_common.protocol.fields import (
     Amount,
@@ -301,18 +302,6 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """An answer to `seek`; see :class:`ef_common.core.doors.Standing`."""
-
-    leads: Flag
-    over: Flag
-    leader: Endpoint
-    promised: Endpoint
-    granted: Flag
-    doors: Doors
-
-
-@dataclass(frozen=True, slots=True)
 class Evicted:
     """The others continue without this worker. `hung`: its main thread may never hear of it."""
 
@@ -359,7 +348,7 @@ Reported = (
 )
 """What a worker reports is an event of the membership. Its field `worker` is not sent, as the connection tells it."""
 _EVENTS = frozenset(get_args(Reported))
-_EVENT_FIELDS: Mapping[str, Any] = {
+_CORE_FIELDS: Mapping[str, Any] = {
     "training": Training,
     "generation": Count,
     "store": StoreName,
@@ -367,7 +356,14 @@ _EVENT_FIELDS: Mapping[str, Any] = {
     "named": Ids,
     "why": Failure,
     "fatal": Flag,
+    "leads": Flag,
+    "over": Flag,
+    "leader": Endpoint,
+    "promised": Endpoint,
+    "granted": Flag,
+    "doors": Doors,
 }
+"""Fields of messages whose types are those of the core: the events, and the answer to `seek`."""
 
 FromWorker = Hello | Return | Told | Moved | Follow | Heartbeat | Reported | Inquire | Seek | Bye | Relay
 FromCoordinator = (
@@ -444,8 +440,8 @@ _NAMES = {kind: name for table in (_FROM_WORKER, _FROM_COORDINATOR) for name, ki
 
 def _fields_of(kind: type) -> dict[str, Codec]:
     hints = get_type_hints(kind, include_extras=True)
-    if kind in _EVENTS:
-        hints = {name: _EVENT_FIELDS[name] for name in hints if name != "worker"}
+    if kind in _EVENTS or kind is Standing:
+        hints = {name: _CORE_FIELDS[name] for name in hints if name != "worker"}
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ef_common.core import membership
+from ef_common.core.doors import Standing
 from ef_common.core.progress import Progress
 from ef_common.core.view import Member, View
 from ef_common.core.watermark import Watermark
@@ -76,8 +77,8 @@ FROM_COORDINATOR = [
     wire.Redirect("[fe80::1]:29400", PROOF),
     wire.Redirect("node-1.cluster_a.local:29400", PROOF),
     wire.Redirect("", PROOF),
-    wire.Standing(False, False, "", "h1:29400", True, ("h1:29400", "[fe80::1]:29400")),
-    wire.Standing(True, True, "", "", False, ()),
+    Standing(False, False, "", "h1:29400", True, ("h1:29400", "[fe80::1]:29400")),
+    Standing(True, True, "", "", False, ()),
     wire.Evicted("silent for 2.1 s"),
     wire.Failed("w raised E: m", PROOF),
     wire.Evicted("hung", hung=True),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +24,7 @@ from ef_common.core.doors import (
     Supporter,
     Wait,
 )
+from tests.core.timeline import Timeline
 
 NUM_SCHEDULES = 3000
 PATIENCE_S = 60.0
@@ -188,14 +186,11 @@ class Agent:
     ended: bool = False  # after its patience
 
 
-class World:
+class World(Timeline):
     """Agents at doors come, die and are restarted; some cannot reach each other, and answers take their time."""
 
     def __init__(self, seed: int, *, named: bool = False, cuts: bool = False) -> None:
-        self.random = random.Random(seed)
-        self.now = 0.0
-        self.todo: list[tuple[float, int, Callable[[], None]]] = []
-        self.order = 0
+        super().__init__(seed)
         self.places = [f"h{number}:1" for number in range(1, self.random.choice((1, 2, 3, 4, 5)) + 1)]
         self.named = named
         self.has_cuts = cuts
@@ -207,18 +202,6 @@ class World:
         self.exceptions = 0
         self.over = False
         self.more: dict[str, set[str]] = {}  # addresses of which an agent was told
-
-    def after(self, delay_s: float, act: Callable[[], None]) -> None:
-        self.order += 1
-        heapq.heappush(self.todo, (self.now + delay_s, self.order, act))
-
-    def run(self, until: float) -> None:
-        while self.todo and self.todo[0][0] <= until:
-            self.now, _, act = heapq.heappop(self.todo)
-            act()
-
-    def delay(self) -> float:
-        return self.random.choice((0.001, 0.01, 0.2, 1.0)) * self.random.random()
 
     @property
     def alive(self) -> list[Agent]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from ef_common.core import founding
 from ef_common.core.founding import BEAT_S, FINISHED, LEASE_S, LEFT, Follow, Found, Founding, Over, Start, Wait
+from tests.core.timeline import Timeline
 
 NUM_SCHEDULES = 3000
 
@@ -53,32 +51,17 @@ class Agent:
     told_over: bool = False
 
 
-class Job:
+class Job(Timeline):
     """Agents come and die. All reach the place, which answers after a while; some cannot reach each other."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.now = 0.0
-        self.todo: list[tuple[float, int, Callable[[], None]]] = []
-        self.order = 0
+        super().__init__(seed)
         self.agents: list[Agent] = []
         self.starts: dict[int, int] = {}  # number -> agent that has made it
         self.beats: dict[int, int] = {}
         self.ends: dict[int, str] = {}
         self.cuts: set[frozenset[int]] = set()
         self.most_leaders = 0
-
-    def after(self, delay_s: float, act: Callable[[], None]) -> None:
-        self.order += 1
-        heapq.heappush(self.todo, (self.now + delay_s, self.order, act))
-
-    def run(self, until: float) -> None:
-        while self.todo and self.todo[0][0] <= until:
-            self.now, _, act = heapq.heappop(self.todo)
-            act()
-
-    def delay(self) -> float:
-        return self.random.choice((0.001, 0.01, 0.2, 1.0)) * self.random.random()
 
     def newest(self) -> Start | None:
         if not self.starts:

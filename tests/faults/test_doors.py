@@ -15,7 +15,7 @@ from ef_common.control.leader_request import find_leader
 from ef_common.core.view import Member
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
 from ef_common.testing.ports import reserve_port
-from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, lose_founder, wait_for_steps
 from tests.waiting import poll_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -84,16 +84,7 @@ def test_newcomer_finds_the_job_through_another_door_after_its_founder_was_kille
     job.wait_for("view", 3, world_size=3)
     job.wait_for_step(3)
     founder, _ = founder_at([("127.0.0.1", port) for port in ports], nodes)
-    others = [node for node in nodes if node is not founder]
-    kept = [node.worker_pids() for node in others]
-    founder.kill()
-    job.wait_for("view", 2, world_size=2)
-    wait_for_steps(job)
-    newcomer = start(job)
-    job.wait_for("view", 6, world_size=3)
-    wait_for_steps(job)
-    assert [node.worker_pids() for node in others] == kept
-    finish(job, [*others, newcomer])
+    lose_founder(job, founder, nodes, start)
 
 
 @pytest.mark.thorough

@@ -12,7 +12,7 @@ from ef_common.core.founding import FINISHED, LEFT, Start
 from ef_common.launch.registry import Registry
 from ef_common.storage.claims import place_for
 from ef_common.testing.harness_torchrun import Node, TorchrunJob
-from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, wait_for_steps
+from tests.faults.torchrun_nodes import OPTIONS, SCRIPT, finish, lose_founder
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -77,16 +77,7 @@ def test_newcomer_finds_the_job_after_the_node_of_its_founder_was_killed(run: Ru
     name = registry(tmp_path).look().founder  # type: ignore[union-attr]
     (pid,) = (event["pid"] for event in job.events("start") if event["worker"].startswith(name))
     (founder,) = (node for node in nodes if node.worker_pids() == [pid])
-    others = [node for node in nodes if node is not founder]
-    kept = [node.worker_pids() for node in others]
-    founder.kill()
-    job.wait_for("view", 2, world_size=2)
-    wait_for_steps(job)
-    newcomer = start(job)
-    job.wait_for("view", 6, world_size=3)
-    wait_for_steps(job)
-    assert [node.worker_pids() for node in others] == kept
-    finish(job, [*others, newcomer])
+    lose_founder(job, founder, nodes, start)
     assert newest(tmp_path) is not None
     assert newest(tmp_path).number == 1  # type: ignore[union-attr]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ef_common.core.doors import LOOK, Standing, Supporter
 from ef_common.errors import AuthenticationError, CoordinatorLost, JobFinished
-from ef_common.launch import doors
+from ef_common.launch import doors, finding
 from ef_common.launch.doors import Listed, Resolved, addresses_of, find_at_doors
 from ef_common.launch.finding import PATIENCE_S
 from ef_common.protocol.addresses import Address, format_address
@@ -24,6 +24,7 @@ ELSEWHERE: Address = ("192.0.2.9", 9)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(doors, "time", clock)
+    monkeypatch.setattr(finding, "time", clock)
     return clock
 
 
